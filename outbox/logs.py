@@ -154,8 +154,8 @@ class Repeats:
         with self._lock.current:
             now = self._clock()
             line = self._lines.pop(key, None)
-            is_known = line is not None
             line = self._lines[key] = line or _Line()
+            is_known = line.written_at > float("-inf")
             if len(self._lines) > MOST_REMEMBERED:
                 del self._lines[next(iter(self._lines))]
             if now - line.written_at < REPEAT_SECONDS or (is_failure and not self._has_room(place, now)):

@@ -59,30 +59,41 @@ UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_time
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
-# The keys of messages on ordered topics, as their publishers lock them: no later ticket of a key is uncommitted then.
-LOCK_KEYS = f"""
-SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, topic_id), pg_advisory_xact_lock({Lock.KEY}, hash) FROM (
-    SELECT DISTINCT message.topic_id, hashtext(message.key) AS hash
-    FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id
-    WHERE message.id = ANY(%s) AND topic.ordered ORDER BY hash, message.topic_id) keys
+MOST_KEYS = 1000  # that are locked one by one, as publishers do
+
+# The keys of messages on ordered topics.
+FIND_KEYS = """
+SELECT DISTINCT message.topic_id, hashtext(message.key)
+FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id
+WHERE message.id = ANY(%s) AND topic.ordered
 """
 
-# The ticket comes before those of later messages of the key. Its position is free for that key: the message had a ticket once.
-INSERT_TICKET = """
+# Locked as their publishers lock them (publishing/key_locks.py), in their order: no later ticket of a key is uncommitted then.
+LOCK_TOPICS = f"SELECT pg_advisory_xact_lock({Lock.TOPIC_KEYS}, id) FROM unnest(%s::int[]) AS id"
+SHARE_TOPICS = f"SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, id) FROM unnest(%s::int[]) AS id"
+LOCK_KEYS = f"SELECT pg_advisory_xact_lock({Lock.KEY}, hash) FROM unnest(%s::int[]) AS hash"
+
+LOST = """
 WITH lost AS (
     SELECT message.id, topic.id AS topic_id, message.created_at,
         CASE WHEN topic.ordered THEN hashtextextended(message.key, topic.id) END AS order_key
     FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s)
-INSERT INTO outbox_ticket (pos, message_id, topic_id, order_key) OVERRIDING SYSTEM VALUE
-SELECT coalesce(
-        (SELECT greatest(0, min(ticket.pos) - 1)
-            FROM outbox_ticket ticket JOIN outbox_message later ON later.id = ticket.message_id
-            WHERE ticket.topic_id = lost.topic_id AND ticket.order_key = lost.order_key
-            AND (later.created_at, later.id) > (lost.created_at, lost.id) HAVING count(*) > 0),
-        nextval(pg_get_serial_sequence('outbox_ticket', 'pos'))),
-    id, topic_id, order_key
-FROM lost
 """
+
+# The ticket comes before those of later messages of the key. Its position is free for that key: the message had a ticket once.
+INSERT_AHEAD = f"""
+{LOST}
+INSERT INTO outbox_ticket (pos, message_id, topic_id, order_key)
+SELECT first.pos, lost.id, lost.topic_id, lost.order_key
+FROM lost CROSS JOIN LATERAL (
+    SELECT greatest(0, min(ticket.pos) - 1) AS pos
+    FROM outbox_ticket ticket JOIN outbox_message later ON later.id = ticket.message_id
+    WHERE ticket.topic_id = lost.topic_id AND ticket.order_key = lost.order_key
+    AND (later.created_at, later.id) > (lost.created_at, lost.id) HAVING count(*) > 0) first
+"""
+
+# Where no later message of the key waits.
+INSERT_TICKET = f"{LOST} INSERT INTO outbox_ticket (message_id, topic_id, order_key) SELECT id, topic_id, order_key FROM lost"
 
 GONE = "The outbox does not have it: it was pruned, or never published."
 SENT_SINCE = "It was sent again after that audit."
@@ -130,7 +141,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
     states = {row.id: row for row in rows}
     result.refuse([one for one in message_ids if one not in states], GONE)
-    connection.execute(LOCK_KEYS, [[row.id for row in rows if row.state == "lost"]])
+    _lock_keys(connection, [row.id for row in rows if row.state == "lost"])
     for row in rows:
         if reason := _why_not(row, lost_before):
             result.refuse([row.id], reason)
@@ -143,6 +154,16 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     return result
 
 
+def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
+    keys = connection.execute(FIND_KEYS, [list(message_ids)]).fetchall()
+    topics, hashes = sorted({topic for topic, _ in keys}), sorted({one for _, one in keys})
+    if len(hashes) > MOST_KEYS:
+        connection.execute(LOCK_TOPICS, [topics])
+    elif keys:
+        connection.execute(SHARE_TOPICS, [topics])
+        connection.execute(LOCK_KEYS, [hashes])
+
+
 def _why_not(row: _MessageState, lost_before: datetime) -> str:
     """Return why a message is not resent; "" if it is."""
     if row.state not in ("sent", "lost"):
@@ -153,6 +174,7 @@ def _why_not(row: _MessageState, lost_before: datetime) -> str:
 def _resend_one(connection: Connection, row: _MessageState) -> None:
     place = {"batch": row.batch_id, "position": row.position}
     if row.state == "lost":
-        connection.execute(INSERT_TICKET, [row.id])
+        if not connection.execute(INSERT_AHEAD, [row.id]).rowcount:
+            connection.execute(INSERT_TICKET, [row.id])
     elif not connection.execute(RESEND_ONE, place).rowcount:
         connection.execute(RESEND_BATCH, place)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from outbox.database import Connection
-from outbox.database.partitions import make_day
+from outbox.database.partitions import make_day, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
@@ -193,8 +193,9 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
     """Restore message rows that are gone from their copies; return the messages that have no copy."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
     kept = [message_id for message_id, has_copy in gone if has_copy]
-    for day in sorted({day_of(message_id) for message_id in kept}):
-        make_day(connection, day)
+    if kept and rights(connection).may_create:  # else the rows go to DEFAULT, until the owner's maintenance moves them
+        for day in sorted({day_of(message_id) for message_id in kept}):
+            make_day(connection, day)
     if kept:
         connection.execute(RESTORE, [kept])
     return [message_id for message_id, has_copy in gone if not has_copy]

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from django.db import router
 
-from outbox import conf
+from outbox import conf, database
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming import letter_acts
@@ -117,7 +117,9 @@ def groups_with_letters() -> list[str]:
 def _groups_to_ask() -> Iterator[_GroupBrokers]:
     yield from (_GroupBrokers(group.name, group.using, tuple(group.brokers)) for group in groups().values())
     topics = conf.settings().topics
-    for using in sorted({router.db_for_write(FailedDelivery), *(group.using for group in groups().values())}):
+    home = router.db_for_write(FailedDelivery)
+    homes = {home} if database.is_outbox_database(home) else set()
+    for using in sorted(homes | {group.using for group in groups().values()}):
         brokers: dict[str, set[str]] = {}
         given_up = FailedDelivery.objects.using(using).filter(outcome=Outcome.DEAD_LETTER)
         for group, topic in given_up.order_by().values_list("consumer_group", "topic").distinct():

@@ -36,9 +36,10 @@ RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolati
 # Other transactions queue behind a lock that waits.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 
-# Only the owner of a table, or a member of that role, may attach partitions to it and drop them.
-MAY_CHANGE = """
-SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'),
+# Only the owner of a table, or a member of that role, may attach partitions to it and drop them; creating one needs CREATE, too.
+RIGHTS = """
+SELECT pg_has_role(c.relowner, 'USAGE'),
+    pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'),
     pg_get_userbyid(c.relowner), current_user
 FROM pg_class c WHERE c.oid = 'outbox_message'::regclass
 """
@@ -75,16 +76,17 @@ FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id L
 
 
 class Rights(NamedTuple):
-    """Whether a connection's role may create and drop partitions, the role that owns them, and its own."""
+    """Whether a connection's role may drop and create partitions, the role that owns them, and its own."""
 
-    may_change: bool
+    may_drop: bool
+    may_create: bool
     owner: str
     role: str
 
 
 def rights(connection: Connection) -> Rights:
     """Return what a connection may do with the partitions."""
-    row = connection.execute(MAY_CHANGE).fetchone()
+    row = connection.execute(RIGHTS).fetchone()
     assert row is not None
     return Rights(*row)
 

@@ -41,14 +41,15 @@ FROM (
         (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) ticket) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
-        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries, coalesce(b.error, '') AS error,
+        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
+        coalesce((SELECT last_error FROM outbox_batch WHERE id = b.newest_failed), '') AS error,
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
     FROM outbox_topic t LEFT JOIN (
         SELECT topic_id, max(tries) FILTER (WHERE state IN {UNFINISHED}) AS tries,
             sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
             sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
             sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
-            (array_agg(last_error ORDER BY id DESC) FILTER (WHERE state = {State.RELEASED}))[1] AS error,
+            max(id) FILTER (WHERE state = {State.RELEASED} AND last_error <> '') AS newest_failed,
             (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
         FROM (
             SELECT id, topic_id, state, tries, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n

@@ -47,7 +47,7 @@ def maintain(using: str) -> MaintenanceResult:
         with database.connect(using, application_name="outbox maintenance") as connection:
             database.ensure_fit(using, connection)
             forgotten = heartbeats.forget_stale(connection)
-            is_ours = partitions.rights(connection).may_change
+            is_ours = partitions.rights(connection).may_create
         try:
             made = partitions.make_days(using) if is_ours else []
         finally:
@@ -84,11 +84,11 @@ def _noted(using: str) -> Iterator[None]:
 
 def _require_tomorrow(using: str, connection: Connection) -> None:
     if partitions.lacks_tomorrow(partitions.days(connection)):
-        _, owner, role = partitions.rights(connection)
+        found = partitions.rights(connection)
+        why = "lacks CREATE on the schema" if found.may_drop else "does not own outbox_message"
         raise ConfigurationError(
-            f"Database {using!r} has no partition for tomorrow, and role {role!r} may not create it, because it does not own "
-            f"outbox_message. Run manage.py outbox_maintenance as {owner!r}, from cron or at each deployment. No message is lost "
-            "meanwhile."
+            f"Database {using!r} has no partition for tomorrow, and role {found.role!r} may not create it, because it {why}. "
+            f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment. No message is lost meanwhile."
         )
 
 

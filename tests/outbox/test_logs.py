@@ -127,6 +127,15 @@ class TestARepeatedLine:
 
         assert len(written()) == MOST_LINES
 
+    def test_has_its_traceback_when_it_is_written_first_though_it_was_left_out_before(self, say, written, now):
+        for number in range(MOST_LINES + 1):
+            say("It failed: %s", "x" * number, exc_info=ValueError("a bug"))
+        now[0] += 60
+
+        say("It failed: %s", "x" * MOST_LINES, exc_info=ValueError("a bug"))
+
+        assert written()[-2:] == [f"WARNING It failed: {'x' * MOST_LINES} (1 more time)", "  ValueError: a bug"]
+
     def test_is_the_same_where_its_cause_is(self, say, written):
         for cause, text in (("unsigned", "/a"), ("unsigned", "/b"), ("stale", "/a")):
             say("A request of %s is refused.", text, extra=log_fields(cause=cause))

@@ -15,11 +15,12 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox import Retry, consumer, database, publish, topics, transaction
+from outbox.batches.retry import retry_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions
 from outbox.errors import ConfigurationError
-from outbox.models import DeadMessage, Duplicate, MessageRow, Process
+from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.doctor import databases
 from outbox.monitoring.doctor.finding import Level
@@ -28,7 +29,7 @@ from outbox.relay import maintenance
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.maintenance import maintain
 from outbox.relay.resident import Resident, ResidentRelay
-from tests.factories import message_id
+from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT
 from tests.waiting import wait_until
@@ -156,6 +157,19 @@ class TestARoleWithTheGrantsOfThePage:
         assert done.sent == 2
         assert sorted(handled) == [1, 2]
         assert (tally.handled, tally.dead_letters) == (1, 1)
+
+    def test_retries_a_dead_message_whose_day_was_dropped(self, granted):
+        gone, topic = message_id(OLD), TopicFactory(name="old")
+        batch = BatchFactory(topic=topic, message_ids=[gone], state=State.DEAD)
+        about = {"key": "", "headers": "{}", "about": "", "body": b"1", "reason": "refused"}
+        DeadMessage.objects.create(message_id=gone, batch_id=batch.id, topic="old", **about)
+
+        with as_role(), database.connect("default") as own:
+            result = retry_all(own, by="ada")
+
+        assert result.messages == 1
+        assert MessageRow.objects.filter(id=gone).exists()
+        MessageRow.objects.filter(id=gone).delete()
 
     def test_deletes_rows_and_leaves_days_to_their_owner_in_silence(self, granted, day, caplog):
         day((datetime.now(UTC) - timedelta(days=9)).date())  # past its retention since yesterday

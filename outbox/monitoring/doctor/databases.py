@@ -63,10 +63,10 @@ def _check(subject: str, alias: str, connection: Connection) -> Iterator[Finding
         yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
     yield from grants.check(subject, connection)
     if partitions.lacks_tomorrow(partitions.days(connection)):
-        may_change, owner, _ = partitions.rights(connection)
+        found = partitions.rights(connection)
         hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
-        if not may_change:
-            hint = f"Run manage.py outbox_maintenance as {owner!r}, from cron or at each deployment: this role may not create it."
+        if not found.may_create:
+            hint = f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment; this role may not."
         yield Finding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
 
 
