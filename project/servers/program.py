@@ -125,10 +125,15 @@ class Program(abc.ABC):
         return tie
 
 
+_given: set[int] = set()  # by `free_port`: they may be used only seconds later
+
+
 def free_port() -> int:
-    """Find a free port below the ephemeral range."""
+    """Find a free port below the ephemeral range that this process was not given before."""
     while True:
         port = random.randrange(20_000, 32_000)  # noqa: S311
         with socket.socket() as listener, suppress(OSError):
             listener.bind((HOST, port))
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port
