@@ -43,6 +43,7 @@ class OwnedByAnother(Exception):
             f"Give this group another name, or each project {apart}. If the other database, which has that id in its table "
             f"outbox_source, is gone for good, run outbox_consume --group {group} --take-over once.",
         )
+        self.theirs = theirs
 
     def __str__(self) -> str:
         return " ".join(self.args)

@@ -56,16 +56,24 @@ class Owners:
     def require(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
         """Raise OwnedByAnother if the group of a topic is not ours. Declares nothing."""
         for topic in topics:
-            try:
-                channel.exchange_declare(queue_name(topic, group), "fanout", passive=True)
-            except NotFound:  # it never received
-                continue
-            self.claim(channel, topic, group)
+            if _is_noted(channel, topic, group):
+                self.claim(channel, topic, group)
 
-    def forget(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
-        """Remove the notes: the next one that receives for the group owns it."""
+    def take_over(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
+        """Replace the notes by ours. Raises OwnedByAnother if another one's client declares its own in between."""
         for topic in topics:
-            channel.exchange_delete(queue_name(topic, group))
+            if _is_noted(channel, topic, group):
+                channel.exchange_delete(queue_name(topic, group))
+                self.claim(channel, topic, group)
+
+
+def _is_noted(channel: amqp.Channel, topic: str, group: str) -> bool:
+    """Return whether the group of a topic has an owner: it has none before its first receive."""
+    try:
+        channel.exchange_declare(queue_name(topic, group), "fanout", passive=True)
+    except NotFound:
+        return False
+    return True
 
 
 def _declare(channel: amqp.Channel, name: str, arguments: dict[str, str]) -> None:

@@ -107,6 +107,18 @@ class TestGroupOfAnotherProject:
         assert receive(again) == []
         assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[message().topic]
 
+    def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop)
+        shop.close()
+        blog.take_over("billing")
+        again = join(SHOP)
+
+        taken = receive(again)
+
+        assert taken == []
+        assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[topic]
+
     def test_is_refused_where_names_are_so_long_that_the_servers_answer_is_cut(self, node):
         spec = TopicSpec(f"{uuid.uuid4().hex}{'t' * 120}", TopicType.NORMAL)
         options = {"NODES": [node.address]}

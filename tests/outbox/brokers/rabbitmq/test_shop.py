@@ -266,10 +266,27 @@ class TestTwoProjects:
 
         assert seen == [1]
 
+    def test_stay_two_where_the_tables_here_are_another_projects(self, names, theirs):
+        work, _ = names
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            pass
+
+        database.raw("default").execute("UPDATE outbox_source SET project = 'market'")
+
+        with pytest.raises(CommandError, match="belong to the project 'market'"):
+            call_command("outbox_consume", group=["cart"], take_over=True)
+
+        with closing(conf.make_broker("default")) as third:
+            third.set_owner("cart", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000c", "third")
+            assert receive_as(third, work, wait=timedelta()) == []
+            assert f"belongs to the outbox {BLOG}" in third.refusals()[work]
+
     def test_are_not_taken_over_without_the_name_of_a_group(self, names):
         with pytest.raises(CommandError, match="--take-over needs --group"):
             call_command("outbox_consume", take_over=True)
 
 
-def receive_as(broker: Broker, topic: str) -> list[Delivery]:
-    return broker.receive("cart", [topic], limit=9, invisible_for=timedelta(minutes=1), wait=timedelta(seconds=5))
+def receive_as(broker: Broker, topic: str, wait: timedelta = timedelta(seconds=5)) -> list[Delivery]:
+    return broker.receive("cart", [topic], limit=9, invisible_for=timedelta(minutes=1), wait=wait)
