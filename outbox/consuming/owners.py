@@ -37,8 +37,9 @@ def take_over(chosen: Sequence[Group]) -> None:
 
 
 def set_owners(broker: Broker) -> None:
-    """Tell a broker the owners of the project's groups. Groups whose database cannot be reached are left out."""
+    """Tell a broker the owners of the project's groups, except those whose database has no outbox or cannot be reached."""
+    databases = database.outbox_databases()
     for group in groups().values():
-        if broker.alias in group.brokers:
+        if broker.alias in group.brokers and group.using in databases:
             with suppress(DatabaseError, psycopg.Error):
                 set_owner(broker, group.name, group.using)
