@@ -152,7 +152,7 @@ class Broker(abc.ABC):
         """
 
     def take_over(self, group: str) -> None:  # noqa: B027
-        """Delete a group's owner on the server, so that the next client with another owner may receive."""
+        """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
 
     def interrupt(self) -> None:  # noqa: B027  (a broker whose waits are short does without)
         """

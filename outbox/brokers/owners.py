@@ -12,8 +12,8 @@ class GroupOwner(NamedTuple):
     The outbox with a group's inbox.
 
     Args:
-        source: its stable id, without the prefix of a URN.
-        project: its project, for people.
+        source: its stable id, without the prefix of a URN; "" where it is not known.
+        project: its project, for people; "" where it is not known.
     """
 
     source: str
@@ -24,7 +24,9 @@ class GroupOwner(NamedTuple):
         return cls(source.removeprefix(URN), project)
 
     def __str__(self) -> str:
-        return f"{self.project!r} (outbox {URN}{self.source})"
+        if self.project:
+            return f"the project {self.project!r} (outbox {URN}{self.source})"
+        return f"the outbox {URN}{self.source}" if self.source else "another outbox"
 
 
 class OwnedByAnother(Exception):
@@ -37,10 +39,11 @@ class OwnedByAnother(Exception):
             apart: what a server has to keep projects apart, such as a virtual host.
         """
         super().__init__(
-            f"{subject} belongs to the project {theirs}, and this is {ours}: a consumer group has its inbox in one database.",
-            f"Give this group another name, or each project {apart}. If the other database is gone for good, run "
-            f"outbox_consume --group {group} --take-over once.",
+            f"{subject} belongs to {theirs}, and this is {ours}: a consumer group has its inbox in one database.",
+            f"Give this group another name, or each project {apart}. If the other database, which has that id in its table "
+            f"outbox_source, is gone for good, run outbox_consume --group {group} --take-over once.",
         )
+        self.theirs = theirs
 
     def __str__(self) -> str:
         return " ".join(self.args)

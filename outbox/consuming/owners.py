@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import closing, suppress
 
 import psycopg
@@ -19,17 +19,27 @@ def set_owner(broker: Broker, group: str, using: str) -> None:
     broker.set_owner(group, *read_identity(database.raw(using)))
 
 
-def take_over(chosen: Iterable[Group]) -> None:
-    """Let groups belong to this project's database from their next receive on, whoever owned them before."""
+def take_over(chosen: Sequence[Group]) -> None:
+    """
+    Make the databases of groups their owners, in place of the present ones.
+
+    Raises:
+        NotMigrated, OtherProject: a database cannot be the inbox of a group. All groups stay as they are.
+        BrokerUnavailable: a broker did not change the owner of a group. The groups before it were taken over.
+    """
+    for group in chosen:
+        database.ensure_fit(group.using, database.raw(group.using))
     for group in chosen:
         for alias in group.brokers:
             with closing(conf.make_broker(alias)) as broker:
+                set_owner(broker, group.name, group.using)
                 broker.take_over(group.name)
 
 
 def set_owners(broker: Broker) -> None:
-    """Tell a broker the owners of the project's groups. Groups whose database cannot be reached are left out."""
+    """Tell a broker the owners of the project's groups, except those whose database has no outbox or cannot be reached."""
+    databases = database.outbox_databases()
     for group in groups().values():
-        if broker.alias in group.brokers:
+        if broker.alias in group.brokers and group.using in databases:
             with suppress(DatabaseError, psycopg.Error):
                 set_owner(broker, group.name, group.using)

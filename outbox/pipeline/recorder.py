@@ -110,8 +110,8 @@ class Recorder:
         Receive once; write and acknowledge the deliveries. Return False if another recorder holds the lock.
 
         Raises:
-            BrokerUnavailable, psycopg.Error: broker or database cannot be reached, or the group is another project's. The
-            messages will be delivered again.
+            BrokerUnavailable, psycopg.Error: broker or database cannot be reached, or the broker refuses all topics, such as
+            those of another project's group. The messages will be delivered again.
         """
         try:
             return self._record_once(conf.settings().consumer.wait if wait is None else wait)
@@ -124,7 +124,8 @@ class Recorder:
         Record until everything is read that the broker had at the start, or until stopped.
 
         Raises:
-            BrokerUnavailable, psycopg.Error: broker or database cannot be reached.
+            BrokerUnavailable, psycopg.Error: broker or database cannot be reached. Or the broker refuses a topic, and everything
+            of the others is read.
         """
         began: datetime | None = None
         while not is_stopped():
@@ -132,7 +133,10 @@ class Recorder:
                 time.sleep(STAND_BY_SECONDS)
                 continue
             began = began or self._now()
-            if self._has_read(began):
+            refusals = self._refusals()
+            if self._has_read(began, [topic for topic in self.topics if topic not in refusals]):
+                if refusals:
+                    raise BrokerUnavailable(next(iter(refusals.values())))
                 return
 
     def close(self) -> None:
@@ -157,7 +161,7 @@ class Recorder:
         deliveries = self._broker.receive(
             self.group, dict.fromkeys(self.topics), limit=BATCH_SIZE, invisible_for=self._invisible_for, wait=wait
         )
-        if not deliveries and (refusals := self._broker.refusals()):  # what was read until now is not known
+        if not deliveries and len(refusals := self._refusals()) == len(self.topics):
             raise BrokerUnavailable(next(iter(refusals.values())))
         if deliveries:
             self._write(deliveries)
@@ -223,13 +227,21 @@ class Recorder:
             self._empty.append((now, moment, empty))
 
     def _write_read_until(self, moment: datetime, topics: Sequence[str]) -> None:
+        """Record how far topics are read, but not those that the broker refuses: messages may wait that nobody can read."""
         assert self._connection is not None
-        values = {"moment": moment, "topics": list(topics), "broker": self.alias, "group": self.group}
+        refusals = self._refusals()
+        known = [topic for topic in topics if topic not in refusals]
+        values = {"moment": moment, "topics": known, "broker": self.alias, "group": self.group}
         self._connection.execute(READ_UNTIL, values)
 
-    def _has_read(self, moment: datetime) -> bool:
+    def _refusals(self) -> dict[str, str]:
+        """Return the topics to record that the broker cannot receive from as configured, each with the reason."""
+        assert self._broker is not None
+        return {topic: reason for topic, reason in self._broker.refusals().items() if topic in self.topics}
+
+    def _has_read(self, moment: datetime, topics: Sequence[str]) -> bool:
         assert self._connection is not None
-        return self._connection.execute(COUNT_READ, [self.topics, moment]).fetchone() == (len(self.topics),)
+        return self._connection.execute(COUNT_READ, [topics, moment]).fetchone() == (len(topics),)
 
     def _now(self) -> datetime:
         """Return the time by the clock of the database that also records when messages are sent."""

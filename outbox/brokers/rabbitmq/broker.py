@@ -127,9 +127,15 @@ class RabbitMQBroker(DeadLetters):
         self._owners.set(group, GroupOwner.of(source, project))
 
     def take_over(self, group: str) -> None:
-        """Delete the notes of the group's owner, so that the next client that receives for it becomes the owner."""
-        with self._asking("hand the group over") as channel:
-            self._owners.forget(channel, self.topics, group)
+        """Replace the notes of the group's owner by ours. Its clients continue until they connect anew."""
+        try:
+            with self._asking("hand the group over") as channel:
+                self._owners.take_over(channel, self.topics, group)
+        except OwnedByAnother as error:
+            raise BrokerUnavailable(
+                f"A consumer of {error.theirs} has received for group {group!r} in the same moment. Stop its consumers, and take "
+                "the group over again."
+            ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the confirms of all."""

@@ -185,11 +185,14 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._owners.set(group, GroupOwner.of(source, project))
 
     def take_over(self, group: str) -> None:
-        """Forget whose a group is, so that the next client that receives owns it."""
+        """Replace the note of the group's owner by ours, on all name servers. Its clients continue until they are restarted."""
         try:
-            self._owners.forget(group)
+            self._owners.take_over(group)
         except UNANSWERED as error:
-            raise BrokerUnavailable(f"The name servers did not hand group {group!r} over: {error}.") from error
+            raise BrokerUnavailable(
+                f"Not all name servers have stored the new owner of group {group!r}: {error}. Start them, or correct "
+                "NAME_SERVERS, and take the group over again: those that have not may name the old owner."
+            ) from error
 
     def refusals(self) -> dict[str, str]:
         """Return the topics that nothing can be received from since a group is another project's."""

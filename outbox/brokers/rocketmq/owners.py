@@ -2,13 +2,13 @@
 The owner of a consumer group: stored by the first receive, so that two projects do not share a group.
 
 The note is an entry in the configuration that name servers keep for clients (`kvConfig.json`). They do not exchange it, so it is
-written to each, and the first that has it is believed. Without NAME_SERVERS nothing is compared.
+written to each that has none, and the first one in NAME_SERVERS that has it is believed. Without them nothing is compared.
 Source: apache/rocketmq KVConfigManager, PutKVConfigRequestHeader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rocketmq.client import Client
@@ -69,36 +69,42 @@ class Owners:
         if group in self._of:
             self._client.run(self._require(group))
 
-    def forget(self, group: str) -> None:
-        """Remove the note: the next one that receives for the group owns it. Raises as `Ports.ask`, and RemotingError."""
-        for answer in self._client.run(self._ask(requests.DELETE_KV_CONFIG, self._entry(group))):
-            answer.checked()
+    def take_over(self, group: str) -> None:
+        """Note on all name servers that a group is ours. Raises as `Ports.ask`, and RemotingError, if one does not store it."""
+        self._client.run(self._write(group, self._client.options.name_servers))
         self._ask_again_at.pop(group, None)
 
     async def _claim(self, group: str) -> None:
-        if await self._require(group):
-            return
+        if lacking := await self._require(group):
+            await self._write(group, lacking)
+            await self._require(group)  # another project may have written at the same moment
+
+    async def _require(self, group: str) -> list[str]:
+        """Return the name servers without a note of a group. Raises OwnedByAnother if it is noted as another project's."""
+        answers = await self._ask(Request(requests.GET_KV_CONFIG, self._entry(group)))
+        lacking = [server for server, answer in answers.items() if answer.code == requests.NOTHING_FOUND]
+        notes = [answer.checked().fields["value"] for server, answer in answers.items() if server not in lacking]
+        ours = self._of[group]
+        source, _, project = notes[0].partition(" ") if notes else (ours.source, "", "")
+        if source != ours.source:
+            theirs = GroupOwner(source, project)
+            raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, apart="a NAMESPACE of its own")
+        return lacking
+
+    async def _write(self, group: str, servers: Iterable[str]) -> None:
+        """Note that a group is ours. Raises as `Ports.ask`, and RemotingError."""
         owner = self._of[group]
-        await self._ask(requests.PUT_KV_CONFIG, {**self._entry(group), "value": f"{owner.source} {owner.project}"})
-        await self._require(group)  # another project may have written at the same moment
+        request = Request(requests.PUT_KV_CONFIG, {**self._entry(group), "value": f"{owner.source} {owner.project}"})
+        for server in servers:
+            (await self._client.ports.ask(server, request)).checked()
 
-    async def _require(self, group: str) -> bool:
-        """Return whether the group is noted as ours. Raises OwnedByAnother where it is noted as another's."""
-        answers = await self._ask(requests.GET_KV_CONFIG, self._entry(group))
-        notes = [answer.checked().fields["value"] for answer in answers if answer.code != requests.NOTHING_FOUND]
-        for source, _, project in (note.partition(" ") for note in notes):
-            if source != self._of[group].source:
-                theirs, ours = GroupOwner(source, project), self._of[group]
-                raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, apart="a NAMESPACE of its own")
-        return bool(notes)
-
-    async def _ask(self, code: int, fields: Mapping[str, str]) -> list[Answer]:
+    async def _ask(self, request: Request) -> dict[str, Answer]:
         """Ask all name servers; return the answers of those that are there. Raises as `Ports.ask` if none is."""
-        answers: list[Answer] = []
+        answers: dict[str, Answer] = {}
         failure: Exception | None = None
         for server in self._client.options.name_servers:
             try:
-                answers.append(await self._client.ports.ask(server, Request(code, fields)))
+                answers[server] = await self._client.ports.ask(server, request)
             except (NotConnected, NoAnswer) as error:
                 failure = error
         if failure is not None and not answers:

@@ -61,7 +61,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"{', '.join(one.name for one in chosen)}: taken over. Start the consumers.")
                 return
             consumers = ConsumerThreads(chosen, threads=options["threads"])
-        except OutboxError as error:
+        except (OutboxError, DatabaseError, psycopg.Error) as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
         with Ending(consumers.threads) as ending:

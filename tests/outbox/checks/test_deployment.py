@@ -1,7 +1,10 @@
 import pytest
+from django.db import connections
 
+from outbox import consumer
 from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
+from outbox.checks.deployment import check_running_brokers
 from outbox.failpoints import VARIABLE
 from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
@@ -50,6 +53,18 @@ class WeakBroker(DurableBroker):
         return [Problem("The server forgets at night.", "Let it sleep less.")]
 
 
+@pytest.fixture
+def strange_database(request, monkeypatch, django_db_blocker):
+    """An alias with the given settings in DATABASES, or without any; it may be connected to."""
+    if request.param:
+        monkeypatch.setitem(connections.settings, "strange", {**connections.settings["default"], **request.param, "OPTIONS": {}})
+    with django_db_blocker.unblock():
+        yield "strange"
+        if hasattr(connections._connections, "strange"):
+            connections["strange"].close()
+            del connections["strange"]
+
+
 class TestW051:
     @pytest.fixture
     def asked(self, settings, found):
@@ -77,6 +92,23 @@ class TestW051:
         assert problem.id == "outbox.W051"
         assert problem.msg.startswith("Broker 'default': It cannot be reached: No node of RabbitMQ could be connected to")
         assert 'OUTBOX["BROKERS"]["default"]["OPTIONS"]' in problem.hint
+
+    @pytest.mark.parametrize(
+        "strange_database",
+        [{"ENGINE": "django.db.backends.dummy"}, {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}, None],
+        ids=["DATABASES = {}", "SQLite", "an alias that is not there"],
+        indirect=True,
+    )
+    def test_leaves_groups_out_whose_database_has_no_outbox(self, strange_database, settings):
+        settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.WeakBroker"}}, "TOPICS": {"orders": {}}}
+
+        @consumer(topic="orders", group="billing", using=strange_database)
+        def note(message, context):
+            pass
+
+        (problem,) = check_running_brokers(databases=[strange_database])
+
+        assert problem.msg == "Broker 'default': The server forgets at night."
 
     @pytest.mark.django_db
     def test_has_nothing_to_say_of_a_broker_that_is_well(self, asked):

@@ -218,15 +218,24 @@ class TestHowFarItHasCome:
     def test_of_another_projects_group_says_so_and_does_not_claim_to_have_read(self, recorder, monkeypatch):
         owners: list[tuple[str, ...]] = []
         monkeypatch.setattr(MemoryBroker, "set_owner", lambda broker, *owner: owners.append(owner))
-        monkeypatch.setattr(
-            MemoryBroker, "refusals", lambda broker: {"orders": "It belongs to the project 'blog'."} if owners else {}
-        )
+        foreign = dict.fromkeys(recorder.topics, "It belongs to the project 'blog'.")
+        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: foreign if owners else {})
 
         with pytest.raises(BrokerUnavailable, match="belongs to the project 'blog'"):
             recorder.run_once(AT_ONCE)
 
         [(source,)] = database.raw("default").execute("SELECT id FROM outbox_source").fetchall()
         assert owners == [("recorder", source, "project")]
+        assert RecordedTopic.objects.get(topic="orders").read_until is None
+
+    def test_is_said_of_other_topics_while_the_broker_refuses_one(self, broker, recorder, monkeypatch):
+        began = datetime.now(UTC)
+        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: {"orders": "Its queue has other arguments."})
+        broker.send([outgoing(Placed("1"))])  # such a queue is read all the same
+
+        wait_until(lambda: recorder.run_once(AT_ONCE) and is_read(began, "plain"), 30)
+
+        assert len(rows()) == 1
         assert RecordedTopic.objects.get(topic="orders").read_until is None
 
 
@@ -247,6 +256,15 @@ class TestTheCommand:
 
         assert set(RecordedTopic.objects.values_list("topic", flat=True)) == {"elsewhere"}
         assert rows() == []
+
+    def test_ends_with_the_reason_when_all_is_recorded_but_a_topic_that_the_broker_refuses(self, broker, monkeypatch):
+        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: {"orders": "Its queue has other arguments."})
+
+        with pytest.raises(CommandError, match="Its queue has other arguments") as caught:
+            call_command("outbox_record", "--until-read", "--broker", "default")
+
+        assert caught.value.returncode == 2
+        assert RecordedTopic.objects.get(topic="plain").read_until is not None
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -60,8 +60,8 @@ class TestGroupOfAnotherProject:
         taken = receive(blog, seconds=0.5)
 
         assert taken == []
-        assert f"Queue '{topic}:billing' belongs to the project 'shop' (outbox {SHOP[0]})" in blog.refusals()[topic]
-        assert f"this is 'blog' (outbox {BLOG[0]})" in caplog.text
+        assert f"Queue '{topic}:billing' belongs to the outbox {SHOP[0]}" in blog.refusals()[topic]
+        assert f"this is the project 'blog' (outbox {BLOG[0]})" in caplog.text
         assert receive(shop, seconds=5) == [sent]
         assert shop.refusals() == {}
 
@@ -71,7 +71,7 @@ class TestGroupOfAnotherProject:
 
         (problem,) = blog.check()
 
-        assert "belongs to the project 'shop'" in problem.text
+        assert f"belongs to the outbox {SHOP[0]}" in problem.text
         assert "Give this group another name, or each project a virtual host of its own" in problem.hint
         assert "outbox_consume --group billing --take-over" in problem.hint
         assert shop.check() == []
@@ -89,7 +89,7 @@ class TestGroupOfAnotherProject:
             lambda: blog.replay("billing", [letter.id]),
             lambda: blog.discard("billing", [letter.id]),
         ):
-            with pytest.raises(BrokerUnavailable, match="belongs to the project 'shop'"):
+            with pytest.raises(BrokerUnavailable, match=f"belongs to the outbox {SHOP[0]}"):
                 act()
 
         assert shop.count_dead_letters("billing") == {one.topic: 1}
@@ -105,7 +105,19 @@ class TestGroupOfAnotherProject:
         assert receive(blog, seconds=5) == [sent]
         again = join(SHOP)
         assert receive(again) == []
-        assert "belongs to the project 'blog'" in again.refusals()[message().topic]
+        assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[message().topic]
+
+    def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop)
+        shop.close()
+        blog.take_over("billing")
+        again = join(SHOP)
+
+        taken = receive(again)
+
+        assert taken == []
+        assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[topic]
 
     def test_is_refused_where_names_are_so_long_that_the_servers_answer_is_cut(self, node):
         spec = TopicSpec(f"{uuid.uuid4().hex}{'t' * 120}", TopicType.NORMAL)
@@ -117,7 +129,7 @@ class TestGroupOfAnotherProject:
 
             receive(blog)
 
-            assert "belongs to" in blog.refusals()[spec.name]
+            assert "belongs to another outbox" in blog.refusals()[spec.name]
             assert shop.refusals() == {}
 
 
@@ -141,6 +153,22 @@ class TestGroupOfOneProject:
         taken = receive(renamed, seconds=5)
 
         assert taken == [sent]
+
+    @pytest.mark.parametrize("before", ["", "shop"])
+    def test_stays_its_own_when_the_project_is_renamed_and_the_servers_answers_are_cut(self, node, before):
+        spec = TopicSpec(f"{uuid.uuid4().hex}{'t' * 120}", TopicType.NORMAL)
+        options = {"NODES": [node.address]}
+        with closing(RabbitMQBroker("one", options, [spec])) as old, closing(RabbitMQBroker("two", options, [spec])) as renamed:
+            old.set_owner("billing", SHOP[0], before)
+            renamed.set_owner("billing", SHOP[0], "market")
+            receive(old)
+            sent = send(renamed, Outgoing(message_id=uuid.uuid4().hex, topic=spec.name, body=b"{}"))
+            old.close()
+
+            taken = receive(renamed, seconds=5)
+
+            assert renamed.refusals() == {}
+            assert taken == [sent]
 
 
 class TestGroupOfAnotherName:

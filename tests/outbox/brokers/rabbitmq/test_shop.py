@@ -28,6 +28,8 @@ from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
 from tests.waiting import wait_until
 
+BLOG = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b"
+
 pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
 
 
@@ -222,7 +224,7 @@ class TestTwoProjects:
         """Another project's client that receives for its group "cart" first."""
         work, _ = names
         with closing(conf.make_broker("default")) as broker:
-            broker.set_owner("cart", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b", "blog")
+            broker.set_owner("cart", BLOG, "blog")
             broker.receive("cart", [work], limit=1, invisible_for=timedelta(minutes=1), wait=timedelta())
             yield broker
 
@@ -241,9 +243,9 @@ class TestTwoProjects:
         wants.beat(register.group("cart"), "default")
 
         [entry] = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.MISCONFIGURED]
-        assert "belongs to the project 'blog'" in entry.error
+        assert f"belongs to the outbox {BLOG}" in entry.error
         assert "outbox_consume --group cart --take-over" in entry.error
-        assert "belongs to the project 'blog'" in " ".join(one.text for one in doctor.brokers.check())
+        assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.brokers.check())
         assert seen == []
         assert [one.body for one in receive_as(theirs, work)] == [b'{"n":1}']
 
@@ -264,10 +266,27 @@ class TestTwoProjects:
 
         assert seen == [1]
 
+    def test_stay_two_where_the_tables_here_are_another_projects(self, names, theirs):
+        work, _ = names
+
+        @consumer(topic=work, group="cart")
+        def note(message, context):
+            pass
+
+        database.raw("default").execute("UPDATE outbox_source SET project = 'market'")
+
+        with pytest.raises(CommandError, match="belong to the project 'market'"):
+            call_command("outbox_consume", group=["cart"], take_over=True)
+
+        with closing(conf.make_broker("default")) as third:
+            third.set_owner("cart", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000c", "third")
+            assert receive_as(third, work, wait=timedelta()) == []
+            assert f"belongs to the outbox {BLOG}" in third.refusals()[work]
+
     def test_are_not_taken_over_without_the_name_of_a_group(self, names):
         with pytest.raises(CommandError, match="--take-over needs --group"):
             call_command("outbox_consume", take_over=True)
 
 
-def receive_as(broker: Broker, topic: str) -> list[Delivery]:
-    return broker.receive("cart", [topic], limit=9, invisible_for=timedelta(minutes=1), wait=timedelta(seconds=5))
+def receive_as(broker: Broker, topic: str, wait: timedelta = timedelta(seconds=5)) -> list[Delivery]:
+    return broker.receive("cart", [topic], limit=9, invisible_for=timedelta(minutes=1), wait=wait)

@@ -66,6 +66,7 @@ class PortStub:
         self.log = Log()
         self.settings = dict(SETTINGS)
         self.groups: dict[str, dict[str, dict[str, Any]]] = {}  # topic -> groups that read it -> their settings
+        self.entries: dict[str, str] = {}  # that it keeps as a name server
         self.requests: list[Request] = []
         self.brokers = [self]  # those that it names as a name server
         self.earliest_ms = 1  # since when it has everything
@@ -189,6 +190,14 @@ class PortStub:
         brokers = [{"brokerName": one.name, "brokerAddrs": {"0": one.address}} for one in self.brokers]
         return Answer(0, "", {}, json.dumps({"brokerDatas": brokers}).encode())
 
+    def _put_entry(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+        self.entries[fields["key"]] = fields["value"]
+        return WELL
+
+    def _get_entry(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+        value = self.entries.get(fields["key"])
+        return Answer(requests.NOTHING_FOUND, "", {}, b"") if value is None else Answer(0, "", {"value": value}, b"")
+
     def _store(self, fields: Mapping[str, Any], body: bytes) -> Answer:
         stored = self.log.append(fields["b"], read_properties(fields["i"]), body, int(fields["f"]))
         return Answer(0, "", {"msgId": stored.id, "queueOffset": str(stored.queue_offset)}, b"")
@@ -242,6 +251,8 @@ class PortStub:
 
 ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], Answer]] = {
     requests.ROUTE_OF_TOPIC: PortStub._name_brokers,
+    requests.PUT_KV_CONFIG: PortStub._put_entry,
+    requests.GET_KV_CONFIG: PortStub._get_entry,
     requests.SEND_MESSAGE_V2: PortStub._store,
     requests.END_TRANSACTION: PortStub._end,
     requests.QUERY_MESSAGE: PortStub._query,

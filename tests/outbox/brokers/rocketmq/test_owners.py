@@ -9,10 +9,17 @@ from datetime import timedelta
 import pytest
 
 from outbox.brokers.base import Outgoing
+from outbox.brokers.options import read_options
+from outbox.brokers.owners import GroupOwner
 from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, Owners
+from outbox.brokers.rocketmq.remoting import requests
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
+from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.waiting import wait_until
 
 SHOP = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop"
@@ -116,6 +123,16 @@ class TestGroupOfAnotherProject:
         assert receive(again, group) == []
         assert "belongs to the project 'blog'" in again.refusals()[topic]
 
+    def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic, group):
+        shop, blog = join(SHOP), join(BLOG)
+        receive(shop, group)
+        blog.take_over(group)
+        again = join(SHOP)
+
+        receive(again, group)
+
+        assert "belongs to the project 'blog'" in again.refusals()[topic]
+
 
 class TestGroupOfOneProject:
     def test_is_shared_by_its_processes_and_under_another_name(self, join, group):
@@ -131,3 +148,86 @@ class TestGroupOfOneProject:
         cut_off = join(SHOP, NAME_SERVERS=["127.0.0.1:1"], UNCONFIRMED_ENDS=True)
 
         assert wait_until(lambda: receive(cut_off, group), 60) == [sent]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def name_servers() -> Iterator[tuple[PortStub, PortStub]]:
+    first, second = PortStub(), PortStub()
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+@pytest.fixture
+def owners_of(name_servers: tuple[PortStub, PortStub], clock: Clock) -> Iterator[Callable[[tuple[str, str]], Owners]]:
+    """Return the owners as a project's client of both name servers sees them; it has a group "billing"."""
+    clients: list[Client] = []
+
+    def owners_of(project: tuple[str, str]) -> Owners:
+        options = {"ENDPOINTS": "127.0.0.1:1", "NAME_SERVERS": [one.address for one in name_servers]}
+        clients.append(Client(read_options(RocketMQOptions, options)))
+        owners = Owners(clients[-1], clock)
+        owners.set("billing", GroupOwner.of(*project))
+        return owners
+
+    yield owners_of
+    for client in clients:
+        client.close()
+
+
+class TestNameServers:
+    def test_are_believed_in_the_order_of_settings(self, owners_of, name_servers):
+        first, second = name_servers
+        second.stop()
+        owners_of(BLOG).may_receive("billing")
+        second.start()
+        second.entries = {key: f"{SHOP[0].removeprefix('urn:uuid:')} shop" for key in first.entries}
+
+        found = {name: owners_of(project).may_receive("billing") for name, project in (("shop", SHOP), ("blog", BLOG))}
+
+        assert found == {"shop": False, "blog": True}
+
+    def test_get_the_note_when_they_are_there_again(self, owners_of, name_servers):
+        first, second = name_servers
+        first.stop()
+        assert owners_of(SHOP).may_receive("billing")
+        first.start()
+
+        assert owners_of(SHOP).may_receive("billing")
+
+        assert first.entries == second.entries != {}
+
+    def test_are_asked_again_where_one_did_not_store_the_note(self, owners_of, name_servers, clock):
+        first, second = name_servers
+        first.say(requests.PUT_KV_CONFIG, requests.SYSTEM_ERROR, "disk full", times=1)
+        shop = owners_of(SHOP)
+        assert shop.may_receive("billing")
+        clock.now += AGAIN_SECONDS
+
+        assert shop.may_receive("billing")
+
+        assert first.entries == second.entries != {}
+
+    def test_all_have_to_answer_to_a_take_over(self, owners_of, name_servers):
+        _, second = name_servers
+        owners_of(SHOP).may_receive("billing")
+        second.stop()
+
+        with pytest.raises(UNANSWERED):
+            owners_of(BLOG).take_over("billing")
+
+        second.start()
+        owners_of(BLOG).take_over("billing")
+        assert [list(one.entries.values()) for one in name_servers] == [[f"{BLOG[0].removeprefix('urn:uuid:')} blog"]] * 2
