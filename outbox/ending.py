@@ -6,7 +6,7 @@ to it may never return; then the process ends without it. Nothing is lost, as wh
 over its batches, lanes and deliveries when its connection is gone or the lease is over.
 
 A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time. One that
-runs on after its time limit ends its process, where that may exit.
+runs on after its time limit ends its process, where that may exit; handlers of other threads then have a minute to return.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 LIMIT_SECONDS = 4.0  # from the request, or from the end of the last handler
+OTHERS_SECONDS = 60.0  # for the other handlers, after one was given up
 EXIT_SECONDS = 0.5  # more for the interpreter, which waits for threads of libraries
 POLL_SECONDS = 0.1
 LOG_SECONDS = 0.3  # for the log, which may block, too
@@ -149,13 +150,16 @@ class Watch(threading.Thread):
         """Wait until the work has ended or the time is over; return the time at which it is over."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
+        latest = float("inf")
         is_logged, known = False, self._requests()
         while not self._closed.wait(POLL_SECONDS) and time.monotonic() < ends_at:
             if not _in_handlers:
                 known = self._requests()
                 continue
             now = time.monotonic()
-            ends_at = now + LIMIT_SECONDS
+            if self._has_given_up():
+                latest = min(latest, now + OTHERS_SECONDS)
+            ends_at = min(now + LIMIT_SECONDS, latest)
             if not is_logged and now >= began + LIMIT_SECONDS:
                 logger.warning("Waiting for a handler that still runs.")
                 is_logged = True

@@ -127,6 +127,17 @@ class TestAHandlerThatWasGivenUp:
         assert not watch.requested.is_set()
         watch.close()
 
+    def test_ends_its_process_though_another_handler_runs_on(self, exits: list[int], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(ending, "OTHERS_SECONDS", 1.0)
+        watch = Watch(lambda: 0, list)
+
+        with handler_runs():
+            watch.start()
+            wait_until(lambda: exits)
+
+        assert exits == [GIVEN_UP]
+        watch.close()
+
     def test_ends_its_process_when_the_other_handlers_have_returned(self, exits: list[int]):
         watch = Watch(lambda: 0, list)
         with handler_runs():
