@@ -6,7 +6,7 @@ to it may never return; then the process ends without it. Nothing is lost, as wh
 over its batches, lanes and deliveries when its connection is gone or the lease is over.
 
 A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time. One that
-runs on after its time limit ends its process.
+runs on after its time limit ends its process, where that may exit; handlers of other threads then have a minute to return.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 LIMIT_SECONDS = 4.0  # from the request, or from the end of the last handler
+OTHERS_SECONDS = 60.0  # for the other handlers, after one was given up
 EXIT_SECONDS = 0.5  # more for the interpreter, which waits for threads of libraries
 POLL_SECONDS = 0.1
 LOG_SECONDS = 0.3  # for the log, which may block, too
@@ -39,6 +40,7 @@ GIVEN_UP = 1
 
 _in_handlers: set[int] = set()
 _given_up: set[int] = set()
+_exiting: set[Watch] = set()  # open watches that may exit this process
 
 
 def is_end_of_process(error: BaseException, *, is_requested: bool) -> bool:
@@ -76,10 +78,11 @@ def handler_runs() -> Iterator[None]:
         _given_up.discard(thread)
 
 
-def give_up_handler(thread: int) -> None:
-    """Request the end of this process, which does not wait for the handler in a thread."""
+def give_up_handler(thread: int) -> bool:
+    """Request the end of this process without waiting for the handler in a thread; return whether the process ends."""
     _given_up.add(thread)
     _in_handlers.discard(thread)
+    return bool(_exiting)
 
 
 class Watch(threading.Thread):
@@ -89,7 +92,8 @@ class Watch(threading.Thread):
     Args:
         requests: returns how often the end was requested; called ten times a second.
         threads: returns the threads that the log names if they do not return.
-        may_exit: whether the process exits when the time is over. If not, this is only logged.
+        may_exit: whether the process exits when the time is over, and when a handler is given up. If not, it runs other work:
+            that the time is over is only logged, and a handler that is given up ends nothing.
     """
 
     def __init__(
@@ -109,13 +113,20 @@ class Watch(threading.Thread):
         if self.requested.is_set():
             stop()
 
+    def start(self) -> None:
+        """Begin to watch."""
+        if self._may_exit:
+            _exiting.add(self)
+        super().start()
+
     def close(self) -> None:
         """Stop watching: the work has ended."""
         self._closed.set()
+        _exiting.discard(self)
 
     def run(self) -> None:
         """Wait for the request, pass it on, and exit the process if it has not ended in time."""
-        while not (self._requests() or _given_up):
+        while not (self._requests() or self._has_given_up()):
             if self._closed.wait(POLL_SECONDS):
                 return
         self.requested.set()
@@ -131,17 +142,25 @@ class Watch(threading.Thread):
             time.sleep(max(EXIT_SECONDS, ends_at - time.monotonic()))
         self._leave()
 
+    def _has_given_up(self) -> bool:
+        """Return whether the process has to exit, because a handler still runs long after its time limit."""
+        return self._may_exit and bool(_given_up)
+
     def _wait(self) -> float:
         """Wait until the work has ended or the time is over; return the time at which it is over."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
+        latest = float("inf")
         is_logged, known = False, self._requests()
         while not self._closed.wait(POLL_SECONDS) and time.monotonic() < ends_at:
             if not _in_handlers:
                 known = self._requests()
                 continue
-            ends_at = time.monotonic() + LIMIT_SECONDS
-            if not is_logged and ends_at >= began + 2 * LIMIT_SECONDS:
+            now = time.monotonic()
+            if self._has_given_up():
+                latest = min(latest, now + OTHERS_SECONDS)
+            ends_at = min(now + LIMIT_SECONDS, latest)
+            if not is_logged and now >= began + LIMIT_SECONDS:
                 logger.warning("Waiting for a handler that still runs.")
                 is_logged = True
             if is_logged and self._requests() > known:

@@ -1,13 +1,14 @@
 """What holds for all tests: a skipped test is a failure in CI, and a test that commits leaves no rows behind."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from django.conf import settings
 from django.test import TransactionTestCase
 
-from outbox.logs import forget_lines
+from outbox import logs
+from outbox.logs import Repeats, forget_lines
 
 CI = os.environ.get("CI") == "true"
 
@@ -15,6 +16,18 @@ CI = os.environ.get("CI") == "true"
 @pytest.fixture(autouse=True)
 def _log_from_the_beginning() -> None:
     forget_lines()
+
+
+@pytest.fixture
+def pass_in_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Move the clock by which repeated lines of the log are left out by some seconds."""
+    now = [0.0]
+    monkeypatch.setattr(logs, "_repeats", Repeats(lambda: now[0]))
+
+    def go_on(seconds: float) -> None:
+        now[0] += seconds
+
+    return go_on
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,9 +2,9 @@
 The deliveries that a worker holds, and the thread that looks after them while a handler runs.
 
 A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the
-deliveries that wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process. The
-inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen process; the thread
-of a live process sends a statement from time to time.
+deliveries that wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process, unless
+the process runs other work, too. The inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends
+that of a frozen process; the thread of a live process sends a statement from time to time.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class _Work:
     is_broken_off: bool = False
     interrupted_at: float = float("-inf")
     is_given_up: bool = False
+    ends_process: bool = False
     is_reported: bool = False
 
     def keep_alive(self) -> None:
@@ -100,12 +101,12 @@ class _Work:
                     self.connection.cancel_safe(timeout=LOOK_SECONDS)
 
     def give_up(self) -> bool:
-        """End the process without waiting for the handler; return whether this is the first call."""
+        """End the process, if it may exit, without waiting for the handler; return whether this is the first call."""
         with self.lock:
             if self.is_over or self.is_given_up:
                 return False
             self.is_given_up = True
-            give_up_handler(self.thread)
+            self.ends_process = give_up_handler(self.thread)
             return True
 
 
@@ -268,12 +269,18 @@ class Keeper:
         self._waiting = deque(left for work in self._waiting if (left := [one for one in work if not one.is_lost]))
 
     def _report_given_up(self, work: _Work, limit: timedelta) -> None:
+        effect = (
+            "This process ends, so that its supervisor starts it anew"
+            if work.ends_process
+            else "This process does not end, because it runs other work, too: restart it, since the handler keeps one of its "
+            "threads. Of Celery's pools, only prefork can end a process"
+        )
         self._alert(
             work,
             f"{work.consumer.name} of group {work.consumer.group!r} still runs {GIVE_UP_SECONDS:.0f} s after its time_limit of "
-            f"{limit.total_seconds():g} s: it caught TimeLimitExceeded, or is in a call that Python cannot interrupt. This "
-            "process ends, so that its supervisor starts it anew. The transaction is rolled back, and the message is delivered "
-            "again. Do not catch BaseException in the handler, and set a time-out for each of its calls.",
+            f"{limit.total_seconds():g} s: it caught TimeLimitExceeded, or is in a call that Python cannot interrupt. "
+            f"{effect}. The transaction is rolled back, and the message is delivered again. Do not catch BaseException in the "
+            "handler, and set a time-out for each of its calls.",
         )
 
     def _report_slow(self, work: _Work) -> None:

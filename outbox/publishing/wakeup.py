@@ -82,7 +82,7 @@ class Sender:
     Sends wakeups from a thread that starts with the first one.
 
     Args:
-        sent, failed: how many, since the process started. Failures are logged when they begin and when they end.
+        sent, failed: how many, since the process started. Failures are logged, and when they end.
         spared: how many were not sent, since no worker has taken the ones before.
     """
 
@@ -130,20 +130,19 @@ class Sender:
                 retry=False,
             )
         except Exception as error:  # whatever a transport raises
-            self.failed += 1
-            if not self._is_failing:
-                logger.warning(
-                    "Wakeups cannot be sent to Celery: %r. No message is lost: resident relays are not affected, and Celery's "
-                    'sweep finds the messages. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
-                    error,
-                    extra=log_fields(database=wakeup.database, broker=wakeup.broker),
-                )
+            logger.warning(
+                "Wakeups cannot be sent to Celery: %r. No message is lost: resident relays are not affected, and Celery's "
+                'sweep finds the messages. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
+                error,
+                extra=log_fields(database=wakeup.database, broker=wakeup.broker),
+            )
             self._is_failing = True
+            self.failed += 1
             return False
-        self.sent += 1
         if self._is_failing:
             logger.info("Wakeups are sent again", extra=log_fields(database=wakeup.database, broker=wakeup.broker))
         self._is_failing = False
+        self.sent += 1
         return True
 
     def _is_untaken(self, app: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from datetime import date
 from functools import partial
 
 import psycopg
+from psycopg.errors import ObjectNotInPrerequisiteState
 
 from outbox import conf, database
 from outbox.database import Connection, heartbeats, partitions
@@ -16,6 +18,7 @@ from outbox.errors import ConfigurationError
 from outbox.relay.prune import Pruned, prune, read_keep_since
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
+ERROR_SECONDS = 1.1 * MAINTENANCE_INTERVAL  # an older error is forgotten: another process may have succeeded since
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +62,37 @@ def maintain(using: str) -> MaintenanceResult:
 
 
 def last_error(using: str) -> str:
-    """Return what the last maintenance of a database by this process failed with; "" if it succeeded, or met an outage."""
-    return _errors.get(using, "")
+    """
+    Return what the last maintenance of a database by this process failed with.
+
+    "" if it succeeded, was over an hour ago, or met what passes by itself, such as an outage, a deadlock or a lock.
+    """
+    text, failed_at = _errors.get(using, ("", 0.0))
+    return text if time.monotonic() - failed_at < ERROR_SECONDS else ""
 
 
-_errors: dict[str, str] = {}
+_errors: dict[str, tuple[str, float]] = {}  # database -> the error, and when it came
 
 
 @contextmanager
 def _noted(using: str) -> Iterator[None]:
-    """Keep the error of a maintenance for the heartbeats of this process, until a maintenance succeeds."""
+    """Keep the error of a maintenance for the heartbeats of this process, until a maintenance succeeds or an hour has passed."""
     try:
         yield
     except ConfigurationError as error:
-        _errors[using] = str(error)
+        _errors[using] = str(error), time.monotonic()
         raise
     except psycopg.Error as error:
-        if database.is_refusal(error):
-            _errors[using] = str(error).strip().partition("\n")[0]
+        if database.is_refusal(error) and not _passes_by_itself(error):
+            _errors[using] = str(error).strip().partition("\n")[0], time.monotonic()
         raise
     else:
         _errors.pop(using, None)
+
+
+def _passes_by_itself(error: psycopg.Error) -> bool:
+    """Return whether the next maintenance may succeed without a correction: a deadlock, a lock, a full disk."""
+    return isinstance(error, psycopg.OperationalError) and not isinstance(error, ObjectNotInPrerequisiteState)
 
 
 def _require_tomorrow(using: str, connection: Connection) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from outbox import ending
-from outbox.ending import Watch, handler_runs, is_end_of_process
+from outbox.ending import GIVEN_UP, Watch, give_up_handler, handler_runs, is_end_of_process
 from outbox.relay.resident import Resident
 from tests.waiting import wait_until
 
@@ -81,6 +81,74 @@ class TestWatch:
             assert SAID not in caplog.text
 
         wait_until(lambda: SAID in caplog.text)
+
+
+@pytest.fixture
+def stubborn(gate: threading.Event) -> Iterator[threading.Thread]:
+    """A handler that was given up, and runs until the test ends."""
+    began = threading.Event()
+
+    def work() -> None:
+        with handler_runs():
+            began.set()
+            gate.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert began.wait(5)
+    give_up_handler(thread.ident or 0)
+    yield thread
+    gate.set()
+    thread.join()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes with which this process would have ended."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+@pytest.mark.usefixtures("stubborn")
+class TestAHandlerThatWasGivenUp:
+    def test_stops_no_task_of_a_process_that_runs_others(self):
+        looks: list[None] = []
+
+        def look() -> int:
+            looks.append(None)
+            return 0
+
+        watch = Watch(look, list, may_exit=False)
+
+        watch.start()
+        wait_until(lambda: len(looks) >= 3)
+
+        assert not watch.requested.is_set()
+        watch.close()
+
+    def test_ends_its_process_though_another_handler_runs_on(self, exits: list[int], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(ending, "OTHERS_SECONDS", 1.0)
+        watch = Watch(lambda: 0, list)
+
+        with handler_runs():
+            watch.start()
+            wait_until(lambda: exits)
+
+        assert exits == [GIVEN_UP]
+        watch.close()
+
+    def test_ends_its_process_when_the_other_handlers_have_returned(self, exits: list[int]):
+        watch = Watch(lambda: 0, list)
+        with handler_runs():
+            watch.start()
+            assert watch.requested.wait(5)
+            assert not exits
+
+        wait_until(lambda: exits)
+
+        assert exits == [GIVEN_UP]
+        watch.close()
 
 
 def raised_by(act: Callable[[], object]) -> BaseException:

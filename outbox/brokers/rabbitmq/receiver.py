@@ -254,9 +254,8 @@ class Receiver:
 
     def _refuse(self, source: Source, reason: str) -> None:
         group, topic = source
-        if self.refusals.get(topic) != reason:
-            text = "Group %r cannot receive from topic %r as configured: %s"
-            logger.error(text, group, topic, reason, extra=log_fields(group=group, topic=topic))
+        text = "Group %r cannot receive from topic %r as configured: %s"
+        logger.error(text, group, topic, reason, extra=log_fields(group=group, topic=topic))
         self.refusals[topic] = reason
         self._refused[source] = time.monotonic() + DECLARE_SECONDS
 

@@ -46,7 +46,6 @@ class CheckBackListener:
         self._ask = ask
         self._half_lookup = half_lookup
         self._note_sent = note_sent
-        self._has_logged_clock = False
         self._sessions: dict[str, Session] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
@@ -79,8 +78,7 @@ class CheckBackListener:
             queues = await self._client.routes.of(topic)
         except (grpc.aio.AioRpcError, StatusError) as error:
             trouble = describe(error)
-            if self._troubles.get(topic) != trouble:
-                logger.warning("No check-backs are received for topic %s yet: %s", topic, trouble)
+            logger.warning("No check-backs are received for topic %s yet: %s", topic, trouble)
             self._troubles[topic] = trouble
             return {}
         self._troubles.pop(topic, None)
@@ -134,9 +132,8 @@ class CheckBackListener:
             return False
 
     def _check_clock(self, half: Half, ahead: float) -> None:
-        """Log once that a sender's clock is wrong, so that the server asks about half messages before their ends arrive."""
-        if half.token and abs(ahead) > BORN_EARLIER_SECONDS and not self._has_logged_clock:
-            self._has_logged_clock = True
+        """Log that a sender's clock is wrong, so that the server asks about half messages before their ends arrive."""
+        if half.token and abs(ahead) > BORN_EARLIER_SECONDS:
             logger.error(
                 "The clock of a relay was %.1f s %s a RocketMQ broker's when it sent message %s: half messages are asked about "
                 "too early, which makes duplicates. Synchronize both clocks with NTP.",

@@ -57,8 +57,7 @@ class Owners:
                 self.refused.pop(group, None)
             except OwnedByAnother as error:
                 self._ask_again_at[group] = self._clock() + AGAIN_SECONDS
-                if self.refused.get(group) != str(error):
-                    logger.error("Group %r receives nothing: %s", group, error, extra=log_fields(group=group))
+                logger.error("Group %r receives nothing: %s", group, error, extra=log_fields(group=group))
                 self.refused[group] = str(error)
             except UNANSWERED:  # consumers go on while name servers are away
                 self._ask_again_at[group] = self._clock() + AGAIN_SECONDS

@@ -158,13 +158,11 @@ class Receiver:
 
     def _note_failure(self, server_group: str, topic: str, error: BaseException) -> None:
         """Note the failure of a topic, which is polled again a moment later."""
-        known = self._failures.get((server_group, topic))
-        is_logged = known is not None and known.is_logged and describe(known.error) == describe(error)
-        self._failures[server_group, topic] = TopicFailure(error, time.monotonic() + RETRY_SECONDS, is_logged)
+        self._failures[server_group, topic] = TopicFailure(error, time.monotonic() + RETRY_SECONDS)
         self._client.routes.invalidate(topic)
 
     def _log_failures(self, call: ReceiveRequest) -> None:
-        """Log the failures of topics, each once for as long as the error stays the same."""
+        """Log the failures of topics that have not been logged."""
         for topic in call.topics:
             failure = self._failure_of(call, topic)
             if failure is not None and not failure.is_logged:

@@ -50,7 +50,6 @@ class Session:
         self._on_command = on_command
         self._role = role
         self._is_known = asyncio.Event()
-        self._trouble = ""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait(self, seconds: float) -> bool:
@@ -78,13 +77,12 @@ class Session:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _log_trouble(self, error: Exception) -> None:
-        """Log why there is no session, once per reason; the first loss at level INFO, since proxies restart."""
+        """Log why there is no session; the loss of one at level INFO, since proxies restart."""
         trouble = describe(error)
         if self._is_known.is_set():
             logger.info("The session with proxy %s ended and will be reopened: %s", self._endpoint.target, trouble)
-        elif trouble != self._trouble:
+        else:
             logger.warning("No session with proxy %s; retrying: %s", self._endpoint.target, trouble)
-            self._trouble = trouble
 
     async def _run_once(self) -> None:
         """Announce and listen until one of them ends."""
@@ -109,7 +107,6 @@ class Session:
                 return
             if command.HasField("settings"):
                 self._is_known.set()
-                self._trouble = ""
             elif command.status.code not in (Code.CODE_UNSPECIFIED, Code.OK):
                 raise StatusError(command.status)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -212,29 +213,35 @@ class TestTimeLimit:
         assert self.run(broker) == "failed 1 time, last: TimeLimitExceeded"
         assert caught == [TimeLimitExceeded] * 3
 
-    def test_ends_the_process_whose_handler_runs_on(self, broker, monkeypatch, caplog):
+    @pytest.mark.parametrize(
+        ("may_exit", "effect"),
+        [(True, "This process ends, so that its supervisor starts it anew."), (False, "This process does not end")],
+    )
+    def test_gives_up_a_handler_that_runs_on_and_says_what_becomes_of_its_process(
+        self, broker, monkeypatch, caplog, may_exit, effect
+    ):
         monkeypatch.setattr(keeper_module, "GIVE_UP_SECONDS", 0.2)
         monkeypatch.setattr(ending, "LIMIT_SECONDS", 0.2)
-        gate = threading.Event()
-        watch = Watch(lambda: 0, lambda: [threading.main_thread()], may_exit=False)
+        exits = []
+        monkeypatch.setattr(os, "_exit", exits.append)
+        watch = Watch(lambda: 0, list, may_exit=may_exit)
         watch.start()
 
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2))
         def work(message, context):
-            while not gate.is_set():
+            while "limited' still runs 0 s after its time_limit of 0.2 s" not in caplog.text or (may_exit and not exits):
                 with suppress(BaseException):
-                    gate.wait(0.1)
+                    time.sleep(0.05)
 
-        watch.on_request(lambda: threading.Timer(1, gate.set).start())
         broker.send([outgoing(Placed("A1"))])
         worker = Worker(group("limited"), "default")
         worker.step(NO_WAIT)
         worker.close()
-        watch.join(10)
+        watch.close()
 
-        assert watch.requested.is_set()
-        assert "limited' still runs 0 s after its time_limit of 0.2 s" in caplog.text
-        assert "cannot end before it returns" in caplog.text
+        assert effect in caplog.text
+        assert exits == ([ending.GIVEN_UP] if may_exit else [])
+        assert watch.requested.is_set() is may_exit
 
     def test_hurts_no_handler_that_ends_in_time(self, broker):
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.5))

@@ -223,6 +223,21 @@ class TestTheSender:
         assert "resident relays are not affected" in caplog.text
         assert 'set OUTBOX["CELERY_WAKEUP"] = False' in caplog.text
 
+    def test_logs_that_it_fails_again_after_a_success_within_a_minute(self, app, caplog, pass_in_log):
+        caplog.set_level(logging.INFO, "outbox.publishing.wakeup")
+        sender = Sender()
+
+        for error, seconds in ((True, 5), (False, 15), (True, 45), (True, 0)):
+            before = sender.sent + sender.failed
+            app.error = OSError("the broker is down") if error else None
+            sender.add(Wakeup("default", "default"))
+            wait_until(lambda: sender.sent + sender.failed > before)  # noqa: B023
+            pass_in_log(seconds)
+
+        written = [record for record in caplog.records if record.name == "outbox.publishing.wakeup"]
+        assert [record.levelname for record in written] == ["WARNING", "INFO", "WARNING"]
+        assert written[-1].getMessage().endswith("(1 more time)")
+
     def test_begins_afresh_in_a_forked_process(self, app):
         wakeup.sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)

@@ -1,9 +1,9 @@
 import logging
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 from django.db import connections
+from psycopg import errors
 
 from outbox import database
 from outbox.brokers.memory import MemoryBroker
@@ -20,6 +20,19 @@ def _no_error_before(monkeypatch):
     monkeypatch.setattr(maintenance, "_errors", {})
 
 
+@pytest.fixture
+def refuse_days(monkeypatch):
+    """Have the database refuse the partitions of coming days with an error."""
+
+    def use(error):
+        def refuse(using):
+            raise error
+
+        monkeypatch.setattr(partitions, "make_days", refuse)
+
+    return use
+
+
 @pytest.mark.django_db(transaction=True)
 class TestKeepUp:
     def test_makes_days_ahead_and_prunes(self):
@@ -32,18 +45,42 @@ class TestKeepUp:
         assert done.made == [last]
         assert done.pruned.rows["outbox_inbox"] == 0
 
-    def test_prunes_although_days_cannot_be_made(self, monkeypatch):
-        def refuse(using):
-            raise psycopg.errors.DiskFull("no space left on device")
-
+    def test_prunes_although_days_cannot_be_made(self, refuse_days):
+        refuse_days(errors.DiskFull("no space left on device"))
         Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
-        monkeypatch.setattr(partitions, "make_days", refuse)
 
-        with pytest.raises(psycopg.errors.DiskFull):
+        with pytest.raises(errors.DiskFull):
             maintain("default")
 
         assert not Duplicate.objects.exists()
-        assert last_error("default") == "no space left on device"
+
+    @pytest.mark.parametrize("kind", [errors.InsufficientPrivilege, errors.ObjectNotInPrerequisiteState])
+    def test_notes_what_somebody_has_to_correct(self, refuse_days, kind):
+        refuse_days(kind("no"))
+
+        with pytest.raises(kind):
+            maintain("default")
+
+        assert last_error("default") == "no"
+
+    @pytest.mark.parametrize("kind", [errors.DeadlockDetected, errors.LockNotAvailable, errors.DiskFull, errors.AdminShutdown])
+    def test_does_not_note_what_passes_by_itself(self, refuse_days, kind):
+        refuse_days(kind("no"))
+
+        with pytest.raises(kind):
+            maintain("default")
+
+        assert last_error("default") == ""
+
+    def test_forgets_an_error_after_which_another_process_had_its_turn(self, refuse_days, monkeypatch):
+        refuse_days(errors.InsufficientPrivilege("no"))
+        with pytest.raises(errors.InsufficientPrivilege):
+            maintain("default")
+        assert last_error("default") == "no"
+
+        monkeypatch.setattr(maintenance, "ERROR_SECONDS", 0.0)
+
+        assert last_error("default") == ""
 
     def test_forgets_silent_processes(self):
         Process.objects.create(kind="relay", host="h", pid=1, beat_at=datetime.now(UTC) - timedelta(minutes=6))

@@ -9,8 +9,9 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Delivery, Outgoing, SendStatus
-from outbox.brokers.rabbitmq import RabbitMQBroker
+from outbox.brokers.rabbitmq import RabbitMQBroker, receiver
 from outbox.errors import BrokerUnavailable
+from outbox.logs import REPEAT_SECONDS
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import accepted, drain, receive_all, received, refused, statuses
@@ -128,6 +129,19 @@ class TestDeclaredOtherwise:
         assert "x-max-length" in other.check()[0].text
         assert "x-max-length" in other.refusals()[topic]
         assert [one.body for one in drained] == [b"old"]
+
+    def test_is_logged_once_a_minute_as_long_as_it_lasts(
+        self, open_broker: Open, message: NewMessage, topic, caplog, monkeypatch, pass_in_log
+    ):
+        monkeypatch.setattr(receiver, "DECLARE_SECONDS", 0.1)
+        open_broker().send([message(b"old")])
+        other = open_broker(MAX_LENGTH=5)
+        wait_until(lambda: received(other, topic))
+
+        pass_in_log(REPEAT_SECONDS)
+
+        wait_until(lambda: received(other, topic) or len(caplog.records) == 2, seconds=10)
+        assert all("cannot receive from topic" in line and "x-max-length" in line for line in caplog.messages)
 
     @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
     def test_leaves_the_groups_other_topics_alone(self, node: RabbitMQ, topic, kind):

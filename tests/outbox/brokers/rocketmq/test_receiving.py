@@ -13,14 +13,17 @@ import grpc
 import pytest
 
 from outbox.brokers.base import Broker, Delivery, Outgoing
+from outbox.brokers.rocketmq import receiver
 from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.errors import BrokerUnavailable
+from outbox.logs import REPEAT_SECONDS
 from outbox.message import TopicType
 from tests.outbox.brokers.rocketmq.stub import Stub
 from tests.waiting import wait_until
 
 OpenAt = Callable[..., Broker]
+Pass = Callable[[float], None]
 
 NORMAL, FIFO = TopicType.NORMAL, TopicType.FIFO
 HELD = timedelta(minutes=5)
@@ -110,6 +113,24 @@ class TestTroubleWithOneTopic:
         [line] = [record.getMessage() for record in caplog.records]
         assert "Group group cannot receive messages of topic fifo" in line
         assert "no time left" in line
+
+    def test_is_logged_when_it_comes_back_within_a_minute_and_lasts(
+        self, stub: Stub, broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, pass_in_log: Pass
+    ):
+        monkeypatch.setattr(receiver, "RETRY_SECONDS", 0.05)
+        stub.failing[FIFO] = AWAY
+        wait_until(lambda: caplog.records or receive(broker, NORMAL, FIFO, wait=0.2))
+        stub.failing.clear()
+        put(stub, FIFO, b"between")
+        wait_until(lambda: receive(broker, NORMAL, FIFO, wait=0.2))
+        stub.failing[FIFO] = AWAY
+        for _ in range(4):
+            receive(broker, NORMAL, FIFO, wait=0.2)
+
+        pass_in_log(REPEAT_SECONDS)
+
+        wait_until(lambda: receive(broker, NORMAL, FIFO, wait=0.2) or len(caplog.records) == 2, seconds=10)
+        assert "Group group cannot receive messages of topic fifo" in caplog.messages[-1]
 
     def test_is_left_alone_for_a_moment(self, stub: Stub, broker: Broker):
         stub.failing[FIFO] = AWAY
