@@ -22,6 +22,8 @@ INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, hash
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.django_db
 class TestOrderOfAKey:
     @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ class TestCheck:
         with broker_at(AWAY) as broker, pytest.raises(BrokerUnavailable):
             broker.check()
 
+    @pytest.mark.django_db
     def test_lets_the_doctor_name_it(self, app: Celery):
         found = [finding for finding in doctor.check() if "celery" in finding.subject]
 
