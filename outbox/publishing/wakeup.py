@@ -6,8 +6,9 @@ one per `PAUSE_SECONDS`; commits in between share the next one. It is sent even 
 of the publish has woken already; the task then finds nothing and ends. A project that runs resident relays only sets
 `OUTBOX["CELERY_WAKEUP"] = False`. A process that ends right after its commit may lose the wakeup.
 
-While as many tasks wait in the queue as there are brokers, none is sent: a task that waits finds the messages as well, and where
-no worker takes them, Redis would keep each of them for ever.
+While many tasks wait in the queue, none is sent: where no worker takes them, Redis would keep each of them for ever. The sweep
+finds the messages, or a wakeup that waits and has not expired. All tasks of the queue are counted, since servers count no others;
+the limit is such that a few of other kinds, such as the maintenance, do not keep wakeups back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from outbox.logs import get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
-UNTAKEN_SECONDS = 60.0  # so long may no worker take a wakeup before the log says so
+UNTAKEN_SECONDS = 60.0  # so long may many tasks wait before the log says so
+LOOK_AGAIN_SECONDS = 10.0  # two looks at the queue that are further apart say nothing of the time between them
+LEAST_WAITING = 10  # tasks in the queue, before no wakeup is sent; or two for each wakeup, if that is more
 BACK_OFF_SECONDS = 1.0  # after a failure; by then the sweep has found the messages
 EXPIRES_SECONDS = 10  # workers drop an older wakeup
 
@@ -83,7 +86,7 @@ class Sender:
 
     Args:
         sent, failed: how many, since the process started. Failures are logged, and when they end.
-        spared: how many were not sent, since no worker has taken the ones before.
+        spared: how many were not sent, since many tasks waited.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,7 @@ class Sender:
         self.failed = 0
         self.spared = 0
         self._is_failing = False
-        self._untaken_since: float | None = None
+        self._untaken_since = self._looked_at = float("-inf")
         self._waiting: set[Wakeup] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -146,20 +149,25 @@ class Sender:
         return True
 
     def _is_untaken(self, app: Any) -> bool:
-        """Return whether as many tasks wait in the queue as there are brokers; log it if that lasts."""
-        settings = conf.settings()
+        """Return whether so many tasks wait in the queue that no wakeup is sent; log it if each look shows that for a minute."""
+        from outbox.relay.hosts import relay_targets  # here, so that publish() does not import it
+
+        queue = conf.settings().celery_queue
         with app.pool.acquire(block=True) as connection:
-            waiting = count_waiting(connection, settings.celery_queue)
-        if waiting < len({topic.broker for topic in settings.topics.values()}):
-            self._untaken_since = None
+            waiting = count_waiting(connection, queue)
+        now, looked_at = time.monotonic(), self._looked_at
+        if waiting < max(LEAST_WAITING, 2 * len(relay_targets())):
+            self._looked_at = float("-inf")
             return False
-        now = time.monotonic()
-        self._untaken_since = self._untaken_since or now
+        if now - looked_at > LOOK_AGAIN_SECONDS:
+            self._untaken_since = now
+        self._looked_at = now
         if now - self._untaken_since >= UNTAKEN_SECONDS:
             logger.warning(
-                "No worker of Celery has taken a wakeup from the queue %r for a minute: %s wait, and no others are sent. "
-                'Start a worker for this queue; or, where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
-                *(settings.celery_queue, waiting),
+                "%s tasks wait in Celery's queue %r, and as many for a minute, so no wakeups are sent. Messages wait for the "
+                "sweep. Start workers for this queue, or route other tasks to another one; or, where all relays are resident, "
+                'set OUTBOX["CELERY_WAKEUP"] = False.',
+                *(waiting, queue),
             )
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +13,7 @@ from kombu import Connection
 from outbox.monitoring.doctor import Level, wakeups
 from outbox.publishing import wakeup
 from outbox.publishing.wakeup import Sender, Wakeup
+from outbox.relay import hosts
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.waiting import wait_until
@@ -58,6 +59,10 @@ def take_all(app: celery.Celery) -> None:
         app.amqp.queues[QUEUE](channel).purge()
 
 
+def written(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == wakeup.__name__]
+
+
 def commit(sender: Sender, times: int) -> None:
     """Have a sender wake both brokers for some commits, one after the other."""
     for number in range(times):
@@ -66,38 +71,97 @@ def commit(sender: Sender, times: int) -> None:
         wait_until(lambda: sender.sent + sender.spared > done)  # noqa: B023
 
 
+class Clock:
+    """Replaces the module `time`; tests move it."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(wakeup, "time", clock)
+    return clock
+
+
 class TestWakeupsThatNoWorkerTakes:
-    def test_wait_one_for_each_broker_however_many_commits_there_are(self, app):
+    def test_wait_ten_however_many_commits_there_are(self, app):
         sender = Sender()
 
         commit(sender, 40)
 
-        assert wait_until(lambda: waiting(app)) == 2
-        assert (sender.sent, sender.spared, sender.failed) == (2, 38, 0)
+        assert wait_until(lambda: waiting(app)) == 10
+        assert (sender.sent, sender.spared, sender.failed) == (10, 30, 0)
+
+    def test_wait_two_for_each_database_and_broker_if_that_is_more(self, app, monkeypatch):
+        monkeypatch.setattr(hosts, "relay_targets", lambda: [object()] * 6)
+        sender = Sender()
+
+        commit(sender, 20)
+
+        assert (sender.sent, sender.spared) == (12, 8)
+
+    def test_are_not_kept_back_by_a_few_tasks_of_other_kinds(self, app):
+        for _ in range(3):
+            app.send_task("outbox.tasks.maintenance", queue=QUEUE)
+        sender = Sender()
+
+        commit(sender, 2)
+
+        assert (sender.sent, sender.spared) == (2, 0)
 
     def test_are_sent_again_when_a_worker_has_taken_them(self, app):
         sender = Sender()
-        commit(sender, 10)
+        commit(sender, 12)
 
         take_all(app)
         commit(sender, 2)
 
-        assert sender.sent == 4
+        assert sender.sent == 12
 
-    def test_are_named_in_the_log_when_it_lasts(self, app, caplog, monkeypatch):
-        monkeypatch.setattr(wakeup, "UNTAKEN_SECONDS", 0.0)
-        caplog.set_level(logging.WARNING)
+    def test_are_named_in_the_log_when_each_look_for_a_minute_shows_them(self, app, caplog, clock):
+        sender = Sender()
+        commit(sender, 10)
 
-        commit(Sender(), 20)
+        for _ in range(14):
+            commit(sender, 1)
+            clock.now += 5
 
-        [line] = caplog.messages
-        assert line.startswith("No worker of Celery has taken a wakeup from the queue 'outbox' for a minute: 2 wait")
-        assert "Start a worker for this queue" in line
+        [line] = written(caplog)
+        assert line.startswith("10 tasks wait in Celery's queue 'outbox', and as many for a minute")
+        assert "Start workers for this queue" in line
+
+    def test_are_not_named_after_two_looks_that_are_minutes_apart(self, app, caplog, clock):
+        sender = Sender()
+        commit(sender, 11)
+
+        clock.now += 120
+        commit(sender, 1)
+
+        assert sender.spared == 2
+        assert written(caplog) == []
+
+    def test_are_not_named_if_they_were_taken_meanwhile(self, app, caplog, clock):
+        sender = Sender()
+        for _ in range(10):
+            commit(sender, 12)
+            take_all(app)
+            commit(sender, 1)
+            take_all(app)
+            clock.now += 9
+
+        assert written(caplog) == []
 
     def test_are_named_by_the_doctor_with_what_to_do(self, app, settings):
         commit(Sender(), 4)
 
         found = [one for one in wakeups.check() if one.level is Level.WARNING]
 
-        assert [one.text for one in found] == ["2 tasks in Celery's queue 'outbox', and no worker that answers takes from it"]
+        assert [one.text for one in found] == ["4 tasks in Celery's queue 'outbox', and no worker that answers takes from it"]
         assert "Start a worker of Celery for this queue." in found[0].hint
