@@ -23,7 +23,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from outbox import conf
+from outbox import conf, database
 from outbox.logs import get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
@@ -150,13 +150,12 @@ class Sender:
 
     def _is_untaken(self, app: Any) -> bool:
         """Return whether so many tasks wait in the queue that no wakeup is sent; log it if each look shows that for a minute."""
-        from outbox.relay.hosts import relay_targets  # here, so that publish() does not import it
-
         queue = conf.settings().celery_queue
         with app.pool.acquire(block=True) as connection:
             waiting = count_waiting(connection, queue)
+        brokers = {topic.broker for topic in conf.settings().topics.values()}
         now, looked_at = time.monotonic(), self._looked_at
-        if waiting < max(LEAST_WAITING, 2 * len(relay_targets())):
+        if waiting < max(LEAST_WAITING, 2 * len(brokers) * len(database.outbox_databases())):
             self._looked_at = float("-inf")
             return False
         if now - looked_at > LOOK_AGAIN_SECONDS:

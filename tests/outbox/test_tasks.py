@@ -9,7 +9,7 @@ import pytest
 from celery import current_app
 from django.db import connections
 
-from outbox import database, publish_raw, tasks, transaction
+from outbox import database, ending, publish_raw, tasks, transaction
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
 from outbox.models import Batch, CheckBack, MessageState, State
 from outbox.relay import hosts
@@ -58,6 +58,14 @@ class TestRelay:
         current_app.tasks["outbox.tasks.relay"](database="default", broker="default")
 
         assert sent() == 1
+
+    def test_goes_on_in_a_process_with_a_handler_that_was_given_up(self, monkeypatch):
+        monkeypatch.setattr(ending, "_given_up", {1})
+        publish(3)
+
+        tasks.relay()
+
+        assert sent() == 3
 
     def test_has_nothing_to_do_when_others_hold_all_lanes(self, settings, connect):
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}

@@ -10,10 +10,10 @@ import celery
 import pytest
 from kombu import Connection
 
+from outbox import database
 from outbox.monitoring.doctor import Level, wakeups
 from outbox.publishing import wakeup
 from outbox.publishing.wakeup import Sender, Wakeup
-from outbox.relay import hosts
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.waiting import wait_until
@@ -100,7 +100,7 @@ class TestWakeupsThatNoWorkerTakes:
         assert (sender.sent, sender.spared, sender.failed) == (10, 30, 0)
 
     def test_wait_two_for_each_database_and_broker_if_that_is_more(self, app, monkeypatch):
-        monkeypatch.setattr(hosts, "relay_targets", lambda: [object()] * 6)
+        monkeypatch.setattr(database, "outbox_databases", lambda: ["default", "second", "third"])
         sender = Sender()
 
         commit(sender, 20)
