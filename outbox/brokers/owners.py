@@ -29,6 +29,21 @@ class GroupOwner(NamedTuple):
         return f"the outbox {URN}{self.source}" if self.source else "another outbox"
 
 
+class GroupOwners:
+    """The outboxes with the inboxes of a client's groups."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, GroupOwner] = {}
+
+    def set(self, group: str, owner: GroupOwner) -> None:
+        """Note in which outbox a group has its inbox."""
+        self._of[group] = owner
+
+    def groups(self) -> list[str]:
+        """Return the groups whose outbox is known."""
+        return sorted(self._of)
+
+
 class OwnedByAnother(Exception):
     """Raised when a group belongs to another outbox. Its arguments: what is wrong, and what to do."""
 

@@ -1,4 +1,4 @@
-"""Tells brokers in which outbox the project's groups have their inboxes, so that another project's group is not shared."""
+"""Set the owners of consumer groups at brokers, so that two projects do not share a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.database.identity import read_identity
 
 
 def set_owner(broker: Broker, group: str, using: str) -> None:
-    """Tell a broker the owner of a group: the outbox in the database of its inbox."""
+    """Set the owner of a group at a broker: the outbox in the database of its inbox."""
     broker.set_owner(group, *read_identity(database.raw(using)))
 
 
@@ -37,7 +37,7 @@ def take_over(chosen: Sequence[Group]) -> None:
 
 
 def set_owners(broker: Broker) -> None:
-    """Tell a broker the owners of the project's groups, except those whose database has no outbox or cannot be reached."""
+    """Set the owners of the project's groups at a broker, except where a database has no outbox or cannot be reached."""
     databases = database.outbox_databases()
     for group in groups().values():
         if broker.alias in group.brokers and group.using in databases:

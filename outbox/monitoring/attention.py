@@ -17,7 +17,7 @@ from outbox.checks.celery import wakeup_app
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, MAINTENANCE, STALE_AFTER
 from outbox.ids import first_id_at
-from outbox.monitoring.groups import GroupStatus, Progress
+from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
 from outbox.relay.splitter import ALERT_TRIES
@@ -245,7 +245,7 @@ def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator
         yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
 
 
-def _stuck(group: GroupStatus, subject: str, topic: str, progress: Progress) -> Iterator[Attention]:
+def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress) -> Iterator[Attention]:
     """Yield why a group that has consumers makes no progress in a topic, or with some messages of it."""
     waiting = group.waiting.get(topic, 0)
     if progress.failing_seconds > LATE_AFTER.total_seconds():

@@ -66,7 +66,7 @@ JOIN outbox_topic t ON t.id = b.topic_id
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TopicProgress:
     """
     The progress of a consumer group in one topic.
 
@@ -108,7 +108,7 @@ class GroupStatus:
     broker: str
     topics: list[str]
     waiting: dict[str, int] = field(default_factory=dict)
-    progress: dict[str, Progress] = field(default_factory=dict)
+    progress: dict[str, TopicProgress] = field(default_factory=dict)
     trouble: str = ""
     consumers: int = 0
     silent_seconds: float | None = None
@@ -201,9 +201,11 @@ def _per_minute(paces: Sequence[_Pace]) -> float:
     return 60 * sum(pace.handled for pace in paces) / max(seconds, MIN_SECONDS)
 
 
-def _progress(topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None) -> Progress:
+def _progress(
+    topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None
+) -> TopicProgress:
     idle = pace.idle_seconds if pace else None
-    return Progress(idle, _waits(sends, topic, idle), *(retrying or ()))
+    return TopicProgress(idle, _waits(sends, topic, idle), *(retrying or ()))
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:

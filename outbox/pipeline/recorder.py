@@ -227,7 +227,7 @@ class Recorder:
             self._empty.append((now, moment, empty))
 
     def _write_read_until(self, moment: datetime, topics: Sequence[str]) -> None:
-        """Record how far topics are read, but not those that the broker refuses: messages may wait that nobody can read."""
+        """Record how far topics are read, except those that the broker refuses, where unread messages may wait."""
         assert self._connection is not None
         refusals = self._refusals()
         known = [topic for topic in topics if topic not in refusals]

@@ -121,7 +121,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
-        may_drop = partitions.rights(connection).may_drop  # asked first: a lock taken in vain would hold publishers up
+        may_drop = partitions.rights(connection).may_drop  # without the right, no lock is taken
         for day in partitions.days(connection):
             if day < last_kept:
                 if may_drop:

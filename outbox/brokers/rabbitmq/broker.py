@@ -23,7 +23,7 @@ from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
-from outbox.brokers.rabbitmq.owners import Owners
+from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
@@ -68,7 +68,7 @@ class RabbitMQBroker(DeadLetters):
         self._questions = Connection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
-        self._owners = Owners()
+        self._owners = RabbitMQOwners()
         self._declarations = Declarations(self.topics, self._settings.max_length)
         self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self._held = self._receiver.held

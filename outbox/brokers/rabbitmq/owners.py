@@ -14,25 +14,14 @@ from collections.abc import Iterable
 import amqp
 from amqp.exceptions import NotFound, PreconditionFailed
 
-from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.brokers.owners import GroupOwner, GroupOwners, OwnedByAnother
 from outbox.brokers.rabbitmq.topology import OWNER, queue_name
 
 CURRENT = re.compile(rf"but current is the value '{re.escape(OWNER)}([0-9a-f-]{{36}})")
 
 
-class Owners:
-    """The outboxes with the inboxes of this client's groups."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, GroupOwner] = {}
-
-    def set(self, group: str, owner: GroupOwner) -> None:
-        """Note in which outbox a group has its inbox."""
-        self._of[group] = owner
-
-    def groups(self) -> list[str]:
-        """Return the groups whose outbox is known."""
-        return sorted(self._of)
+class RabbitMQOwners(GroupOwners):
+    """The owners of groups, and their notes on the server."""
 
     def claim(self, channel: amqp.Channel, topic: str, group: str) -> None:
         """

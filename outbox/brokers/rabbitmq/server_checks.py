@@ -23,7 +23,7 @@ from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.connection import LOST, Connection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
-from outbox.brokers.rabbitmq.owners import Owners
+from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec
@@ -65,7 +65,7 @@ class ServerChecks:
         connection: Connection,
         topics: Iterable[TopicSpec],
         declare_queues: Callable[[amqp.Channel, TopicSpec, str], None],
-        owners: Owners,
+        owners: RabbitMQOwners,
     ) -> None:
         self._options = options
         self._connection = connection

@@ -34,7 +34,7 @@ from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.owners import UNANSWERED, Owners
+from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
@@ -88,7 +88,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = Receiver(self._client, self.topics, self._settlement)
-        self._owners = Owners(self._client, clock)
+        self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.brokers.owners import GroupOwner, GroupOwners, OwnedByAnother
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
@@ -25,28 +25,20 @@ AGAIN_SECONDS = 10.0  # after a refusal, or when no name server answers
 UNANSWERED = (NotConnected, NoAnswer, RemotingError)
 
 
-class Owners:
+class RocketMQOwners(GroupOwners):
     """
-    The outboxes with the inboxes of this client's groups.
+    The owners of groups, and their notes on the name servers.
 
     Args:
         clock: a monotonic clock in seconds.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float]) -> None:
+        super().__init__()
         self.refused: dict[str, str] = {}  # group -> whose it is, and what to do
         self._client = client
         self._clock = clock
-        self._of: dict[str, GroupOwner] = {}
         self._ask_again_at: dict[str, float] = {}
-
-    def set(self, group: str, owner: GroupOwner) -> None:
-        """Note in which outbox a group has its inbox."""
-        self._of[group] = owner
-
-    def groups(self) -> list[str]:
-        """Return the groups whose outbox is known."""
-        return sorted(self._of)
 
     def may_receive(self, group: str) -> bool:
         """Return whether a group is not another project's, and note that it is ours. Asks once, and again after a refusal."""

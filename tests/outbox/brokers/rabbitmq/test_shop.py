@@ -228,16 +228,22 @@ class TestTwoProjects:
             broker.receive("cart", [work], limit=1, invisible_for=timedelta(minutes=1), wait=timedelta())
             yield broker
 
-    def test_in_one_group_are_named_and_the_second_handles_nothing(self, names, theirs, relay, worker):
+    @pytest.fixture
+    def seen(self, names: tuple[str, str], theirs: Broker, relay: Callable[[], int]) -> list[int]:
+        """What a handler of our group of that name has seen, to whose topic a message was sent."""
         work, _ = names
         seen: list[int] = []
 
         @consumer(topic=work, group="cart")
-        def note(message, context):
+        def note(message: dict[str, int], context: object) -> None:
             seen.append(message["n"])
 
         publish(work, 1)
         relay()
+        return seen
+
+    def test_in_one_group_are_named_and_the_second_handles_nothing(self, names, theirs, seen, worker):
+        work, _ = names
         ours = worker()
         ours.run(until_idle=True)
         wants.beat(register.group("cart"), "default")
@@ -249,16 +255,7 @@ class TestTwoProjects:
         assert seen == []
         assert [one.body for one in receive_as(theirs, work)] == [b'{"n":1}']
 
-    def test_are_one_after_a_take_over(self, names, theirs, relay, worker):
-        work, _ = names
-        seen: list[int] = []
-
-        @consumer(topic=work, group="cart")
-        def note(message, context):
-            seen.append(message["n"])
-
-        publish(work, 1)
-        relay()
+    def test_are_one_after_a_take_over(self, theirs, seen, worker):
         theirs.close()
 
         call_command("outbox_consume", group=["cart"], take_over=True)

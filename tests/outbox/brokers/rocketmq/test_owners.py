@@ -14,7 +14,7 @@ from outbox.brokers.owners import GroupOwner
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.client import Client
 from outbox.brokers.rocketmq.options import RocketMQOptions
-from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, Owners
+from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
@@ -171,14 +171,14 @@ def name_servers() -> Iterator[tuple[PortStub, PortStub]]:
 
 
 @pytest.fixture
-def owners_of(name_servers: tuple[PortStub, PortStub], clock: Clock) -> Iterator[Callable[[tuple[str, str]], Owners]]:
+def owners_of(name_servers: tuple[PortStub, PortStub], clock: Clock) -> Iterator[Callable[[tuple[str, str]], RocketMQOwners]]:
     """Return the owners as a project's client of both name servers sees them; it has a group "billing"."""
     clients: list[Client] = []
 
-    def owners_of(project: tuple[str, str]) -> Owners:
+    def owners_of(project: tuple[str, str]) -> RocketMQOwners:
         options = {"ENDPOINTS": "127.0.0.1:1", "NAME_SERVERS": [one.address for one in name_servers]}
         clients.append(Client(read_options(RocketMQOptions, options)))
-        owners = Owners(clients[-1], clock)
+        owners = RocketMQOwners(clients[-1], clock)
         owners.set("billing", GroupOwner.of(*project))
         return owners
 
