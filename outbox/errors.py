@@ -87,6 +87,10 @@ class ClosedByHandler(BrokenTransaction):
     """Raised after a handler has closed the connection of its own transaction."""
 
 
+class InboxRefused(OutboxError):
+    """Raised when the database refuses what a consumer writes about its messages, such as for a missing permission."""
+
+
 class NeverEnded(OutboxError):
     """Raised instead of calling a handler that was started five times with a message and never finished."""
 

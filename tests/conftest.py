@@ -18,6 +18,14 @@ def _log_from_the_beginning() -> None:
     forget_lines()
 
 
+@pytest.fixture(autouse=True)
+def _no_loop_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the errors of the loops of earlier tests, which this process would send in its heartbeats."""
+    from outbox.database import loop_errors
+
+    monkeypatch.setattr(loop_errors, "_errors", {})
+
+
 @pytest.fixture
 def pass_in_log(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Move the clock by which repeated lines of the log are left out by some seconds."""

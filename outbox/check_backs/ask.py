@@ -15,6 +15,8 @@ from django.db import close_old_connections
 from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer, record_sent
+from outbox.database import loop_errors
+from outbox.database.loop_errors import Loop
 from outbox.errors import ConfigurationError
 from outbox.logs import fields_of, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
@@ -25,6 +27,8 @@ Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
+
+ENDPOINT = Loop("check-back endpoint")
 
 # Source: RFC 2104, section 3: a key shorter than the hash's output, here that of SHA-256, weakens HMAC.
 SECRET_BYTES = 32
@@ -105,8 +109,9 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
             with opener.open(signed_request(url, signer, _question(half)), timeout=timeout.total_seconds()) as response:
                 if response.status != 200:
                     raise ValueError(f"status {response.status}")
-                return Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
+                resolution = Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
         except Exception as error:
+            loop_errors.note(ENDPOINT, error)
             logger.warning(
                 "The check-back endpoint %s did not answer about message %s: %r",
                 url,
@@ -115,6 +120,8 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
                 extra=fields_of(half),
             )
             return UNKNOWN
+        loop_errors.clear(ENDPOINT)
+        return resolution
 
     return ask
 

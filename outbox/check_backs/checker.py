@@ -13,7 +13,8 @@ import psycopg
 
 from outbox import conf, database
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process
-from outbox.database import heartbeats
+from outbox.database import heartbeats, loop_errors
+from outbox.database.loop_errors import Loop, noting
 from outbox.forks import ForkSafeLock
 from outbox.logs import get_logger, log_fields
 
@@ -46,12 +47,19 @@ class Checker:
 
     def turn(self) -> bool:
         """Start listening if it has not begun, and write a heartbeat. Return False: there is no more work at once."""
-        if self._broker is None:
-            self._broker = cast("AsksProducers", conf.make_broker(self.alias))
-            self._broker.listen(self._ask, note_sent=self._note_sent)
-        with database.connect(self._using, application_name="outbox checker") as connection:
-            heartbeats.beat(connection, "checker", broker=self.alias)
+        try:
+            with noting(Loop("checker", broker=self.alias)):
+                self._listen()
+        finally:
+            with database.connect(self._using, application_name="outbox checker") as connection:
+                heartbeats.beat(connection, "checker", broker=self.alias, errors=loop_errors.read(self._using, self.alias))
         return False
+
+    def _listen(self) -> None:
+        if self._broker is None:
+            broker = cast("AsksProducers", conf.make_broker(self.alias))
+            broker.listen(self._ask, note_sent=self._note_sent)
+            self._broker = broker  # last, so that it listens at the next turn if it could not
 
     def close(self) -> None:
         """Stop listening and delete the heartbeat. Where the database is away, the heartbeat stays until it is stale."""

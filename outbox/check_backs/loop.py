@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from outbox import conf
 from outbox.check_backs.ask import Ask, in_process, over_http
+from outbox.database.loop_errors import Loop, noting
 from outbox.errors import ConfigurationError
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
@@ -62,8 +63,9 @@ class CheckLoop:
             BrokerUnavailable: the broker is out of reach. Nothing is lost: what was not answered is asked again.
         """
         try:
-            self._broker = self._broker or cast("NeedsCheckLoop", conf.make_broker(self._alias))
-            return self._broker.check_halves(self._ask, limit=LIMIT) == LIMIT
+            with noting(Loop("check loop", broker=self._alias)):
+                self._broker = self._broker or cast("NeedsCheckLoop", conf.make_broker(self._alias))
+                return self._broker.check_halves(self._ask, limit=LIMIT) == LIMIT
         except BaseException:
             self.close()
             raise

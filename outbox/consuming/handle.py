@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,20 +13,32 @@ from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
 from psycopg.pq import TransactionStatus
 
-from outbox import tracing
+from outbox import database, tracing
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, inbox, tries, wants
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, dedupe_key_of, fields_of, require_id
 from outbox.consuming.inbox import Claim, Entry
 from outbox.consuming.keeper import Keeper
-from outbox.consuming.outcome import BUSY, FOR_ANOTHER, HANDLED, NOT_NOW, Outcome, Result, as_decided, causes, is_conflict, judge
+from outbox.consuming.outcome import (
+    BUSY,
+    FOR_ANOTHER,
+    HANDLED,
+    NOT_NOW,
+    Outcome,
+    Result,
+    as_decided,
+    causes,
+    is_conflict,
+    judge,
+    not_counted,
+)
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.suspects import alone
 from outbox.database.outermost import as_innermost, outermost_transaction
 from outbox.ending import handler_runs, is_end_of_process
-from outbox.errors import BrokenTransaction, ClosedByHandler, NeverEnded, NotOutermost
+from outbox.errors import BrokenTransaction, ClosedByHandler, InboxRefused, NeverEnded, NotOutermost
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, current_cause
@@ -71,6 +83,8 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
     except BaseException as error:
         if results := _results_despite(one, error):
             return results[0]
+        if isinstance(error, InboxRefused):
+            return not_counted(delivery, error)
         return judge(group, one.consumer, delivery, error, worker=keeper.worker, is_outage=_is_outage(error, before))
     return one.results[0]
 
@@ -151,10 +165,11 @@ def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: li
     with outermost_transaction(consumer.using):  # what returns is acknowledged
         if len(connection.atomic_blocks) == 1:  # a test's own transaction is not committed
             transaction.on_commit(lambda: setattr(one, "is_committed", True), using=consumer.using)
-        claims = _claim(entries, consumer.using)
-        one.results = [
-            _result_of(claim, entry, consumer, one.keeper.worker) for claim, entry in zip(claims, entries, strict=True)
-        ]
+        with _own_statements():
+            claims = _claim(entries, consumer.using)
+            one.results = [
+                _result_of(claim, entry, consumer, one.keeper.worker) for claim, entry in zip(claims, entries, strict=True)
+            ]
         mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
         if mine:
             contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]
@@ -164,6 +179,17 @@ def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: li
         failpoint("consumer.after_handler")
     tracing.note_handled(consumer.group, [one.deliveries[place] for place in mine])
     failpoint("consumer.after_commit")
+
+
+@contextmanager
+def _own_statements() -> Iterator[None]:
+    """Raise `InboxRefused` where the database refuses a statement of the inbox: no handler is to blame."""
+    try:
+        yield
+    except DatabaseError as error:
+        if database.refuses_all(error):
+            raise InboxRefused(str(error).strip()) from error
+        raise
 
 
 def _claim(entries: list[Entry], using: str) -> list[Claim]:
@@ -183,7 +209,7 @@ def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | tries.D
     Raises:
         NeverEnded: too many tries were begun and never ended.
     """
-    with outermost_transaction(consumer.using):
+    with _own_statements(), outermost_transaction(consumer.using):
         begun = tries.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
     if isinstance(begun, tries.Begun) and begun.crashes >= tries.CRASH_LIMIT:
         raise NeverEnded(

@@ -1,4 +1,4 @@
-"""What the workers of this process hold, and the topics that they cannot receive from: for its heartbeats."""
+"""What the workers of this process hold and handle, and the topics that they cannot receive from: for its heartbeats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from outbox.brokers.base import Broker
+from outbox.consuming.keeper import Keeper
+from outbox.database.heartbeats import Handling
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Holdings:
     """
     The state of workers.
@@ -18,35 +20,42 @@ class Holdings:
     Args:
         held: topic -> messages that the broker's backlog lacks.
         refusals: topic -> why it cannot be received from as configured.
+        handling: the handler that has been running for the longest time; None if none runs.
     """
 
     held: Counter[str] = field(default_factory=Counter)
     refusals: dict[str, str] = field(default_factory=dict)
+    handling: Handling | None = None
 
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, str], WeakValueDictionary[str, Broker]] = {}  # broker and group -> by worker
+_keepers: dict[tuple[str, str], WeakValueDictionary[str, Keeper]] = {}
 
 
-def note(alias: str, group: str, worker: str, broker: Broker) -> None:
-    """Remember the broker client of a worker."""
+def note(alias: str, group: str, worker: str, broker: Broker, keeper: Keeper) -> None:
+    """Remember what a worker receives and handles with."""
     with _lock:
         _clients.setdefault((alias, group), WeakValueDictionary())[worker] = broker
+        _keepers.setdefault((alias, group), WeakValueDictionary())[worker] = keeper
 
 
 def forget(alias: str, group: str, worker: str) -> None:
     """Forget a worker whose broker client is closed."""
     with _lock:
-        if (clients := _clients.get((alias, group))) is not None:
-            clients.pop(worker, None)
+        for known in (_clients, _keepers):
+            known.get((alias, group), WeakValueDictionary()).pop(worker, None)
 
 
 def read(alias: str, group: str) -> Holdings:
     """Return the sum of all workers of a group at a broker."""
     with _lock:
         clients = list(_clients.get((alias, group), {}).values())
+        keepers = list(_keepers.get((alias, group), {}).values())
     total = Holdings()
     for broker in clients:
         total.held.update(broker.held(group))
         total.refusals.update(broker.refusals())
+    running = [one for one in (keeper.running() for keeper in keepers) if one is not None]
+    total.handling = max(running, key=lambda one: one.seconds, default=None)
     return total

@@ -26,7 +26,7 @@ from outbox import conf, signals
 from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import tries
 from outbox.consuming.register import Consumer
-from outbox.database.heartbeats import BEAT_SECONDS
+from outbox.database.heartbeats import BEAT_SECONDS, Handling
 from outbox.ending import give_up_handler
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.logs import get_logger, log_fields
@@ -199,6 +199,20 @@ class Keeper:
                 pass
             if self._work is work:
                 self._work = None
+
+    def running(self) -> Handling | None:
+        """Return the handler that runs now, from any thread; None if none does."""
+        work, taken = self._work, self._taken
+        if work is None or not taken:
+            return None
+        limit = work.consumer.time_limit
+        return Handling(
+            topic=taken[0].delivery.topic,
+            message_id=taken[0].delivery.message_id,
+            handler=work.consumer.name,
+            seconds=time.monotonic() - work.began_at,
+            limit_seconds=limit.total_seconds() if limit is not None else None,
+        )
 
     def close(self) -> None:
         """Ask the thread to end."""

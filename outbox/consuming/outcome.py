@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import psycopg
@@ -18,7 +18,7 @@ from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
+from outbox.errors import InboxRefused, NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -55,7 +55,7 @@ class Result:
         is_outage: the database went away; the handler is not to blame.
         is_for_others: another process of the group has a handler for the message, and this one has none.
         is_busy: another process handles the message now. The broker delivers it again when INVISIBLE is over.
-        ends_with: the exception that ends the worker after the delivery was settled.
+        ends_with: the exception that the worker raises when the delivery is settled.
     """
 
     outcome: Outcome
@@ -102,11 +102,17 @@ def judge(
         logger.warning(
             text, delivery.message_id, str(trouble).strip(), exc_info=None if is_told else trouble, extra=fields_of(delivery)
         )
-        result = _again_uncounted(delivery, is_outage=True)
+        refused = InboxRefused(str(trouble).strip()) if database.refuses_all(trouble) else None
+        result = replace(_again_uncounted(delivery, is_outage=True), ends_with=refused)
     _log(delivery, result, error)
     if result.outcome is Outcome.RETRY and result.reason:
         _alert_blocked(group, delivery, result.reason)
     return result
+
+
+def not_counted(delivery: Delivery, error: InboxRefused) -> Result:
+    """Return the result of a delivery whose handler was not called, because the database refuses the inbox."""
+    return replace(_again_uncounted(delivery, is_outage=True), ends_with=error)
 
 
 def as_decided(decided: tries.Decided) -> Result:

@@ -20,7 +20,7 @@ from outbox.consuming import holdings
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.inbox import columns_of
 from outbox.consuming.register import Group, plain_subject
-from outbox.database import heartbeats
+from outbox.database import heartbeats, loop_errors
 from outbox.message import Header
 
 # Since the last heartbeat of a process that did not deregister: a Celery task beats between two handlers.
@@ -79,6 +79,8 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         wants=wants_of(group),
         holds=found.held,
         refusals=found.refusals,
+        errors=loop_errors.read(group.using, alias, group.name),
+        handling=found.handling,
     )
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))

@@ -22,10 +22,11 @@ from outbox.consuming.plan import plan
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Group
 from outbox.consuming.tally import Tally
-from outbox.database import heartbeats
+from outbox.database import heartbeats, loop_errors
 from outbox.database.heartbeats import BY_CELERY
+from outbox.database.loop_errors import Loop
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import BrokerUnavailable, KeptByClient, NotMigrated
+from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 
@@ -59,6 +60,8 @@ class Worker:
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
         self._name = tries.new_worker_name()
+        self._loop = Loop("consumer", group.using, alias, group.name, self._name)
+        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
         self._keeper = self._new_keeper()
         self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
@@ -89,21 +92,28 @@ class Worker:
         wait = IDLE_WAIT if until_idle or once else self._settings.wait
         troubles = 0
         well_at = time.monotonic()
-        while not self._stop.is_set() and time.monotonic() < deadline:
-            try:
-                received = self.step(wait)
-                troubles, well_at = 0, time.monotonic()
-            except Exception as error:
-                if patience is not None and time.monotonic() - well_at >= patience:
-                    raise
-                pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
-                self._say(error, pause)
-                troubles += 1
-                self.close()
-                self._stop.wait(min(pause, max(0, deadline - time.monotonic())))
-            else:
-                if once or (until_idle and not received):
-                    break
+        try:
+            while not self._stop.is_set() and time.monotonic() < deadline:
+                try:
+                    received = self.step(wait)
+                    loop_errors.clear(self._loop)
+                    troubles, well_at = 0, time.monotonic()
+                except Exception as error:
+                    if not isinstance(error, InboxRefused):
+                        loop_errors.note(self._loop, error)
+                    if patience is not None and time.monotonic() - well_at >= patience:
+                        raise
+                    pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
+                    self._say(error, pause)
+                    troubles += 1
+                    self.close()
+                    self._stop.wait(min(pause, max(0, deadline - time.monotonic())))
+                else:
+                    if once or (until_idle and not received):
+                        break
+        finally:
+            for loop in (self._loop, self._inbox_loop):
+                loop_errors.clear(loop)
         return self.tally
 
     def step(self, wait: timedelta) -> int:
@@ -182,6 +192,7 @@ class Worker:
             results = [handle(self.group, deliveries[0], self._keeper)]
         is_outage = any(result.is_outage for result in results)
         self._has_unended |= is_outage  # before settling, since the broker may be away too
+        self._note_refusal(results)
         try:
             for held, result in zip(taken, results, strict=True):
                 self._settle(broker, held, result)
@@ -190,6 +201,14 @@ class Worker:
                 if result.ends_with is not None:
                     raise result.ends_with
         return is_outage
+
+    def _note_refusal(self, results: Sequence[Result]) -> None:
+        """Note an error of the inbox until a message is handled without: a step without messages says nothing about it."""
+        for result in results:
+            if isinstance(result.ends_with, InboxRefused):
+                loop_errors.note(self._inbox_loop, result.ends_with)
+            elif not result.is_outage:
+                loop_errors.clear(self._inbox_loop)
 
     def _settle(self, broker: Broker, held: Held, result: Result) -> None:
         self.tally.count(result.outcome)
@@ -260,6 +279,8 @@ class Worker:
         extra = log_fields(group=self.group.name, broker=self.alias, database=self.group.using)
         if isinstance(error, NotMigrated):
             logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
+        elif isinstance(error, InboxRefused):
+            logger.error("Group %r waits: the database refuses what is written about its messages: %s", self.group.name, error, extra=extra)
         elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
             text = "Group %r lost its database or broker %r, next try in %s s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)
@@ -307,5 +328,5 @@ class Worker:
             broker = conf.make_broker(self.alias)
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
-            holdings.note(self.alias, self.group.name, self._name, self._broker)
+            holdings.note(self.alias, self.group.name, self._name, self._broker, self._keeper)
         return self._broker

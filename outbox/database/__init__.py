@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         outbox_databases,
         outside_transactions,
         raw,
+        refuses_all,
     )
     from outbox.database.own_connection import OwnConnection
 
@@ -52,6 +53,7 @@ __all__ = [
     "outbox_databases",
     "outside_transactions",
     "raw",
+    "refuses_all",
 ]
 
 

@@ -42,7 +42,11 @@ HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('out
 # Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 
-ENDED_BY_SERVER = ("08", "57")  # classes of SQLSTATE: the connection broke, an operator ended it
+# SQLSTATE, by its beginning: the connection broke, an operator ended it, a conflict with another transaction, a lock was held.
+NO_REFUSALS = ("08", "57", "40", "55P03")
+
+# Not implemented, read-only, no such database or schema, no such table or no permission, no resources, no replica identity.
+REFUSES_ALL = ("0A", "25006", "3D", "3F", "42", "53", "55000")
 
 # A lost host is noticed within seconds instead of hours, and reconnected within 5 s of its return.
 OUTAGE_OPTIONS = {
@@ -184,8 +188,17 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
 
 
 def is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the database has refused a statement, such as for a missing permission; not whether it was away."""
-    return error.sqlstate is not None and not error.sqlstate.startswith(ENDED_BY_SERVER)
+    """Return whether the database has refused a statement, such as for a missing permission or a full disk.
+
+    It has not if it was away, or if the statement may succeed the next time, as after a deadlock.
+    """
+    return error.sqlstate is not None and not error.sqlstate.startswith(NO_REFUSALS)
+
+
+def refuses_all(error: BaseException) -> bool:
+    """Return whether a statement would be refused with any values: for a missing permission or table, or a full disk."""
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__  # Django's error has psycopg's as its cause
+    return isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(REFUSES_ALL)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from psycopg.types.json import Jsonb
@@ -15,7 +16,6 @@ from outbox.logs import cut
 
 BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
 SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
-MAINTENANCE = "Maintenance: "  # the error of a relay that sends begins with it, where only the maintenance fails
 BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers
@@ -27,12 +27,13 @@ WITH before AS (
       AND consumer_group = %(group)s AND instance <> %(instance)s AND beat_at < clock_timestamp() - interval '1 minute'
 )
 INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants, holds,
-    refusals, error)
+    refusals, errors, handling)
 VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s, %(holds)s,
-    %(refusals)s, coalesce(%(error)s, ''))
+    %(refusals)s, %(errors)s, %(handling)s)
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
 SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, holds = excluded.holds,
-    refusals = excluded.refusals, error = coalesce(%(error)s, outbox_process.error), beat_at = clock_timestamp()
+    refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling,
+    beat_at = clock_timestamp()
 """
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
@@ -46,6 +47,25 @@ FORGET_STALE = """
 DELETE FROM outbox_process
 WHERE beat_at < clock_timestamp() - CASE WHEN kind = 'consumer' THEN greatest(%(after)s, %(of_consumers)s) ELSE %(after)s END
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """
+    A handler of a consumer that is running.
+
+    Args:
+        message_id: the message that it handles, or the first one of several.
+        handler: the name of its function.
+        seconds: for how long it has been running.
+        limit_seconds: its time limit.
+    """
+
+    topic: str
+    message_id: str
+    handler: str
+    seconds: float
+    limit_seconds: float | None = None
 
 
 def instance() -> str:
@@ -75,7 +95,8 @@ def beat(
     wants: Sequence[str] = (),
     holds: Mapping[str, int] | None = None,
     refusals: Mapping[str, str] | None = None,
-    error: str | None = None,
+    errors: Mapping[str, str] | None = None,
+    handling: Handling | None = None,
 ) -> None:
     """
     Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
@@ -83,14 +104,17 @@ def beat(
     Args:
         note: what hosts it, for operators to read.
         wants: the subscriptions of a consumer: `consuming/wants.py`.
-        error: what keeps it from its work; None leaves the last one.
         holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
+        handling: the handler of a consumer that has been running for the longest time.
+        errors: the last errors of loops of this process: `loop_errors.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
-    refused = {topic: cut(reason) for topic, reason in (refusals or {}).items()}
-    said = error if error is None else cut(error)
-    connection.execute(BEAT, who | what | {"holds": Jsonb(holds or {}), "refusals": Jsonb(refused), "error": said})
+    said = {"refusals": refusals or {}, "errors": errors or {}}
+    texts = {name: Jsonb({one: cut(text) for one, text in found.items()}) for name, found in said.items()}
+    connection.execute(
+        BEAT, who | what | texts | {"holds": Jsonb(holds or {}), "handling": Jsonb(asdict(handling) if handling else {})}
+    )
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:

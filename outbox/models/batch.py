@@ -145,7 +145,8 @@ class Process(models.Model):
     # from as configured, with the reasons.
     holds = models.JSONField(db_default={})
     refusals = models.JSONField(db_default={})
-    error = models.TextField(db_default="")  # the database's last answer to a relay that has done nothing since
+    handling = models.JSONField(db_default={})  # of a consumer: its handler that has been running for the longest time
+    errors = models.JSONField(db_default={})  # of its loops whose last step failed, by the name of the loop
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())
 

@@ -7,7 +7,7 @@ Each entry has its cause and the next step. It disappears when its cause does.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from outbox import conf
 from outbox.checks.celery import wakeup_app
 from outbox.database import Connection, partitions
-from outbox.database.heartbeats import BY_CELERY, MAINTENANCE, STALE_AFTER
+from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, Handling
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
+from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_TRIES
 
 if TYPE_CHECKING:
@@ -99,10 +100,11 @@ def register(source: Source) -> None:
 def find(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what needs attention; causes come before their effects."""
     yield from _read_only(status)
-    yield from _brokers(status)
+    away = list(_brokers(status))
+    yield from away
     yield from _relays(status)
     yield from _untaken(connection, status)
-    yield from _failing(status)
+    yield from _failing(status, {one.subject for one in away})
     yield from _silent(status)
     for topic in status.topics:
         yield from _topic(topic, status)
@@ -178,13 +180,16 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
     return f"No {kind} is running: the last heartbeat came {age(last.silent_seconds)} ago, from {last.name}."
 
 
-def _failing(status: Status) -> Iterator[Attention]:
-    """Yield processes that live, and that the database keeps from their work."""
+def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
+    """Yield the loops of live processes whose last step failed, except for brokers that are away."""
+    step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
     for process in status.processes:
-        if process.cannot_send and not process.is_silent:
-            cause = f"The database refuses the work of the {process.kind} {process.name}."
-            step = "Correct what the error names, such as a permission; the process tries again by itself."
-            yield Attention(Kind.PROCESS_FAILS, f"broker {process.broker!r}", cause, step, error=process.error)
+        subject = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
+        for loop, error in sorted(process.errors.items()):
+            if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in away):
+                continue
+            cause = f"The {loop} of process {process.name} fails."
+            yield Attention(Kind.PROCESS_FAILS, subject, cause, step, error=error)
 
 
 def _silent(status: Status) -> Iterator[Attention]:
@@ -229,7 +234,10 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     waiting = sum(group.waiting.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     if group.consumers:
-        stuck = [one for topic, progress in sorted(group.progress.items()) for one in _stuck(group, subject, topic, progress)]
+        hanging = {one.handling.topic: one.handling for one in _consumers(group, status) if one.handling and one.hangs}
+        stuck = [_hangs(subject, one) for _, one in sorted(hanging.items())]
+        for topic, progress in sorted(group.progress.items()):
+            stuck += _stuck(group, subject, topic, progress, is_explained=topic in hanging)
         yield from stuck or _slow(group, subject, waiting, wait)
     elif waiting or (not group.waiting and not group.trouble and _has_sent(group, status)):
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
@@ -245,8 +253,24 @@ def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator
         yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
 
 
-def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress) -> Iterator[Attention]:
-    """Yield why a group that has consumers makes no progress in a topic, or with some messages of it."""
+def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
+    """Return the live consumers of a group."""
+    return [one for one in status.processes if one.does == ("consumer", group.broker, group.consumer_group) and not one.is_silent]
+
+
+def _hangs(subject: str, one: Handling) -> Attention:
+    cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
+    step = "Find out what it waits for, and set its time_limit. If it may take so long, set a time_limit that is longer."
+    return Attention(Kind.GROUP_STUCK, subject, cause, step)
+
+
+def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Attention]:
+    """
+    Yield why a group that has consumers makes no progress in a topic, or with some messages of it.
+
+    Args:
+        is_explained: an entry about the topic says what the others wait for.
+    """
     waiting = group.waiting.get(topic, 0)
     if progress.failing_seconds > LATE_AFTER.total_seconds():
         verb = "waits" if progress.retrying == 1 else "wait"
@@ -262,7 +286,7 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
     if waiting > group.consumers and idle > STUCK_AFTER.total_seconds():
         late = max(late, idle)
-    if late > LATE_AFTER.total_seconds() and waiting > progress.retrying:
+    if late > LATE_AFTER.total_seconds() and waiting > progress.retrying and not is_explained:
         verb = "waits" if waiting == 1 else "wait"
         cause = (
             f"{count(waiting, 'message')} of topic {topic!r} {verb}, and {count(group.consumers, 'consumer')} handled none "
@@ -313,8 +337,7 @@ def _records(status: Status) -> Iterator[Attention]:
 
 def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what the maintenance has left undone, and its error if a relay knows one."""
-    live = [one.error for one in status.processes if not one.is_silent]
-    errors = {error.removeprefix(MAINTENANCE) for error in live if error.startswith(MAINTENANCE)}
+    errors = {one.errors[MAINTENANCE] for one in status.processes if MAINTENANCE in one.errors and not one.is_silent}
     causes = ["The maintenance fails."] if errors else []
     if status.lacks_tomorrow:
         causes.append("The partition for tomorrow does not exist.")

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 from psycopg.rows import dict_row
 
 from outbox import conf
 from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
 from outbox.database import Connection
-from outbox.database.heartbeats import BY_CELERY, MAINTENANCE, SILENT_AFTER
+from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER, Handling
+
+HANGS_AFTER = timedelta(minutes=1)
 
 PROCESSES = """
-SELECT kind, host, pid, broker, consumer_group, lane, breaker, note, error,
+SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
     holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
+    errors::text AS errors, handling::text AS handling,
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
     extract(epoch FROM clock_timestamp() - started_at)::float8 AS age_seconds
 FROM outbox_process ORDER BY kind, broker, consumer_group, beat_at DESC, host, pid
@@ -28,7 +33,8 @@ class ProcessStatus:
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
-        error: what keeps a relay from its work, or from the maintenance; "" if nothing does.
+        errors: the last errors of its loops, by their names; that of the loop of its kind keeps it from its work.
+        handling: the handler of a consumer that has been running for the longest time.
         holds: topic -> messages that a consumer has received and its broker does not count.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
@@ -42,7 +48,8 @@ class ProcessStatus:
     lane: int | None
     breaker: str
     note: str
-    error: str
+    errors: dict[str, str]
+    handling: Handling | None
     holds: dict[str, int]
     refusals: dict[str, str]
     silent_seconds: float
@@ -60,9 +67,15 @@ class ProcessStatus:
         return f"{self.host}:{self.pid}"
 
     @property
-    def cannot_send(self) -> bool:
-        """Whether its error keeps a relay from sending, and not only from the maintenance."""
-        return bool(self.error) and not self.error.startswith(MAINTENANCE)
+    def error(self) -> str:
+        """What keeps it from its work; "" if nothing does."""
+        return self.errors.get(self.kind, "")
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a handler has been running for longer than `HANGS_AFTER`, and than its time limit."""
+        one = self.handling
+        return one is not None and one.seconds > max(HANGS_AFTER.total_seconds(), one.limit_seconds or 0)
 
     @property
     def is_silent(self) -> bool:
@@ -73,9 +86,15 @@ class ProcessStatus:
 def read_processes(connection: Connection) -> list[ProcessStatus]:
     """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
     rows = connection.cursor(row_factory=dict_row).execute(PROCESSES).fetchall()
-    decoded = [row | {name: json.loads(row[name]) for name in ("holds", "refusals")} for row in rows]
-    found = [ProcessStatus(**row) for row in decoded]
+    found = [
+        _process(row | {name: json.loads(row[name]) for name in ("holds", "refusals", "errors", "handling")}) for row in rows
+    ]
     return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
+
+
+def _process(row: dict[str, Any]) -> ProcessStatus:
+    running = row.pop("handling")
+    return ProcessStatus(**row, handling=Handling(**running) if running else None)
 
 
 def _beats_within(process: ProcessStatus) -> float:

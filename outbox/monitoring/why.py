@@ -139,7 +139,7 @@ def _topic_held(message: _Message, relays: list[ProcessStatus]) -> str:
     if not live:
         last = f": the last heartbeat came {age(relays[0].silent_seconds)} ago" if relays else ""
         return f"No relay of broker {message.broker!r} is running{last}. Start outbox_relay."
-    if all(one.cannot_send for one in live):
+    if all(one.error for one in live):
         return f"The relay of broker {message.broker!r} fails: {live[0].error.rstrip('.')}."
     if all(one.breaker == "open" for one in live):
         return f"Broker {message.broker!r} does not answer. The relay retries automatically."
@@ -189,8 +189,12 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
             continue
         if outcome == Outcome.DEAD_LETTER:
             yield f"Group {group.name!r} gave it up: {error.rstrip('.')}."
-        elif not any(one.does == does and not one.is_silent for one in processes):
+        elif not (live := [one for one in processes if one.does == does and not one.is_silent]):
             yield f"Group {group.name!r} has no consumer running."
+        elif running := next((one.handling for one in live if one.handling and one.handling.message_id == str(message_id)), None):
+            yield f"Group {group.name!r} has been handling it for {age(running.seconds)}, with {running.handler}."
+        elif all(one.error for one in live):
+            yield f"The consumer of group {group.name!r} fails: {live[0].error.rstrip('.')}."
         elif outcome == Outcome.RETRY:
             yield f"Group {group.name!r} failed, and will get it again: {error.rstrip('.')}."
         else:

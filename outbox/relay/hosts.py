@@ -19,14 +19,14 @@ from django.db import connections
 
 from outbox import conf, database
 from outbox.brokers.base import Broker
-from outbox.database import Connection, heartbeats
+from outbox.database import Connection, heartbeats, loop_errors
+from outbox.database.loop_errors import Loop
 from outbox.ending import Watch
 from outbox.errors import ConfigurationError
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.delayed import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane, take_lane
-from outbox.relay.maintenance import last_error
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import match_topics
@@ -52,6 +52,11 @@ class RelayTarget:
 
     database: str
     broker: str
+
+    @property
+    def loop(self) -> Loop:
+        """The loop of the relay that works here."""
+        return Loop("relay", self.database, self.broker)
 
     def __str__(self) -> str:
         return f"database {self.database!r}, broker {self.broker!r}"
@@ -130,7 +135,9 @@ class RelayRunner:
             if self._maintain() or len(new) > FEW_TOPICS:
                 new = frozenset()  # look at all topics
             done = self.relay.step(new)
-            self.has_worked = True
+            if not self.has_worked:
+                loop_errors.clear(self.target.loop)
+                self.has_worked = True
             if done.batches:
                 idle_since = None
                 if done.claimed >= BUSY_MESSAGES:
@@ -203,17 +210,12 @@ class RelayRunner:
             lane=self.relay.lane.number,
             breaker=self.relay.breakers.describe(),
             note=self._note,
-            error=self._error() if self.has_worked else None,
+            errors=loop_errors.read(self.target.database, self.target.broker),
         )
         if self._waker is not None and self._waker.is_on_call:
             self._waker.announce()
         self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
         return True
-
-    def _error(self) -> str:
-        """Return what keeps this process from its maintenance, since this relay works."""
-        error = last_error(self.target.database)
-        return f"{heartbeats.MAINTENANCE}{error}" if error else ""
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -239,31 +241,34 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
         NotMigrated: the database has no tables of the outbox, or is a replica.
         psycopg.OperationalError: the database cannot be reached.
     """
-    with ExitStack() as stack:
-        lease = conf.settings().relay.lease
-        connection = stack.enter_context(
-            database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=PLANNER_SETTINGS)
-        )
-        database.ensure_fit(target.database, connection)
-        lane = take_lane(connection, lanes=conf.settings().relay.lanes)
-        _foreign_topics(target.database, connection)  # so that a first message finds its row
-        broker = conf.make_broker(target.broker)
-        stack.callback(broker.close)
-        try:
-            yield RelayRunner(target, connection, broker, lane, note, stack)
-        except psycopg.Error as error:
-            _note_error(target, note, error)
-            raise
+    try:
+        with ExitStack() as stack:
+            yield _open(target, note, stack)
+    except Exception as error:
+        if loop_errors.note(target.loop, error):
+            _send_heartbeat(target, note)
+        raise
 
 
-def _note_error(target: RelayTarget, note: str, error: psycopg.Error) -> None:
-    """Write what the database refuses into the relay's heartbeat, where status and metrics read it; not an outage."""
-    if not database.is_refusal(error):
-        return
+def _open(target: RelayTarget, note: str, stack: ExitStack) -> RelayRunner:
+    lease = conf.settings().relay.lease
+    connection = stack.enter_context(
+        database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=PLANNER_SETTINGS)
+    )
+    database.ensure_fit(target.database, connection)
+    lane = take_lane(connection, lanes=conf.settings().relay.lanes)
+    _foreign_topics(target.database, connection)  # so that a first message finds its row
+    broker = conf.make_broker(target.broker)
+    stack.callback(broker.close)
+    return RelayRunner(target, connection, broker, lane, note, stack)
+
+
+def _send_heartbeat(target: RelayTarget, note: str) -> None:
+    """Send a heartbeat with the error of a relay that has no connection, so that operators can read it."""
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            text = str(error).strip().partition("\n")[0]
-            heartbeats.beat(connection, "relay", broker=target.broker, note=note, error=text)
+            errors = loop_errors.read(target.database, target.broker)
+            heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors)
     except psycopg.Error:
         logger.warning("The error of the relay of %s could not be written into its heartbeat.", target, exc_info=True)
 

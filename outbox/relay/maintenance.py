@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 
-import psycopg
-from psycopg.errors import ObjectNotInPrerequisiteState
-
 from outbox import conf, database
 from outbox.database import Connection, heartbeats, partitions
+from outbox.database.loop_errors import Loop, noting
 from outbox.errors import ConfigurationError
 from outbox.relay.prune import Pruned, prune, read_keep_since
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
-ERROR_SECONDS = 1.1 * MAINTENANCE_INTERVAL  # an older error is forgotten: another process may have succeeded since
+MAINTENANCE = "maintenance"  # the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def maintain(using: str) -> MaintenanceResult:
         ConfigurationError: this role may not create partitions, and the one that may has not created that of tomorrow.
         psycopg.Error: the database failed. The next maintenance continues where this one ended.
     """
-    with _noted(using):
+    with noting(Loop(MAINTENANCE, using)):
         with database.connect(using, application_name="outbox maintenance") as connection:
             database.ensure_fit(using, connection)
             forgotten = heartbeats.forget_stale(connection)
@@ -59,40 +56,6 @@ def maintain(using: str) -> MaintenanceResult:
             with database.connect(using, application_name="outbox maintenance") as connection:
                 _require_tomorrow(using, connection)
     return MaintenanceResult(made, pruned, forgotten)
-
-
-def last_error(using: str) -> str:
-    """
-    Return what the last maintenance of a database by this process failed with.
-
-    "" if it succeeded, was over an hour ago, or met what passes by itself, such as an outage, a deadlock or a lock.
-    """
-    text, failed_at = _errors.get(using, ("", 0.0))
-    return text if time.monotonic() - failed_at < ERROR_SECONDS else ""
-
-
-_errors: dict[str, tuple[str, float]] = {}  # database -> the error, and when it came
-
-
-@contextmanager
-def _noted(using: str) -> Iterator[None]:
-    """Keep the error of a maintenance for the heartbeats of this process, until a maintenance succeeds or an hour has passed."""
-    try:
-        yield
-    except ConfigurationError as error:
-        _errors[using] = str(error), time.monotonic()
-        raise
-    except psycopg.Error as error:
-        if database.is_refusal(error) and not _passes_by_itself(error):
-            _errors[using] = str(error).strip().partition("\n")[0], time.monotonic()
-        raise
-    else:
-        _errors.pop(using, None)
-
-
-def _passes_by_itself(error: psycopg.Error) -> bool:
-    """Return whether the next maintenance may succeed without a correction: a deadlock, a lock, a full disk."""
-    return isinstance(error, psycopg.OperationalError) and not isinstance(error, ObjectNotInPrerequisiteState)
 
 
 def _require_tomorrow(using: str, connection: Connection) -> None:
@@ -119,6 +82,6 @@ def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
         return {}
     dropped = {}
     for alias in sorted(set(aliases)):
-        with closing(conf.make_broker(alias)) as broker:
+        with noting(Loop("maintenance of the broker", broker=alias)), closing(conf.make_broker(alias)) as broker:
             dropped[alias] = sum(iter(partial(broker.prune, keep_since=keep_since), 0))
     return dropped

@@ -50,7 +50,7 @@ class TestALongError:
         assert len(CheckBack.objects.get().reason) == MAX_ERROR_CHARACTERS
 
     def test_is_cut_in_a_heartbeat(self):
-        heartbeats.beat(database.raw("default"), "relay", error=LONG, refusals={"orders": LONG})
+        heartbeats.beat(database.raw("default"), "relay", errors={"relay": LONG}, refusals={"orders": LONG})
 
         row = Process.objects.get()
-        assert len(row.error) == len(row.refusals["orders"]) == MAX_ERROR_CHARACTERS
+        assert len(row.errors["relay"]) == len(row.refusals["orders"]) == MAX_ERROR_CHARACTERS

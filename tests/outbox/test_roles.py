@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -25,7 +26,6 @@ from outbox.monitoring.attention import Kind
 from outbox.monitoring.doctor import databases
 from outbox.monitoring.doctor.finding import Level
 from outbox.monitoring.status import read_status
-from outbox.relay import maintenance
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.maintenance import maintain
 from outbox.relay.resident import Resident, ResidentRelay
@@ -50,7 +50,6 @@ def _outbox(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
     settings.OUTBOX = {"BROKERS": {"default": embedded}, "TOPICS": {"made": {"TYPE": "delay"}}, "CELERY_WAKEUP": False}
     monkeypatch.setattr(register, "registered", {})
-    monkeypatch.setattr(maintenance, "_errors", {})
 
 
 @pytest.fixture
@@ -214,7 +213,7 @@ class TestARelayThatMayNotCreatePartitions:
             try:
                 named = wait_until(lambda: [one for one in self._named() if "The maintenance fails." in one])
                 wait_until(lambda: beside._failures > 3)
-                error = Process.objects.get(kind="relay").error
+                error = Process.objects.get(kind="relay").errors["maintenance"]
                 found = concerns()
                 self._as_owner()
                 wait_until(lambda: not self._named())
@@ -224,9 +223,7 @@ class TestARelayThatMayNotCreatePartitions:
                 relay.join(10)
                 beside.join(10)
 
-        assert error.startswith(
-            "Maintenance: Database 'default' has no partition for tomorrow, and role 'outbox_role_of_a_test' may"
-        )
+        assert error.startswith("Database 'default' has no partition for tomorrow, and role 'outbox_role_of_a_test' may")
         assert "The maintenance fails. The partition for tomorrow does not exist." in named[0]
         assert "run outbox_maintenance as " in named[0]
         assert [(level, hint.partition(" as ")[0]) for level, _, hint in found] == [
@@ -249,6 +246,45 @@ class TestARelayThatMayNotCreatePartitions:
             call_command("outbox_maintenance", "--database", "default")
         finally:
             options["assume_role"] = given
+
+
+class TestAConsumerWhoseInboxIsRefused:
+    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_tries", "outbox_delivery"])
+    def test_says_so_and_blames_no_handler_until_it_is_corrected(self, table, granted, as_owner):
+        @consumer(OrderMade, group="points", retry=Retry(limit=0))
+        def give_points(message, context):
+            raise ValueError("no such customer")
+
+        with transaction():
+            publish(OrderMade(order_id=1))
+        run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
+        as_owner(f"REVOKE INSERT ON {table} FROM {ROLE}")
+        stop = threading.Event()
+        with as_role(), closing(Worker(register.group("points"), "default", stop=stop)) as worker:
+            thread = threading.Thread(target=self._run, args=[worker])
+            thread.start()
+            try:
+                named = wait_until(self._named)
+                as_owner(f"GRANT INSERT ON {table} TO {ROLE}")
+                wait_until(lambda: worker.tally.dead_letters)
+                wait_until(lambda: not self._named())
+            finally:
+                stop.set()
+                thread.join(20)
+
+        assert f"permission denied for table {table}" in named[0]
+        assert "Group 'points': The consumer of process " in named[0]
+        assert worker.tally.dead_letters == 1
+
+    def _run(self, worker: Worker) -> None:
+        try:
+            worker.run()
+        finally:
+            connections.close_all()
+
+    def _named(self) -> list[str]:
+        with database.connect("default") as own:
+            return [str(one) for one in read_status(own, "default").attention if one.kind is Kind.PROCESS_FAILS]
 
 
 class TestADoctor:

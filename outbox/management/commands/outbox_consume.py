@@ -21,6 +21,7 @@ from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
+from outbox.database.loop_errors import Loop, noting
 from outbox.ending import Ending
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
@@ -130,7 +131,8 @@ def _again(step: Callable[[T], object], subject: T) -> bool:
 
 def _look(chosen: list[Group]) -> None:
     for one in chosen:
-        find_gaps(one)
+        with noting(Loop("search for gaps", one.using, group=one.name)):
+            find_gaps(one)
 
 
 def _beat(consumers: ConsumerThreads) -> None:

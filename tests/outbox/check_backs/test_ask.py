@@ -11,6 +11,7 @@ from standardwebhooks import Webhook
 
 from outbox.check_backs.ask import in_process, over_http
 from outbox.check_backs.register import check_back
+from outbox.database import loop_errors
 from outbox.errors import ConfigurationError
 from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
@@ -83,6 +84,14 @@ class TestOverHttp:
 
     def test_takes_nobody_there_for_unknown(self):
         assert over_http("http://127.0.0.1:1/", SECRET)(HALF) is UNKNOWN
+
+    def test_notes_that_nobody_is_there_until_there_is_an_answer(self, endpoint):
+        over_http("http://127.0.0.1:1/", SECRET)(HALF)
+        away = loop_errors.read("default", "default")
+        over_http(endpoint.url, SECRET)(HALF)
+
+        assert list(away) == ["check-back endpoint"]
+        assert loop_errors.read("default", "default") == {}
 
     def test_goes_past_a_proxy_of_the_environment(self, endpoint, monkeypatch):
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -49,6 +50,7 @@ class TestHeartbeat:
     @pytest.fixture(autouse=True)
     def _no_other_workers(self, monkeypatch):
         monkeypatch.setattr(holdings, "_clients", {})
+        monkeypatch.setattr(holdings, "_keepers", {})
 
     def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
@@ -59,6 +61,25 @@ class TestHeartbeat:
 
         process = Process.objects.get(kind="consumer")
         assert (process.holds, process.refusals) == ({"orders": 256}, {"parcels": "no such queue"})
+
+    def test_has_the_handler_that_runs_and_its_message(self, broker):
+        running: list[dict[str, object]] = []
+
+        @consumer(Placed, group="cart", time_limit=timedelta(seconds=90))
+        def beat(message, context):
+            wants.beat(group("cart"), "default")
+            running.append(Process.objects.get(kind="consumer").handling)
+
+        sent = outgoing(Placed("A1"))
+        broker.send([sent])
+        with closing(Worker(group("cart"), "default")) as worker:
+            worker.step(NO_WAIT)
+            wants.beat(worker.group, worker.alias)
+
+        [one] = running
+        assert (one["topic"], one["message_id"], one["limit_seconds"]) == (sent.topic, sent.message_id, 90)
+        assert one["handler"].endswith(".beat")
+        assert Process.objects.get(kind="consumer").handling == {}
 
     def test_has_nothing_of_a_client_that_was_closed(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})

@@ -76,6 +76,10 @@ def a_backlog(*names):
     broker.send([Outgoing(name, "parcels", b"{}") for name in names])
 
 
+def nobody_answers(*arguments):
+    raise BrokerUnavailable("nobody answers")
+
+
 def a_failure(**fields):
     about = {"consumer_group": "cart", "topic": "parcels", "nth": 1, "source": "s", "outcome": "retry", "fingerprint": "Error"}
     return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
@@ -228,10 +232,7 @@ class TestProcesses:
         assert (one.kind, one.error) == (Kind.BROKER_AWAY, "It takes nothing: memory alarm.")
 
     def test_name_a_broker_once_that_does_not_answer(self, read, cart, monkeypatch):
-        def refuse(broker, group):
-            raise BrokerUnavailable("nobody answers")
-
-        monkeypatch.setattr(MemoryBroker, "backlog", refuse)
+        monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
         a_process("relay", breaker="open")
         a_process("relay", breaker="half-open")
 
@@ -454,6 +455,45 @@ class TestGroups:
         a_backlog("a", "b", "c")
 
         assert read() == []
+
+    def test_name_a_message_whose_handler_hangs_while_others_are_handled(self, read):
+        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": None}
+        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 61.0})
+        handled(seconds=1, number=100)
+
+        [one] = read()
+
+        assert one.kind is Kind.GROUP_STUCK
+        assert one.cause == "shop.add_points has been handling message m-1 of topic 'parcels' for 61 s."
+
+    @pytest.mark.parametrize(("seconds", "limit"), [(59.0, None), (299.0, 300.0)])
+    def test_need_none_while_a_handler_may_still_be_at_work(self, read, seconds, limit):
+        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points"}
+        a_process("consumer", consumer_group="cart", handling={**about, "seconds": seconds, "limit_seconds": limit})
+
+        assert read() == []
+
+    def test_name_a_hanging_handler_once_with_those_that_wait_behind_it(self, read):
+        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": None}
+        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
+        a_backlog("a", "b", "c")
+        handled(seconds=400)
+
+        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+
+    def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
+        a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
+
+        [one] = read()
+        monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
+        away = read()
+
+        assert (one.kind, one.subject) == (Kind.PROCESS_FAILS, "group 'cart'")
+        assert str(one).endswith(
+            "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; it tries "
+            "again by itself."
+        )
+        assert [one.kind for one in away] == [Kind.BROKER_AWAY]
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")

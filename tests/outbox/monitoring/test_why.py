@@ -72,13 +72,13 @@ class TestUnsent:
         assert ask(ticket.message_id) == "Broker 'default' does not answer. The relay retries automatically."
 
     def test_where_the_relay_fails(self, orders, ask, relay):
-        Process.objects.update(error="permission denied for table outbox_ticket")
+        Process.objects.update(errors={"relay": "permission denied for table outbox_ticket"})
         ticket = TicketFactory(topic=orders)
 
         assert ask(ticket.message_id) == "The relay of broker 'default' fails: permission denied for table outbox_ticket."
 
     def test_where_only_the_maintenance_of_the_relay_fails(self, orders, ask, relay):
-        Process.objects.update(error="Maintenance: must be owner of table outbox_message")
+        Process.objects.update(errors={"maintenance": "must be owner of table outbox_message"})
         ticket = TicketFactory(topic=orders)
 
         assert ask(ticket.message_id) == "It is the next message that the relay sends."
@@ -191,6 +191,31 @@ class TestSent:
         Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
 
         assert ask(message) == "It was sent. Group 'cart' has not handled it yet."
+
+    def test_to_a_group_whose_handler_is_running(self, message, ask):
+        about = {"topic": "orders", "message_id": str(message), "handler": "shop.ship", "limit_seconds": None}
+        Process.objects.create(
+            kind="consumer",
+            host="h",
+            pid=1,
+            broker="default",
+            consumer_group="cart",
+            handling={**about, "seconds": 70.0},
+        )
+
+        assert ask(message) == "It was sent. Group 'cart' has been handling it for 70 s, with shop.ship."
+
+    def test_to_a_group_whose_consumer_fails(self, message, ask):
+        Process.objects.create(
+            kind="consumer",
+            host="h",
+            pid=1,
+            broker="default",
+            consumer_group="cart",
+            errors={"consumer": "permission denied for table outbox_inbox"},
+        )
+
+        assert ask(message) == "It was sent. The consumer of group 'cart' fails: permission denied for table outbox_inbox."
 
     @pytest.mark.parametrize(
         ("outcome", "says"),

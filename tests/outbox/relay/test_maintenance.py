@@ -7,17 +7,11 @@ from psycopg import errors
 
 from outbox import database
 from outbox.brokers.memory import MemoryBroker
-from outbox.database import partitions
+from outbox.database import loop_errors, partitions
 from outbox.errors import NotMigrated
 from outbox.models import Duplicate, Process, State
-from outbox.relay import maintenance
-from outbox.relay.maintenance import last_error, maintain, prune_brokers
+from outbox.relay.maintenance import MAINTENANCE, maintain, prune_brokers
 from tests.factories import BatchFactory, message_id
-
-
-@pytest.fixture(autouse=True)
-def _no_error_before(monkeypatch):
-    monkeypatch.setattr(maintenance, "_errors", {})
 
 
 @pytest.fixture
@@ -54,33 +48,33 @@ class TestKeepUp:
 
         assert not Duplicate.objects.exists()
 
-    @pytest.mark.parametrize("kind", [errors.InsufficientPrivilege, errors.ObjectNotInPrerequisiteState])
+    @pytest.mark.parametrize("kind", [errors.InsufficientPrivilege, errors.ObjectNotInPrerequisiteState, errors.DiskFull])
     def test_notes_what_somebody_has_to_correct(self, refuse_days, kind):
         refuse_days(kind("no"))
 
         with pytest.raises(kind):
             maintain("default")
 
-        assert last_error("default") == "no"
+        assert loop_errors.read("default", "default") == {MAINTENANCE: "no"}
 
-    @pytest.mark.parametrize("kind", [errors.DeadlockDetected, errors.LockNotAvailable, errors.DiskFull, errors.AdminShutdown])
+    @pytest.mark.parametrize("kind", [errors.DeadlockDetected, errors.LockNotAvailable, errors.AdminShutdown])
     def test_does_not_note_what_passes_by_itself(self, refuse_days, kind):
         refuse_days(kind("no"))
 
         with pytest.raises(kind):
             maintain("default")
 
-        assert last_error("default") == ""
+        assert loop_errors.read("default", "default") == {}
 
     def test_forgets_an_error_after_which_another_process_had_its_turn(self, refuse_days, monkeypatch):
         refuse_days(errors.InsufficientPrivilege("no"))
         with pytest.raises(errors.InsufficientPrivilege):
             maintain("default")
-        assert last_error("default") == "no"
+        assert loop_errors.read("default", "default") == {MAINTENANCE: "no"}
 
-        monkeypatch.setattr(maintenance, "ERROR_SECONDS", 0.0)
+        monkeypatch.setattr(loop_errors, "FORGET_SECONDS", 0.0)
 
-        assert last_error("default") == ""
+        assert loop_errors.read("default", "default") == {}
 
     def test_forgets_silent_processes(self):
         Process.objects.create(kind="relay", host="h", pid=1, beat_at=datetime.now(UTC) - timedelta(minutes=6))

@@ -93,9 +93,9 @@ class TestErrorThatStays:
         finally:
             own.execute("ALTER TABLE outbox_ticket REPLICA IDENTITY FULL")
 
-        assert "Broker 'default': The database refuses the work of the relay" in named[0]
+        assert "Broker 'default': The relay of process " in named[0]
         assert 'cannot delete from table "outbox_ticket" because it does not have a replica identity' in named[0]
         assert failures > 3
         assert wait_until(sent)
         assert wait_until(lambda: not fails())
-        assert Process.objects.get(kind="relay").error == ""
+        assert Process.objects.get(kind="relay").errors == {}

@@ -1,0 +1,91 @@
+"""
+The last errors of the loops of this process, for its heartbeats, which status, metrics and the overview read.
+
+A loop is noted with the error of its last step, and cleared by a step that succeeds. An outage of the database is not noted: it
+keeps heartbeats away, too. Neither is a conflict, such as a deadlock, which the next step resolves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import psycopg
+
+from outbox.database.connections import is_refusal
+from outbox.errors import LaneNotHeld, NotMigrated
+
+FORGET_SECONDS = 4000.0  # the loops that repeat the slowest do so each hour; another process may have succeeded since
+
+
+class Loop(NamedTuple):
+    """
+    Identifies a loop. The heartbeats of its database, broker and group carry its error; "" stands for all of them.
+
+    Args:
+        name: what it does. That of a process that works for itself is the kind of its heartbeat.
+        thread: tells the threads that do the same apart.
+    """
+
+    name: str
+    database: str = ""
+    broker: str = ""
+    group: str = ""
+    thread: str = ""
+
+
+_lock = threading.Lock()
+_errors: dict[Loop, tuple[str, float]] = {}  # the error, and when it came
+
+
+def note(loop: Loop, error: Exception) -> bool:
+    """Note what ended the last step of a loop, unless it passes by itself; return whether it was noted."""
+    if passes_by_itself(error):
+        return False
+    text = str(error).strip().partition("\n")[0] or repr(error)
+    with _lock:
+        _errors[loop] = text, time.monotonic()
+    return True
+
+
+@contextmanager
+def noting(loop: Loop) -> Iterator[None]:
+    """Do a step of a loop in the block: note its error, which is raised, and clear the last one where it succeeds."""
+    try:
+        yield
+    except Exception as error:
+        note(loop, error)
+        raise
+    clear(loop)
+
+
+def clear(loop: Loop) -> None:
+    """Forget the error of a loop: its last step succeeded, or it has ended."""
+    if _errors:  # mostly there is none
+        with _lock:
+            _errors.pop(loop, None)
+
+
+def read(database: str, broker: str, group: str = "") -> dict[str, str]:
+    """Return the errors that concern a database, a broker and a group, by the name of their loop."""
+    with _lock:
+        noted = list(_errors.items())
+    return {
+        loop.name: text
+        for loop, (text, noted_at) in noted
+        if loop.database in ("", database)
+        and loop.broker in ("", broker)
+        and loop.group in ("", group)
+        and time.monotonic() - noted_at < FORGET_SECONDS
+    }
+
+
+def passes_by_itself(error: BaseException) -> bool:
+    """Return whether the next step may succeed uncorrected: the database is away, not migrated yet, or had a conflict."""
+    if isinstance(error, NotMigrated | LaneNotHeld):
+        return True
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__  # Django's error has psycopg's as its cause
+    return isinstance(cause, psycopg.Error) and not is_refusal(cause)
