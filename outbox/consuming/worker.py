@@ -280,7 +280,8 @@ class Worker:
         if isinstance(error, NotMigrated):
             logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
         elif isinstance(error, InboxRefused):
-            logger.error("Group %r waits: the database refuses what is written about its messages: %s", self.group.name, error, extra=extra)
+            text = "Group %r waits: the database refuses what is written about its messages: %s"
+            logger.error(text, self.group.name, error, extra=extra)
         elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
             text = "Group %r lost its database or broker %r, next try in %s s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)

@@ -27,13 +27,14 @@ FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
 # Waiting tickets are counted by an index, up to a million; batches by the partial indexes of unfinished and of dead ones. Counts
-# are of messages: a message that was split off counts in its current batch. A uuid7 begins with its time in milliseconds.
+# are of messages: a message that was split off counts in its current batch. Ages are by the database's clock, except where
+# a row is gone: the time in an id is by the clock of its publisher.
 TOPICS = f"""
 SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
     waiting, delayed, released, claimed, prepared, dead, tries, error,
     oldest::text AS oldest_id,
-    CASE WHEN oldest IS NOT NULL THEN greatest(0, extract(epoch FROM clock_timestamp())
-        - ('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)::float8 END AS oldest_seconds
+    extract(epoch FROM clock_timestamp() - coalesce((SELECT created_at FROM outbox_message WHERE id = oldest),
+        to_timestamp(('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)))::float8 AS oldest_seconds
 FROM (
     SELECT t.name, t.broker, t.type, t.paused AS is_paused, t.paused_by, t.pause_reason,
         extract(epoch FROM clock_timestamp() - t.paused_at)::float8 AS paused_seconds,

@@ -102,11 +102,11 @@ class MessageRowFactory(factory.django.DjangoModelFactory):
         topic = factory.SubFactory(TopicFactory, of=factory.SelfAttribute("..of"))
 
     id = factory.LazyFunction(message_id)
+    created_at = factory.LazyAttribute(lambda message: datetime.fromtimestamp((message.id.int >> 80) / 1000, UTC))
     topic_id = factory.LazyAttribute(lambda message: message.topic.id)
     key = _of_message("key", "")
     headers = _of_message("headers", "{}")
     body = _of_message("body", b'{"order_id": 1}')
-    created_at = factory.LazyFunction(_now)
 
 
 class TicketFactory(IdentityFactory):

@@ -80,6 +80,14 @@ class TestTopics:
 
         assert seconds == (pytest.approx(50, abs=5) if is_claimed else pytest.approx(0, abs=5))
 
+    @pytest.mark.parametrize("behind", [timedelta(hours=1), timedelta(hours=-1)])
+    def test_have_ages_by_the_clock_of_the_database_whatever_that_of_the_publisher_is(self, behind, topic_of):
+        topic = TopicFactory()
+        old = MessageRowFactory(topic=topic, id=message_id(datetime.now(UTC) - behind), created_at=ago(seconds=50))
+        TicketFactory(topic=topic, message=old)
+
+        assert topic_of(topic).oldest_seconds == pytest.approx(50, abs=5)
+
     def test_have_no_age_when_nothing_waits(self, topic_of):
         topic = TopicFactory()
         BatchFactory(topic=topic, state=State.SENT)
