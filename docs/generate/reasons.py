@@ -125,6 +125,7 @@ COMMANDS = {
     "outbox_checker": "Answer check-backs where no relay runs.",
     "outbox_consume": "Run consumers.",
     "outbox_doctor": "Find out before a start, or in an outage, what is not set up as it should be.",
+    "outbox_forget": "Drop what waits for consumers that were removed.",
     "outbox_pause": "Stop one topic without a deployment, from a shell or a script.",
     "outbox_maintenance": "Create partitions and delete what is past its time, by the role that owns the tables, or at once.",
     "outbox_relay": "Run relays.",

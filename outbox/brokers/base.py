@@ -32,6 +32,7 @@ from outbox.brokers.types import (
     SendStatus,
     StoredCopy,
 )
+from outbox.errors import UnsupportedByBroker
 from outbox.message import Half, TopicSpec, TopicType
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -234,6 +235,17 @@ class Broker(abc.ABC):
         A broker that cannot tell of a message must forget it within `redelivery_time`, or a time that its `check` compares.
         """
         return set()
+
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """
+        Drop what waits for a group in these topics, with its dead letters. If the group receives again, it begins as a new one.
+
+        The group's consumers have to be stopped before.
+
+        Raises:
+            UnsupportedByBroker: only the server's own tools can do that; the text names them.
+        """
+        raise UnsupportedByBroker(f"{type(self).__name__} cannot drop what waits for a group. Use the server's own tools.")
 
     def prune(self, *, keep_since: datetime | None = None) -> int:
         """

@@ -189,10 +189,12 @@ class BrokerStatus:
 
     Args:
         parked: topic -> half messages that the broker has stopped asking about.
+        groups: the consumer groups that it keeps messages for.
     """
 
     parked: dict[str, int] = field(default_factory=dict)
     dead_letters: list[DeadLetterCount] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

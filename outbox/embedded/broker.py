@@ -275,10 +275,10 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             topics = [(self._stored.stored(connection, spec.name), spec.retention) for spec in self.topics.values()]
             return retention.prune(connection, topics, keep_since=keep_since, limit=limit, now=self._now())
 
-    def forget_group(self, group: str) -> None:
-        """Delete what is stored of a group that is no longer used, so that its unread messages no longer delay retention."""
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """Delete what is stored of a group in these topics, so that its unread messages no longer block retention."""
         with self._client.translated() as connection:
-            retention.forget_group(connection, group)
+            retention.forget_group(connection, group, topics)
         self._joined = {joined for joined in self._joined if joined[0] != group}
 
     def close(self) -> None:

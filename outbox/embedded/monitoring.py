@@ -21,6 +21,8 @@ SELECT d.consumer_group, t.name AS topic, count(*) AS letters FROM outbox_embedd
 JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.died_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
+GROUPS = "SELECT DISTINCT consumer_group FROM outbox_embedded_offset ORDER BY 1"
+
 # The visible message, and half messages of it that still have a row.
 COPIES = f"""
 SELECT m.message_id, t.name, 'visible', m.half_id::text, m.stored_at, 0, NULL::timestamptz
@@ -35,9 +37,10 @@ WHERE h.id = ANY(%(halves)s::bigint[]) AND h.message_id = %(id)s
 
 
 def read_status(connection: Connection) -> BrokerStatus:
-    """Return the parked half messages and the dead letters in a database."""
+    """Return the parked half messages, the dead letters and the consumer groups in a database."""
     parked: dict[str, int] = dict(connection.execute(PARKED).fetchall())
-    return BrokerStatus(parked, connection.cursor(row_factory=class_row(DeadLetterCount)).execute(DEAD_LETTERS).fetchall())
+    letters = connection.cursor(row_factory=class_row(DeadLetterCount)).execute(DEAD_LETTERS).fetchall()
+    return BrokerStatus(parked, letters, [group for (group,) in connection.execute(GROUPS).fetchall()])
 
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:

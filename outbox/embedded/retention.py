@@ -3,12 +3,12 @@ Retention: delete messages that are past their topic's retention and that every 
 
 Messages within a topic's retention are kept, and so are messages stored since `keep_since`. After that, a message is kept while
 a group that reads the topic has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that is no
-longer used blocks the retention of its topics until `forget_group()`. A half message that was not ended is never deleted.
+longer used blocks the retention of its topics until it is forgotten. A half message that was not ended is never deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from outbox.database import Connection
@@ -58,8 +58,11 @@ DELETE FROM outbox_embedded_half WHERE id IN (
 """
 
 FORGET_GROUP = """
-WITH deliveries AS (DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s)
-DELETE FROM outbox_embedded_offset WHERE consumer_group = %(group)s
+WITH chosen AS MATERIALIZED (SELECT id FROM outbox_embedded_topic WHERE name = ANY(%(topics)s)),
+deliveries AS (
+    DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND topic_id IN (SELECT id FROM chosen)
+)
+DELETE FROM outbox_embedded_offset WHERE consumer_group = %(group)s AND topic_id IN (SELECT id FROM chosen)
 """
 
 
@@ -93,6 +96,6 @@ def _prune_queue(connection: Connection, values: dict[str, object], limit: int) 
     return deleted
 
 
-def forget_group(connection: Connection, group: str) -> None:
-    """Delete a group's offsets, deliveries and dead letters. If the group is used again, it starts as a new one."""
-    connection.execute(FORGET_GROUP, {"group": group})
+def forget_group(connection: Connection, group: str, topics: Collection[str]) -> None:
+    """Delete a group's offsets, deliveries and dead letters in these topics, so that they no longer block retention."""
+    connection.execute(FORGET_GROUP, {"group": group, "topics": list(topics)})

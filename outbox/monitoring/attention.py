@@ -41,6 +41,7 @@ class Kind(enum.StrEnum):
     NO_RELAY = "no_relay"
     NO_CHECKER = "no_checker"
     NO_CONSUMER = "no_consumer"
+    NO_HANDLER = "no_handler"
     NO_WORKER = "no_worker"
     PROCESS_SILENT = "process_silent"
     PROCESS_FAILS = "process_fails"
@@ -231,7 +232,11 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
         step = "Correct the settings or the queue: the doctor says how."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=reason)
-    waiting = sum(group.waiting.values())
+    for topic, number in sorted(group.unhandled.items()):
+        cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
+        step = f"Restore the handler until they are handled, or drop them: outbox_forget {group.consumer_group} --topic {topic}."
+        yield Attention(Kind.NO_HANDLER, subject, cause, step)
+    waiting = sum(group.waiting.values()) - sum(group.unhandled.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     if group.consumers:
         hanging = {one.handling.topic: one.handling for one in _consumers(group, status) if one.handling and one.hangs}
@@ -239,7 +244,7 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         for topic, progress in sorted(group.progress.items()):
             stuck += _stuck(group, subject, topic, progress, is_explained=topic in hanging)
         yield from stuck or _slow(group, subject, waiting, wait)
-    elif waiting or (not group.waiting and not group.trouble and _has_sent(group, status)):
+    elif waiting or (group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)):
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
         cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."

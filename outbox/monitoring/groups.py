@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from outbox import conf
-from outbox.brokers.base import Broker, DeadLetterCount, DelayedCount
+from outbox.brokers.base import Broker, BrokerStatus, DeadLetterCount, DelayedCount
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
+from outbox.consuming.stored_groups import without_code
 from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
@@ -102,6 +103,8 @@ class GroupStatus:
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
         dead_letters: topic -> number of dead letters, without topics that have none. None: the broker cannot tell now.
+        unhandled: topic -> number of messages that wait, of topics that no handler here and no live consumer takes.
+        has_code: whether this process has a handler of the group.
     """
 
     consumer_group: str
@@ -117,6 +120,8 @@ class GroupStatus:
     can_tell: bool = True
     refusals: dict[str, str] = field(default_factory=dict)
     dead_letters: dict[str, int] | None = None
+    unhandled: dict[str, int] = field(default_factory=dict)
+    has_code: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +142,19 @@ class _Answer:
 
 
 def read_groups(
-    connection: Connection, using: str, processes: Sequence[ProcessStatus], letters: Sequence[DeadLetterCount]
+    connection: Connection, using: str, processes: Sequence[ProcessStatus], brokers: Mapping[str, BrokerStatus]
 ) -> tuple[list[GroupStatus], dict[str, DelayedCount]]:
     """
     Return the status of the consumer groups whose inbox is in a database, and what is delayed at their brokers on servers.
 
+    Groups without code in this process are among them while messages or dead letters wait for them.
+
     Args:
-        letters: dead letters that brokers keep in that database, which need not be read from the brokers.
+        brokers: the status of brokers that are stored in that database.
     """
+    letters = [letters for broker in brokers.values() for letters in broker.dead_letters]
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
+    mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
     if not mine:
         return [], {}
     answers, delayed = _ask_brokers({(one.name, alias) for one, alias in mine})
@@ -156,9 +165,12 @@ def read_groups(
     counted = {(one.consumer_group, one.topic): one.letters for one in letters}
     found = []
     for one, alias in mine:
-        topics = sorted(one.topics_of(alias))
-        keys = [(one.name, topic) for topic in topics]
         answer = answers[one.name, alias]
+        has_code = bool(one.consumers)
+        topics = sorted(one.topics_of(alias)) if has_code else _topics_of(one.name, answer, letters, alias)
+        if not (has_code or topics):
+            continue
+        keys = [(one.name, topic) for topic in topics]
         own_paces = [paces[key] for key in keys if key in paces]
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
         live = [process for process in consumers if not process.is_silent]
@@ -177,9 +189,39 @@ def read_groups(
                 can_tell=answer.can_tell,
                 refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
                 dead_letters=_letters(alias, answer, {key[1]: counted[key] for key in keys if key in counted}),
+                unhandled=_unhandled(answer, one.topics, live),
+                has_code=has_code,
             )
         )
     return found, delayed
+
+
+def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
+    """Yield the groups without code that the database knows, each with the brokers that may keep messages for it."""
+    known = set(without_code(connection))
+    asked: list[BrokerStatus] = []
+    for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
+        with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
+            status = brokers.get(alias)
+            if not conf.broker_class(alias).supports_consumers or (status and status in asked):  # it shares another one's tables
+                continue
+            stored = {group for group in status.groups if group not in groups()} if status else set()
+            yield from ((name, alias) for name in sorted(known | stored))
+            asked += [status] if status else []
+
+
+def _topics_of(group: str, answer: _Answer, letters: Sequence[DeadLetterCount], alias: str) -> list[str]:
+    """Return the topics in which something waits for a group without code."""
+    found = {topic for topic, waiting in answer.waiting.items() if waiting} | set(answer.letters or ())
+    if conf.broker_class(alias).is_stored_in_database:
+        found |= {one.topic for one in letters if one.consumer_group == group}
+    return sorted(found)
+
+
+def _unhandled(answer: _Answer, handled: Sequence[str], live: Sequence[ProcessStatus]) -> dict[str, int]:
+    """Return what waits in topics that neither code here nor a live consumer handles."""
+    wanted = {*handled, *(topic for process in live for topic in process.topics)}
+    return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
 
 
 def _letters(alias: str, answer: _Answer, counted: dict[str, int]) -> dict[str, int] | None:

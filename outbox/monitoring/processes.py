@@ -19,6 +19,7 @@ HANGS_AFTER = timedelta(minutes=1)
 
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+    ARRAY(SELECT DISTINCT split_part(wanted, chr(31), 1) FROM unnest(wants) wanted ORDER BY 1) AS topics,
     holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
     errors::text AS errors, handling::text AS handling,
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
@@ -35,6 +36,7 @@ class ProcessStatus:
     Args:
         errors: the last errors of its loops, by their names; that of the loop of its kind keeps it from its work.
         handling: the handler of a consumer that has been running for the longest time.
+        topics: those that a consumer has handlers for.
         holds: topic -> messages that a consumer has received and its broker does not count.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
@@ -50,6 +52,7 @@ class ProcessStatus:
     note: str
     errors: dict[str, str]
     handling: Handling | None
+    topics: list[str]
     holds: dict[str, int]
     refusals: dict[str, str]
     silent_seconds: float

@@ -205,10 +205,11 @@ class Status:
 
 def read_status(connection: Connection, alias: str) -> Status:
     """Return the status of a database; brokers on a server are asked, each for a few seconds at most."""
-    brokers = _read_brokers(connection, alias)
+    by_broker = _read_brokers(connection, alias)
+    brokers = [one for place, one in enumerate(by_broker.values()) if one not in list(by_broker.values())[:place]]
     letters = [letters for broker in brokers for letters in broker.dead_letters]
     processes = read_processes(connection)
-    groups, delayed = read_groups(connection, alias, processes, letters)
+    groups, delayed = read_groups(connection, alias, processes, by_broker)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
     status = Status(
@@ -249,9 +250,9 @@ def delays(status: Status) -> list[str]:
     ]
 
 
-def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
-    """Return the status of brokers that are stored in this database, without repetitions where several share it."""
-    found: list[BrokerStatus] = []
+def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:
+    """Return the status of brokers that are stored in this database; those that share its tables have the same."""
+    found: dict[str, BrokerStatus] = {}
     settings = conf.settings()
     for name in sorted({topic.broker for topic in settings.topics.values()}):
         broker = settings.brokers[name]
@@ -260,9 +261,7 @@ def _read_brokers(connection: Connection, alias: str) -> list[BrokerStatus]:
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
         if kind.is_stored_in_database:
-            status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
-            if status not in found:
-                found.append(status)
+            found[name] = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
     return found
 
 

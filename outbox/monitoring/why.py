@@ -12,6 +12,7 @@ from outbox import conf
 from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
+from outbox.consuming.stored_groups import without_code_on
 from outbox.database import Connection
 from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
@@ -171,7 +172,7 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 
 
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
-    """Yield a sentence for each group that has a handler for the message and has not handled it."""
+    """Yield a sentence for each known group that has not handled the message."""
     handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
     failed = {group: row for group, *row in connection.execute(FAILED, [message_id]).fetchall()}
     processes = read_processes(connection)
@@ -179,7 +180,15 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
     subscribed = [one for one in groups().values() if one.find(message.topic, type_name, tag)]
     waiting = [one for one in subscribed if one.name not in handled]
-    yield "It was sent, and every group has handled it." if not waiting else "It was sent."
+    without_handler = [one for one in without_code_on(connection, message.topic) if one not in handled]
+    if waiting or without_handler:
+        yield "It was sent."
+    else:
+        yield (
+            "It was sent, and every known group has handled it." if handled else "It was sent. No consumer group of it is known."
+        )
+    for name in without_handler:
+        yield f"Group {name!r}, for which there is no handler here, has not handled it."
     for group in waiting:
         outcome, error, by = failed.get(group.name, ("", "", ""))
         does = "consumer", message.broker, group.name

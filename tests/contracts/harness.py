@@ -65,6 +65,7 @@ class Harness(abc.ABC):
     can_start_at_the_end = True  # START="latest"
     finds_dead_letters = True  # find() returns dead letters
     delivers_again = False  # deliver_again() works
+    forgets_groups = False  # forget_group() works
     keeps_reasons = True  # a dead letter has its reason
     settles_letters_once = True  # of two processes that replay or discard a dead letter, one does
     many_letters = 1000
@@ -163,6 +164,7 @@ class MemoryHarness(Harness):
     ends_late = True
     knows_open_deliveries = True
     delivers_again = True
+    forgets_groups = True
     can_lose_ends = True
 
     def options(self) -> dict[str, Any]:
@@ -201,6 +203,7 @@ class EmbeddedHarness(Harness):
     ends_late = True
     knows_open_deliveries = True
     delivers_again = True
+    forgets_groups = True
     can_lose_ends = True
     can_restart = True
 

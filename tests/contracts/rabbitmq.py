@@ -37,6 +37,7 @@ class RabbitMQHarness(RealTimeHarness):
     can_start_at_the_end = False
     counts_what_is_handled = False
     gives_back_at_once = True
+    forgets_groups = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -235,6 +235,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             return receiver.open_ids(self._store, group).intersection(message_ids)
 
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """Delete what is stored of a group in these topics."""
+        with self._store.changed:
+            self._store.forget(group, topics)
+
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Look up a message among half messages, copies and dead letters."""
         with self._store.changed:

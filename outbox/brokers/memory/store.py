@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -81,6 +81,14 @@ class Store:
         topic = self.copies.setdefault(message.topic, [])
         topic.append(Copy(message, len(topic), now, max(now, message.deliver_at or now)))
         self.changed.notify_all()
+
+    def forget(self, group: str, topics: Collection[str]) -> None:
+        """Delete what is stored of a group in these topics."""
+        known = self.groups.get(group, Group())
+        for topic in topics:
+            known.next_number.pop(topic, None)
+            known.unfinished.pop(topic, None)
+        known.dead = {id_: found for id_, found in known.dead.items() if found[0].topic not in topics}
 
 
 _stores: dict[str, Store] = {}

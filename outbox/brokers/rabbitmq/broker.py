@@ -29,7 +29,7 @@ from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publ
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.rabbitmq.undeliverable import bring_back
 from outbox.brokers.validation import known_topic, validate
-from outbox.errors import BrokerUnavailable, KeptByClient
+from outbox.errors import BrokerUnavailable, KeptByClient, UnsupportedByBroker
 from outbox.logs import get_logger
 from outbox.message import TopicType
 
@@ -264,6 +264,21 @@ class RabbitMQBroker(DeadLetters):
         """Delete dead letters."""
         self._require_owner(group)
         return self._letters.discard(group, letters)
+
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """Delete the group's queues, and the notes of its owner. The queues of topics that settings no longer have, too."""
+        self._require_owner(group)
+        for topic in topics:
+            if group in self._settings.groups.get(topic, ()):
+                raise UnsupportedByBroker(
+                    f'OPTIONS["GROUPS"] of broker {self.alias!r} names group {group!r} for topic {topic!r}, so relays would '
+                    "declare its queue again. Remove it there, and restart them."
+                )
+        with self._asking("delete the group's queues") as channel:
+            for topic in topics:
+                for queue in topology.all_group_queues(topic, group):
+                    channel.queue_delete(queue)
+                channel.exchange_delete(topology.queue_name(topic, group))
 
     def close(self) -> None:
         """Close all connections."""

@@ -70,6 +70,11 @@ def group_queues(topic: TopicSpec, group: str) -> list[str]:
     return [queue_name(topic.name, group), *due]
 
 
+def all_group_queues(topic: str, group: str) -> list[str]:
+    """Return all queues that a group may have of a topic, whatever its type."""
+    return [queue_name(topic, group), due_queue_name(topic, group), dead_queue_name(topic, group)]
+
+
 def delay_queues() -> list[str]:
     """Return the queues that a delayed message may pass before its destination."""
     return [*map(rung, range(RUNGS)), UNDELIVERABLE]

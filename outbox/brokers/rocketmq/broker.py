@@ -40,11 +40,11 @@ from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import Receiver
-from outbox.brokers.rocketmq.settlement import Settlement, group_name
+from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.validation import known_topic, validate
-from outbox.errors import BrokerCannotTell, BrokerUnavailable
+from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
 from outbox.message import Half, Resolution, TopicType
 
 
@@ -247,6 +247,13 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
+
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """Refuse, and name the command that deletes a group with all its topics."""
+        raise UnsupportedByBroker(
+            "On RocketMQ, what waits for a group expires with the server's log. Its own tool drops it at once, for all topics of "
+            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}."
+        )
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         """Return the stored copies of a message, found by key, or by the place of its half message."""

@@ -154,7 +154,7 @@ class TestForgetGroup:
         acts.send_bodies(b"a")
         harness.pass_time(RETENTION)
 
-        broker.forget_group("gone")
+        broker.forget_group("gone", broker.topics)
 
         assert broker.prune() == 1
         assert broker.backlog("gone") == {}
@@ -163,6 +163,6 @@ class TestForgetGroup:
         acts.send_bodies(b"a")
         broker.ack(acts.receive(group="gone"))
 
-        broker.forget_group("gone")
+        broker.forget_group("gone", broker.topics)
 
         assert acts.bodies(group="gone") == [b"a"]

@@ -481,6 +481,34 @@ class TestGroups:
 
         assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
 
+    def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
+        a_backlog("a", "b")
+        handled(seconds=400)
+        monkeypatch.setattr(register, "registered", {})
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.NO_HANDLER, "group 'cart'")
+        assert one.cause == "2 messages of topic 'parcels' wait, and no handler takes them."
+        assert one.step.endswith("or drop them: outbox_forget cart --topic parcels.")
+
+    def test_need_none_while_a_process_of_another_release_takes_them(self, read, monkeypatch):
+        a_backlog("a", "b")
+        handled(seconds=1)
+        monkeypatch.setattr(register, "registered", {})
+        a_process("consumer", consumer_group="cart", wants=["parcels\x1fattention.parcel\x1f*"])
+
+        assert read() == []
+
+    def test_name_messages_of_a_topic_whose_handler_was_removed(self, read, settings, monkeypatch):
+        a_backlog("a", "b")
+        monkeypatch.setattr(register, "registered", {})
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
+        consumer(topic="letters", group="cart")(lambda message, context: None)
+        a_process("consumer", consumer_group="cart", wants=["letters\x1ftopic letters\x1f*"])
+
+        assert [(one.kind, one.subject) for one in read()] == [(Kind.NO_HANDLER, "group 'cart'")]
+
     def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
         a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
 

@@ -6,9 +6,10 @@ from uuid import uuid4
 import pytest
 
 from outbox import consumer, database
+from outbox.consuming import register
 from outbox.models import FailedDelivery, Inbox, Process, State, Topic
 from outbox.monitoring.why import why
-from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
+from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -182,7 +183,19 @@ class TestSent:
     def test_and_handled_by_all(self, message, ask):
         Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
 
-        assert ask(message) == "It was sent, and every group has handled it."
+        assert ask(message) == "It was sent, and every known group has handled it."
+
+    def test_to_a_group_whose_code_was_removed(self, message, ask):
+        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+        about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
+        Inbox.objects.create(message_id=message_id(), **about)
+
+        assert ask(message) == "It was sent. Group 'mail', for which there is no handler here, has not handled it."
+
+    def test_though_no_group_is_known(self, message, ask, monkeypatch):
+        monkeypatch.setattr(register, "registered", {})
+
+        assert ask(message) == "It was sent. No consumer group of it is known."
 
     def test_to_a_group_without_a_consumer(self, message, ask):
         assert ask(message) == "It was sent. Group 'cart' has no consumer running."

@@ -1,0 +1,132 @@
+"""Drop what waits for a consumer group whose code was removed."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox import conf
+from outbox.consuming import stored_groups
+from outbox.consuming.owners import set_owner
+from outbox.consuming.register import groups
+from outbox.errors import OutboxError
+from outbox.logs import get_logger
+from outbox.management.actor import actor
+from outbox.management.confirm import confirm
+from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.monitoring.connection import connected
+from outbox.monitoring.groups import GroupStatus
+from outbox.monitoring.status import Status, read_status
+from outbox.relay.hosts import databases
+
+logger = get_logger(__name__)
+
+FINAL = "This cannot be undone: these messages can never be delivered to the group again."
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What is dropped of a group in a topic."""
+
+    database: str
+    broker: str
+    topic: str
+    waiting: int
+    dead_letters: int
+
+
+class Command(BaseCommand):
+    help = (
+        "Drop what waits for a consumer group whose code was removed, and its dead letters, after a list and a confirmation. "
+        "Messages of topics that the group still has a handler for are kept. Exit code: 0 dropped, 1 nothing to drop, 2 refused, "
+        "or a database or broker cannot be reached."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="its name")
+        parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated (default: all)")
+        parser.add_argument("--no-input", action="store_true", help="drop without a confirmation")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        group, only = options["group"], options["topic"]
+        try:
+            found = list(_find(group, only))
+            if found and not options["no_input"]:
+                confirm(f"{_as_table(found)}\n\n{FINAL}")
+            for one in found:
+                _drop(group, one)
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"group": group, "dropped": [asdict(one) for one in found]}))
+        elif found:
+            self.stdout.write(f"{_as_table(found)}\n\nDropped.")
+        else:
+            self.stdout.write(f"Nothing waits for group {group!r}{_in(only)}.")
+        if not found:
+            raise SystemExit(1)
+
+
+def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
+    """Yield what is to be dropped. Raises CommandError where a process or a handler of the group is in use."""
+    handled = groups()[group].topics if group in groups() else []
+    if refused := [topic for topic in only or () if topic in handled]:
+        raise unable(
+            f"Group {group!r} has a handler for topic {refused[0]!r}. Remove it, and deploy, before you drop its messages."
+        )
+    for alias in databases():
+        with connected(alias, "outbox forget") as connection:
+            status = read_status(connection, alias)
+        for one in (one for one in status.groups if one.consumer_group == group):
+            topics = [topic for topic in {*one.waiting, *(one.dead_letters or ())} if topic not in handled]
+            chosen = sorted(topic for topic in topics if only is None or topic in only)
+            _require_stopped(one, status, chosen)
+            for topic in chosen:
+                yield Dropped(alias, one.broker, topic, one.waiting.get(topic, 0), (one.dead_letters or {}).get(topic, 0))
+
+
+def _require_stopped(group: GroupStatus, status: Status, topics: Sequence[str]) -> None:
+    name = group.consumer_group
+    if group.trouble:
+        raise unable(f"Broker {group.broker!r} cannot tell what waits for group {name!r}: {group.trouble}")
+    for process in status.processes:
+        taken = sorted({*topics} & {*process.topics})
+        if process.does == ("consumer", group.broker, name) and not process.is_silent and taken:
+            raise unable(
+                f"A consumer of group {name!r} takes topic {taken[0]!r}: process {process.name}. Stop it, and all others of that "
+                "release, before you drop its messages."
+            )
+
+
+def _drop(group: str, one: Dropped) -> None:
+    with closing(conf.make_broker(one.broker)) as broker:
+        set_owner(broker, group, one.database)
+        broker.forget_group(group, [one.topic])
+    with connected(one.database, "outbox forget") as connection:
+        stored_groups.forget(connection, group, one.topic)
+    logger.warning(
+        "Group %r was forgotten in topic %r by %s: %s waiting messages and %s dead letters were dropped.",
+        group,
+        one.topic,
+        actor("outbox_forget"),
+        one.waiting,
+        one.dead_letters,
+    )
+
+
+def _in(only: Sequence[str] | None) -> str:
+    return f" in topic {', '.join(map(repr, only))}" if only else ""
+
+
+def _as_table(found: Sequence[Dropped]) -> str:
+    heads = ["database", "broker", "topic", "waiting", "dead letters"]
+    return table(heads, [[one.database, one.broker, one.topic, one.waiting, one.dead_letters] for one in found])

@@ -1,0 +1,116 @@
+"""`outbox_forget`: drop what waits for a group whose code was removed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from outbox import conf, consumer
+from outbox.brokers.base import Outgoing
+from outbox.consuming import register
+from outbox.embedded.models import EmbeddedOffset
+from outbox.models import Gap, Process, Tries
+from tests.factories import message_id
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+NO_TIME = timedelta()
+
+
+@pytest.fixture(autouse=True)
+def _embedded(settings, no_consumers):
+    broker = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
+    settings.OUTBOX = {
+        "BROKERS": {"default": broker},
+        "TOPICS": {topic: {"TYPE": "normal"} for topic in ("orders", "parcels")},
+        "CELERY_WAKEUP": False,
+    }
+
+
+@pytest.fixture
+def mail():
+    """A group that has received: three orders wait, of which one is a dead letter, and a parcel. Its code is gone."""
+    with closing(conf.make_broker("default")) as broker:
+        broker.receive("mail", ["orders", "parcels"], limit=1, invisible_for=timedelta(seconds=1), wait=NO_TIME)
+        topics = ["orders", "orders", "orders", "parcels"]
+        broker.send([Outgoing(str(message_id()), topic, b"{}") for topic in topics])
+        [one, *_] = broker.receive("mail", ["orders"], limit=1, invisible_for=timedelta(hours=1), wait=NO_TIME)
+        broker.dead_letter(one, "no such customer")
+    Tries.objects.create(consumer_group="mail", message_id=message_id(), topic="orders", failures=1)
+    Gap.objects.create(consumer_group="mail", source="s", topic="orders", lane=1, first_number=1, last_number=2)
+
+
+def forget(*arguments):
+    out = StringIO()
+    try:
+        call_command("outbox_forget", *arguments, stdout=out)
+    except SystemExit as error:
+        return out.getvalue(), error.code
+    return out.getvalue(), 0
+
+
+def waiting():
+    with closing(conf.make_broker("default")) as broker:
+        return broker.backlog("mail"), broker.count_dead_letters("mail")
+
+
+class TestForget:
+    def test_drops_all_that_is_stored_of_a_group_and_says_what(self, mail):
+        said, code = forget("mail", "--no-input", "--json")
+
+        assert code == 0
+        assert json.loads(said)["dropped"] == [
+            {"database": "default", "broker": "default", "topic": "orders", "waiting": 2, "dead_letters": 1},
+            {"database": "default", "broker": "default", "topic": "parcels", "waiting": 1, "dead_letters": 0},
+        ]
+        assert waiting() == ({}, {})
+        assert not EmbeddedOffset.objects.exists()
+        assert not Tries.objects.exists()
+        assert not Gap.objects.exists()
+
+    def test_drops_a_topic_alone(self, mail):
+        said, code = forget("mail", "--topic", "orders", "--no-input")
+
+        assert (code, said.splitlines()[-1]) == (0, "Dropped.")
+        assert waiting() == ({"parcels": 1}, {})
+
+    def test_keeps_topics_that_the_group_still_has_a_handler_for(self, mail):
+        consumer(topic="parcels", group="mail")(lambda message, context: None)
+
+        forget("mail", "--no-input")
+
+        assert waiting() == ({"parcels": 1}, {})
+
+    def test_drops_nothing_without_a_confirmation(self, mail, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "stdin", StringIO())
+
+        with pytest.raises(CommandError, match="Nothing was done"):
+            forget("mail")
+
+        assert "orders" in capsys.readouterr().err
+        assert waiting() == ({"orders": 2, "parcels": 1}, {"orders": 1})
+
+    def test_says_that_nothing_waits(self, db):
+        assert forget("nobody", "--no-input") == ("Nothing waits for group 'nobody'.\n", 1)
+
+    def test_refuses_a_topic_that_has_a_handler(self, mail):
+        consumer(topic="orders", group="mail")(lambda message, context: None)
+
+        with pytest.raises(CommandError, match="has a handler for topic 'orders'"):
+            forget("mail", "--topic", "orders", "--no-input")
+
+    def test_refuses_while_a_process_of_another_release_takes_the_messages(self, mail):
+        wants = ["orders\x1ftopic orders\x1f*"]
+        Process.objects.create(kind="consumer", host="web", pid=7, broker="default", consumer_group="mail", wants=wants)
+
+        with pytest.raises(CommandError, match="A consumer of group 'mail' takes topic 'orders': process web:7"):
+            forget("mail", "--no-input")
+
+        assert register.groups() == {}
+        assert waiting() == ({"orders": 2, "parcels": 1}, {"orders": 1})
