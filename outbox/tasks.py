@@ -92,7 +92,8 @@ def sweep() -> None:
         for target in targets:
             _listen(target)
             at_most = conf.settings().relay.task_time / len(targets)
-            try_step(hosts.run_once, target, note=BY_CELERY, at_most=at_most, idle_timeout=hosts.NO_IDLE_TIMEOUT, ending=ending)
+            limits = {"at_most": at_most, "idle_timeout": hosts.NO_IDLE_TIMEOUT}
+            try_step(hosts.run_once, target, note=BY_CELERY, **limits, ending=ending, is_sweep=True)
 
 
 @shared_task(name="outbox.tasks.maintenance", ignore_result=True)

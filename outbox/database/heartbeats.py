@@ -16,6 +16,7 @@ from outbox.logs import cut
 
 BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
 SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
+SWEEP = "sweep"  # the kind of heartbeats that relays of Celery's beat send
 BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers

@@ -13,9 +13,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from outbox import conf
-from outbox.checks.celery import wakeup_app
+from outbox.checks.celery import CONSUME as CONSUME_TASK
+from outbox.checks.celery import SWEEP as SWEEP_TASK
+from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.database import Connection, partitions
-from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, Handling
+from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, Handling
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
@@ -43,6 +45,7 @@ class Kind(enum.StrEnum):
     NO_CONSUMER = "no_consumer"
     NO_HANDLER = "no_handler"
     NO_WORKER = "no_worker"
+    NO_BEAT = "no_beat"
     PROCESS_SILENT = "process_silent"
     PROCESS_FAILS = "process_fails"
     BROKER_AWAY = "broker_away"
@@ -105,6 +108,7 @@ def find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from away
     yield from _relays(status)
     yield from _untaken(connection, status)
+    yield from _beat(status)
     yield from _failing(status, {one.subject for one in away})
     yield from _silent(status)
     for topic in status.topics:
@@ -174,6 +178,22 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
         yield Attention(Kind.NO_WORKER, f"database {status.database!r}", cause, step)
 
 
+def _beat(status: Status) -> Iterator[Attention]:
+    """Yield that Celery's beat sends no sweep, where wakeups alone have a worker relay."""
+    if not beat_entries(SWEEP_TASK):
+        return
+    for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
+        relays = [one for one in status.processes if one.does == ("relay", alias, "") and not one.is_silent]
+        sweeps = [one for one in status.processes if one.does == (SWEEP, alias, "")]
+        known = [one for one in relays if one.note == BY_CELERY and one.age_seconds > one.beats_within]
+        if not known or len([one for one in relays if one.note == BY_CELERY]) < len(relays):
+            continue
+        if not any(not one.is_silent for one in sweeps):
+            since = f" for {age(min(one.silent_seconds for one in sweeps))}" if sweeps else ""
+            cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
+            yield Attention(Kind.NO_BEAT, f"broker {alias!r}", cause, "Start celery beat, or correct CELERY_BEAT_SCHEDULE.")
+
+
 def _absence(kind: str, known: list[ProcessStatus]) -> str:
     if not known:
         return f"No {kind} is running."
@@ -197,7 +217,7 @@ def _silent(status: Status) -> Iterator[Attention]:
     """Yield processes that were killed or are frozen, if others do their work; if none does, another entry says so."""
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
-        is_reported = process.kind in ("relay", "checker", "consumer") and not has_others
+        is_reported = process.kind in ("relay", SWEEP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
             where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
@@ -232,6 +252,11 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
         step = "Correct the settings or the queue: the doctor says how."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=reason)
+    for topic, progress in sorted(group.progress.items()):
+        if progress.is_gone:
+            cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
+            step = "Start or restart its consumers, which declare it; then run outbox_audit, and resend what was lost."
+            yield Attention(Kind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
         step = f"Restore the handler until they are handled, or drop them: outbox_forget {group.consumer_group} --topic {topic}."
@@ -248,7 +273,9 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
         cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."
-        yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}.")
+        by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
+        or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
+        yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}.")
 
 
 def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:

@@ -26,6 +26,7 @@ from outbox.monitoring.processes import ProcessStatus
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
 PACE_WITHIN = timedelta(minutes=5)
 ROW_LIMIT = 10_000
+KNOWN_AFTER_SECONDS = 30.0  # a server may tell of a new group late
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
 # What each group has handled recently, from the newest inbox rows, by the index of their times: how many in how many seconds, and
@@ -77,6 +78,7 @@ class TopicProgress:
         retrying: number of messages whose delivery failed, and that wait for the next one.
         failing_seconds: seconds since the first failed delivery of one of these.
         error: the error of one of these deliveries.
+        is_gone: the group has handled messages of it, and the broker knows nothing of it in this topic.
     """
 
     idle_seconds: float | None = None
@@ -84,6 +86,7 @@ class TopicProgress:
     retrying: int = 0
     failing_seconds: float = 0.0
     error: str = ""
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def read_groups(
                 alias,
                 topics,
                 _add(answer.waiting, live),
-                {key[1]: _progress(key[1], sends, paces.get(key), retrying.get(key)) for key in keys},
+                {key[1]: _progress(key[1], sends, paces.get(key), retrying.get(key), answer) for key in keys},
                 answer.trouble,
                 consumers=len(live),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
@@ -244,10 +247,13 @@ def _per_minute(paces: Sequence[_Pace]) -> float:
 
 
 def _progress(
-    topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None
+    topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None, answer: _Answer
 ) -> TopicProgress:
     idle = pace.idle_seconds if pace else None
-    return TopicProgress(idle, _waits(sends, topic, idle), *(retrying or ()))
+    is_known = pace is not None and max(pace.seconds, pace.idle_seconds) > KNOWN_AFTER_SECONDS
+    is_gone = is_known and topic not in answer.waiting and answer.can_tell and not answer.trouble
+    number, seconds, error = retrying or (0, 0.0, "")
+    return TopicProgress(idle, _waits(sends, topic, idle), number, seconds, error, is_gone)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:

@@ -107,7 +107,8 @@ def _beats_within(process: ProcessStatus) -> float:
     A task serves one broker after the other, so with several brokers another one may use up all of its time first.
     """
     settings = conf.settings()
-    task, takes = (SWEEP, settings.relay.task_time) if process.kind == "relay" else (CONSUME, settings.consumer.task_time)
+    is_consumer = process.kind == "consumer"
+    task, takes = (CONSUME, settings.consumer.task_time) if is_consumer else (SWEEP, settings.relay.task_time)
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
     every = max((seconds_between(entry["schedule"]) for entry in entries), default=0.0)

@@ -20,6 +20,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
+from outbox.database.heartbeats import SWEEP
 from outbox.database.loop_errors import Loop
 from outbox.ending import Watch
 from outbox.errors import ConfigurationError
@@ -157,6 +158,10 @@ class RelayRunner:
         """Delete the heartbeat, since this relay does not come back."""
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
+    def note_sweep(self) -> None:
+        """Send a heartbeat that shows that Celery's beat runs."""
+        heartbeats.beat(self._connection, SWEEP, broker=self.target.broker, note=self._note)
+
     def stop(self) -> None:
         """Ask `run` to finish the sends under way, release the rest and return; may be called from any thread."""
         self.stopped.set()
@@ -274,7 +279,13 @@ def _send_heartbeat(target: RelayTarget, note: str) -> None:
 
 
 def run_once(
-    target: RelayTarget, *, note: str, at_most: timedelta, idle_timeout: timedelta, ending: Watch | None = None
+    target: RelayTarget,
+    *,
+    note: str,
+    at_most: timedelta,
+    idle_timeout: timedelta,
+    ending: Watch | None = None,
+    is_sweep: bool = False,
 ) -> RelayResult:
     """
     Relay the messages that wait at a target, then close everything.
@@ -282,6 +293,7 @@ def run_once(
     Args:
         note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
         ending: stops the relay when the process is asked to end.
+        is_sweep: Celery's beat has started it, so it sends a heartbeat as a sweep, too.
 
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
@@ -289,6 +301,8 @@ def run_once(
     with open_runner(target, note=note) as runner:
         if ending is not None:
             ending.on_request(runner.stop)
+        if is_sweep:
+            runner.note_sweep()
         return runner.run(at_most=at_most, idle_timeout=idle_timeout)
 
 

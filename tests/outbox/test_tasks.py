@@ -11,7 +11,7 @@ from django.db import connections
 
 from outbox import database, ending, publish_raw, tasks, transaction
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
-from outbox.models import Batch, CheckBack, MessageState, State
+from outbox.models import Batch, CheckBack, MessageState, Process, State
 from outbox.relay import hosts
 from outbox.relay.lane import take_lane
 
@@ -98,6 +98,12 @@ class TestSweep:
         tasks.sweep()
 
         assert sent() == 3
+
+    def test_shows_that_beat_runs(self):
+        tasks.sweep()
+        tasks.relay()
+
+        assert sorted(Process.objects.values_list("kind", "note")) == [("relay", "celery"), ("sweep", "celery")]
 
     def test_does_no_harm_side_by_side(self):
         publish(200)

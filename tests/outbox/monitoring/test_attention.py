@@ -201,6 +201,7 @@ class TestProcesses:
     def test_leave_a_child_of_celerys_alone_that_has_no_task(self, read):
         a_process("relay", silent=40, note="celery")
         a_process("relay", age=300, note="celery")
+        a_process("sweep", age=300, note="celery")
 
         assert read() == []
 
@@ -252,7 +253,9 @@ class TestWakeupsByCelery:
     @pytest.fixture(autouse=True)
     def _app(self, settings, monkeypatch):
         settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": True}
-        monkeypatch.setattr(celery, "current_app", celery.Celery("project", set_as_current=False))
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule()
+        monkeypatch.setattr(celery, "current_app", app)
 
     def test_that_no_worker_takes_are_named(self, read, relay):
         MessageRowFactory(id=message_id(ago(minutes=2)))
@@ -273,6 +276,27 @@ class TestWakeupsByCelery:
     @pytest.mark.parametrize("age", [1, 600])
     def test_are_not_judged_by_messages_that_are_too_new_or_too_old(self, age, read, relay):
         MessageRowFactory(id=message_id(ago(seconds=age)))
+
+        assert read() == []
+
+    def test_that_come_while_beat_is_away_are_no_sign_of_it(self, read):
+        a_process("relay", note="celery", age=300)
+        a_process("sweep", note="celery", age=300, silent=120)
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.NO_BEAT, "broker 'default'")
+        assert one.cause.startswith("Celery's beat has sent no sweep for 2 min: ")
+
+    @pytest.mark.parametrize("kind", ["relay", "sweep"])
+    def test_leave_beat_alone_where_a_sweep_came_or_a_resident_relay_runs(self, kind, read):
+        a_process("relay", note="celery", age=300)
+        a_process(kind, note="celery" if kind == "sweep" else "resident")
+
+        assert read() == []
+
+    def test_leave_beat_alone_in_the_first_seconds_of_a_worker(self, read):
+        a_process("relay", note="celery", age=5)
 
         assert read() == []
 
@@ -480,6 +504,25 @@ class TestGroups:
         handled(seconds=400)
 
         assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+
+    def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
+        a_process("consumer", consumer_group="cart")
+        handled(seconds=40)
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.MISCONFIGURED, "group 'cart'")
+        assert one.cause.startswith("The broker has nothing of it in topic 'parcels' any more: its queue was deleted")
+
+    def test_name_celery_where_its_beat_starts_the_consumers(self, read, monkeypatch):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule(consume=["cart"])
+        monkeypatch.setattr(celery, "current_app", app)
+        a_backlog("a")
+
+        [one] = [one for one in read() if one.kind is Kind.NO_CONSUMER]
+
+        assert one.step == "Start outbox_consume --group cart, or check that Celery's worker and beat run."
 
     def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
         a_backlog("a", "b")
