@@ -1,7 +1,7 @@
 """
 The doctor checks everything that messages need to be delivered, and says how to correct it.
 
-It sends nothing and takes no lane. Waiting and failed messages are the subject of `status.py`.
+It sends nothing and takes no lane. What `outbox_status` says needs attention is among its findings.
 """
 
 from __future__ import annotations

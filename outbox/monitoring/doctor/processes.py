@@ -1,4 +1,4 @@
-"""Check that each target has a relay, and each consumer group a consumer."""
+"""Check that each target has a relay, and each consumer group a consumer; and name what `outbox_status` says needs attention."""
 
 from __future__ import annotations
 
@@ -10,46 +10,65 @@ from outbox import database
 from outbox.checks.celery import CONSUME, beat_entries
 from outbox.consuming.register import groups
 from outbox.database.heartbeats import SILENT_AFTER
-from outbox.monitoring.doctor.databases import CONNECT_SECONDS
+from outbox.errors import NotMigrated
+from outbox.monitoring.attention import Attention, Kind
+from outbox.monitoring.connection import connected
 from outbox.monitoring.doctor.finding import Finding, Level
-from outbox.monitoring.processes import read_processes
+from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import relay_targets
 
-Live = set[tuple[str, str, str]]
+STATEMENT_SECONDS = 30
+
+# Said here or by databases.py, whether or not messages wait.
+SAID = {Kind.NO_RELAY, Kind.NO_CONSUMER, Kind.NO_MAINTENANCE}
 
 
 def check() -> Iterator[Finding]:
-    """Check the heartbeats of relays and consumers."""
-    live: dict[str, Live] = {alias: found for alias in database.outbox_databases() if (found := _read(alias)) is not None}
+    """Check the heartbeats of relays and consumers, then yield what needs attention."""
+    read: dict[str, Status] = {alias: found for alias in database.outbox_databases() if (found := _read(alias)) is not None}
     for target in relay_targets():
-        if target.database in live:
-            yield _relay(f"relay of {target}", ("relay", target.broker, "") in live[target.database])
+        if target.database in read:
+            yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         for alias in group.brokers:
-            if group.using in live and group.name not in by_beat:
-                yield _consumer(group.name, alias, ("consumer", alias, group.name) in live[group.using])
+            if group.using in read and group.name not in by_beat:
+                yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
+    for status in read.values():
+        yield from (_finding(one) for one in status.attention if one.kind not in SAID)
 
 
-def _relay(subject: str, is_live: bool) -> Finding:
-    if is_live:
-        return Finding(Level.OK, subject, "sends heartbeats")
-    text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
-    return Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+def _errors(status: Status, *does: str) -> list[str]:
+    """Return for each live process what keeps it from its work; "" if nothing does."""
+    return [one.error for one in status.processes if one.does == does and not one.is_silent]
 
 
-def _consumer(group: str, alias: str, is_live: bool) -> Finding:
+def _relay(subject: str, live: list[str]) -> Iterator[Finding]:
+    if not live:
+        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
+        yield Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+    elif not all(live):  # the others are among what needs attention
+        yield Finding(Level.OK, subject, "sends heartbeats")
+
+
+def _consumer(group: str, alias: str, live: list[str]) -> Iterator[Finding]:
     subject = f"consumer of group {group!r}, broker {alias!r}"
-    if is_live:
-        return Finding(Level.OK, subject, "sends heartbeats")
-    text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
-    return Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+    if not live:
+        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
+        yield Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+    elif not all(live):
+        yield Finding(Level.OK, subject, "sends heartbeats")
 
 
-def _read(alias: str) -> Live | None:
-    """Return what processes with a recent heartbeat do; None if the database cannot be reached, which databases.py reports."""
+def _finding(one: Attention) -> Finding:
+    error = f" {one.error.rstrip('.')}." if one.error else ""
+    return Finding(Level.WARNING, one.subject, f"{one.cause}{error}", one.step)
+
+
+def _read(alias: str) -> Status | None:
+    """Return the status of a database; None if it cannot be read, which databases.py reports."""
     try:
-        with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
-            return {one.does for one in read_processes(connection) if not one.is_silent}
-    except psycopg.Error:
+        with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+            return read_status(connection, alias)
+    except (NotMigrated, psycopg.Error):
         return None

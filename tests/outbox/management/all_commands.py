@@ -22,6 +22,7 @@ CALLS = {
     "outbox_maintenance": [],
     "outbox_record": [],
     "outbox_relay": ["--once"],
+    "outbox_forget": ["mail", "--no-input"],
     "outbox_replay": [],
     "outbox_retry": ["--all-dead"],
     "outbox_status": [],

@@ -34,6 +34,21 @@ class TestProcesses:
 
         assert about(processes, subject) == [(Level.OK, "sends heartbeats")]
 
+    @pytest.mark.parametrize(
+        ("subject", "beat", "named"),
+        [
+            (RELAY, {"kind": "relay", "broker": "default"}, "broker 'default'"),
+            (CONSUMER, {"kind": "consumer", "broker": "default", "consumer_group": "cart"}, "group 'cart'"),
+        ],
+    )
+    def test_are_not_well_when_their_heartbeats_say_that_they_fail(self, about, subject, beat, named):
+        heartbeats.beat(database.raw("default"), **beat, errors={beat["kind"]: "permission denied for table outbox_ticket"})
+
+        assert about(processes, subject) == []
+        [(level, text)] = about(processes, named)
+        assert level is Level.WARNING
+        assert text.endswith("fails. permission denied for table outbox_ticket.")
+
     @pytest.mark.parametrize("subject", [RELAY, CONSUMER])
     def test_are_missed_when_they_send_none(self, about, subject):
         heartbeats.beat(database.raw("default"), "relay", broker="another")
