@@ -20,7 +20,7 @@ from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, re
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
-from outbox.batches.retry import retry_messages
+from outbox.batches.operators import retry_messages
 from outbox.database import outermost
 from outbox.message import read_headers
 from outbox.models import DeadMessage

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
-from outbox.batches.failures import DeadNotice, copy_dead
+from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
 

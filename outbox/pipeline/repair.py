@@ -17,7 +17,7 @@ from uuid import UUID
 from django.utils import timezone
 
 from outbox import conf, database
-from outbox.batches.resend import GONE, resend
+from outbox.batches.operators import GONE, resend
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups

@@ -8,8 +8,7 @@ from datetime import timedelta
 from time import monotonic
 
 from outbox.batches.batch import Batch
-from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, claim, claim_ordered, reclaim
-from outbox.batches.claim_topic import TopicClaim, claim_topic
+from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, TopicClaim, claim, claim_ordered, claim_topic, reclaim
 from outbox.database import Connection
 from outbox.relay.lane import Lane
 

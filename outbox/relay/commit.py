@@ -25,10 +25,9 @@ from typing import Any
 
 from outbox import signals, tracing
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.decide import decide
 from outbox.batches.fence import read_step
-from outbox.batches.sent import leave_open, mark_sent
 from outbox.batches.split import runs
+from outbox.batches.steps import decide, leave_open, mark_sent
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection

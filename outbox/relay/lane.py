@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox.batches.release import release_left
+from outbox.batches.steps import release_left
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.errors import LaneNotHeld

@@ -8,11 +8,8 @@ from datetime import timedelta
 
 from outbox import signals
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.failures import DeadNotice, note_failure, notify_dead
-from outbox.batches.give_up import give_up_unproven
-from outbox.batches.release import return_batch
-from outbox.batches.resend import resend_discarded
 from outbox.batches.split import Run, runs, split
+from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.models import State

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox import Retry, consumer, database, publish, topics, transaction
-from outbox.batches.retry import retry_all
+from outbox.batches.operators import retry_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions

@@ -12,7 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.batches.retry import RetryResult, retry_all, retry_messages
+from outbox.batches.operators import RetryResult, retry_all, retry_messages
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor

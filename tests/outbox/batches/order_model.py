@@ -15,8 +15,7 @@ from uuid import UUID
 
 from outbox import database
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
-from outbox.batches.resend import resend
-from outbox.batches.retry import retry_messages
+from outbox.batches.operators import resend, retry_messages
 from outbox.database.locks import Lock
 from outbox.models import State
 from outbox.relay.commit import Committer

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from outbox import database
-from outbox.batches.resend import resend
+from outbox.batches.operators import resend
 from outbox.models import Ticket
 from outbox.publishing.key_locks import LOCK_KEY, ORDER_KEY
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory

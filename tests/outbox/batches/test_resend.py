@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from outbox import database
-from outbox.batches.resend import GONE, SENT_SINCE, resend
+from outbox.batches.operators import GONE, SENT_SINCE, resend
 from outbox.database.locks import Lock
 from outbox.models import Batch, MessageState, State, Ticket
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id

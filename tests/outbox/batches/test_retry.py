@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import database
-from outbox.batches.retry import RETRY, RETRY_ONE, retry_all, retry_messages
+from outbox.batches.operators import RETRY, RETRY_ONE, retry_all, retry_messages
 from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.message import TopicSpec, TopicType
@@ -224,7 +224,7 @@ class TestSettleAll:
         assert list(Batch.objects.filter(state=State.DEAD)) == [kept]
 
     def test_goes_through_all_slices(self, connection, monkeypatch):
-        monkeypatch.setattr("outbox.batches.retry.BATCHES_AT_ONCE", 2)
+        monkeypatch.setattr("outbox.batches.operators.BATCHES_AT_ONCE", 2)
         for _ in range(5):
             dead()
 

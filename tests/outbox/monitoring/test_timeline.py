@@ -4,7 +4,7 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.batches.retry import retry_messages
+from outbox.batches.operators import retry_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
 from outbox.monitoring.timeline import Severity, read_timeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox import database
-from outbox.batches.claim_topic import FEW, SMALL
+from outbox.batches.claim import FEW, SMALL
 from outbox.models import Batch, Lane, MessageRow, State, Ticket, Topic
 from outbox.relay.load import slices
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored

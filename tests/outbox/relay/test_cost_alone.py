@@ -12,10 +12,8 @@ import psycopg
 import pytest
 
 from outbox import database, publish_raw, transaction
-from outbox.batches.claim import ORDERED_WAITS
-from outbox.batches.claim_topic import CLAIM_TOPIC
-from outbox.batches.decide import DECIDE
-from outbox.batches.sent import MARK_SENT
+from outbox.batches.claim import CLAIM_TOPIC, ORDERED_WAITS
+from outbox.batches.steps import DECIDE, MARK_SENT
 from outbox.models import MessageState
 from outbox.relay import hosts
 from outbox.relay.hosts import RelayTarget

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import database, publish_raw, transaction
-from outbox.batches.claim_topic import CLAIM_TOPIC
+from outbox.batches.claim import CLAIM_TOPIC
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated

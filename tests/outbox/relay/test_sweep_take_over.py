@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.batches.retry import retry_messages
+from outbox.batches.operators import retry_messages
 from outbox.batches.take_over import SETTLE
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable

@@ -1,0 +1,228 @@
+"""
+The steps of a batch that a relay holds: decide, sent, returned, given up, sent again.
+
+A claimed batch whose half messages are stored becomes PREPARED: this update is the decision to commit them. One whose messages
+the broker has confirmed becomes SENT. One of which no message was accepted is returned: released, or DEAD where all of it was
+rejected. Larger batches are divided by `split.py` first. Each step names the batch's state and attempt: `fence.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from outbox import signals
+from outbox.batches.batch import Batch, PreparedBatch, places_as_stored
+from outbox.database import Connection
+from outbox.logs import get_logger, log_fields
+from outbox.models import State
+
+logger = get_logger(__name__)
+
+DECIDE = f"""
+UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
+    decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval, lease_until = NULL
+WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
+"""
+
+
+def decide(
+    connection: Connection,
+    batch: Batch,
+    half_ids: Sequence[str | None],
+    *,
+    half_places: Mapping[int, str],
+    window: timedelta | None,
+) -> bool:
+    """
+    Decide to commit all half messages of a batch; where some are not stored, `split` decides the others.
+
+    Args:
+        half_ids: one per position, None where the position was split off before.
+        half_places: position -> where the broker stores the half message.
+        window: how long the caller may end them. None: at any time.
+
+    Returns:
+        False when the fence was lost.
+    """
+    arguments = {
+        "id": batch.id,
+        "attempt": batch.attempt,
+        "half_ids": half_ids,
+        "half_places": places_as_stored(half_places, len(batch.message_ids)),
+        "window": window,
+    }
+    return connection.execute(DECIDE, arguments).fetchone() is not None
+
+
+# Returns ids, because a row count would not say which batches were marked.
+MARK_SENT = f"""
+UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
+FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)
+WHERE b.id = s.id AND b.state = %s AND b.attempt = s.attempt RETURNING b.id
+"""
+
+LEAVE_OPEN = f"""
+UPDATE outbox_batch SET open = %s::smallint[] WHERE id = %s AND state = {State.PREPARED} AND attempt = %s RETURNING id
+"""
+
+
+def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
+    """
+    Mark batches SENT.
+
+    Args:
+        state: their state before: CLAIMED when sent in one phase, PREPARED when sent in two.
+
+    Returns:
+        The ids of the batches that this call has marked; the fence of the others was lost.
+    """
+    chosen = list(batches)
+    arguments = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], state]
+    return {row[0] for row in connection.execute(MARK_SENT, arguments).fetchall()}
+
+
+def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> bool:
+    """
+    Store which commits of a prepared batch have no answer yet.
+
+    Returns:
+        False when the fence was lost.
+    """
+    return connection.execute(LEAVE_OPEN, [list(positions), batch.id, batch.attempt]).fetchone() is not None
+
+
+RETURN_BATCH = f"""
+UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State.RELEASED} END, tries = tries + %(tried)s::int,
+    due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
+WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
+"""
+
+# Batches that a lane's last holder left behind. The caller holds the lock of the lane, so that relay is gone.
+RELEASE_LEFT = f"""
+UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
+WHERE state = {State.CLAIMED} AND owner = %s
+"""
+
+
+def return_batch(
+    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_tried: bool, is_dead: bool
+) -> list[DeadNotice] | None:
+    """
+    Release a claimed batch, or mark it DEAD.
+
+    Args:
+        wait: how long until it may be claimed again.
+        is_tried: whether the try counts.
+        is_dead: whether the broker rejected all its messages.
+
+    Returns:
+        The messages that have become dead; None when the fence was lost.
+    """
+    arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "tried": is_tried, "wait": wait, "error": error}
+    if connection.execute(RETURN_BATCH, arguments).fetchone() is None:
+        return None
+    return copy_dead(connection, [batch.id]) if is_dead else []
+
+
+def release_left(connection: Connection, lane: int) -> int:
+    """Release the batches that the last holder of a lane has claimed and not decided; return how many."""
+    return connection.execute(RELEASE_LEFT, [lane]).rowcount
+
+
+# Nothing can prove any more whether the message was published: the broker has neither the half message nor the message, but it no
+# longer keeps messages that old. Sending it again might publish it twice; marking it as sent might lose it. So an operator
+# decides: retry sends it again, skip accepts it as published.
+GIVE_UP = f"""
+UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
+    ends_until = NULL
+WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
+"""
+
+
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice] | None:
+    """
+    Mark a prepared batch of one DEAD. `split` takes such messages out of a larger batch first.
+
+    Returns:
+        The message that has become dead; None when the fence was lost.
+    """
+    arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
+    if connection.execute(GIVE_UP, arguments).fetchone() is None:
+        return None
+    return copy_dead(connection, [batch.id])
+
+
+# A batch of one message. `split` takes discarded half messages out of a larger batch first.
+RESEND_DISCARDED = f"""
+UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
+    half_places = NULL, ends_until = NULL, tries = tries + 1, last_error = %(error)s
+WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
+"""
+
+
+def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> bool:
+    """
+    Release a prepared batch of one whose half message was rolled back or discarded.
+
+    Args:
+        wait: how long until it may be claimed again.
+
+    Returns:
+        False when the fence was lost.
+    """
+    arguments = {"id": batch.id, "attempt": batch.attempt, "wait": wait, "error": error}
+    return connection.execute(RESEND_DISCARDED, arguments).fetchone() is not None
+
+
+NOTE_FAILURE = """
+INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
+"""
+
+# Copy the messages of dead batches, so that their day can be dropped without losing them. A message that an operator sent
+# again, and that died once more, gets its newest reason.
+COPY_DEAD = f"""
+INSERT INTO outbox_dead AS dead (message_id, batch_id, topic, key, headers, about, body, lane, number, reason)
+SELECT member.id, batch.id, topic.name, coalesce(message.key, ''), coalesce(message.headers, '{{}}'), message.about,
+    message.body, batch.lane, batch.first_seq + member.position - 1, coalesce(batch.last_error, '')
+FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id,
+    unnest(batch.message_ids) WITH ORDINALITY member(id, position) LEFT JOIN outbox_message message ON message.id = member.id
+WHERE batch.id = ANY(%s) AND batch.state = {State.DEAD} AND member.position <> ALL(batch.split)
+ON CONFLICT (message_id) DO UPDATE SET batch_id = excluded.batch_id, reason = excluded.reason, died_at = excluded.died_at
+RETURNING dead.message_id::text, dead.topic, dead.reason
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadNotice:
+    """A message that has just become dead."""
+
+    message_id: str
+    topic: str
+    reason: str
+
+
+def note_failure(
+    connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
+) -> None:
+    """Record a failed send."""
+    connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
+
+
+def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:
+    """Copy the messages of dead batches, in the transaction that marks them DEAD."""
+    if not batch_ids:
+        return []
+    return [DeadNotice(*row) for row in connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()]
+
+
+def notify_dead(dead: Sequence[DeadNotice]) -> None:
+    """Log dead messages and send the signal `message_dead`; call it after the database commit."""
+    for message in dead:
+        extra = log_fields(message_id=message.message_id, topic=message.topic)
+        text = "Message %s on topic %r is dead (see outbox_retry): %s"
+        logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
+        signals.message_dead.send_robust(
+            sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason
+        )
