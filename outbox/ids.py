@@ -36,8 +36,8 @@ def day_of(message_id: UUID) -> date:
 
 
 def made_at(message_id: UUID) -> datetime:
-    """Return the time an id was made at, to the millisecond; the end of `LAST_DAY` for an id that holds no time."""
-    last = timedelta(days=LAST_DAY.toordinal() + 1 - date(1970, 1, 1).toordinal())
+    """Return the time an id was made at, to the millisecond; `LAST_DAY` for an id that holds no time."""
+    last = timedelta(days=LAST_DAY.toordinal() - date(1970, 1, 1).toordinal())
     return datetime(1970, 1, 1, tzinfo=UTC) + min(timedelta(milliseconds=message_id.int >> 80), last)
 
 

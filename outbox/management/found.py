@@ -18,6 +18,7 @@ from outbox.monitoring.why import why
 SHOWN = 20  # messages of a database
 
 NONE_FOUND = "No such message: never published here, rolled back with its transaction, or pruned."
+NOT_FOUND = "No such message among those that were read."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def as_text(found: FoundInDatabase) -> Iterator[str]:
         at = found.reached.isoformat(timespec="milliseconds")
         within = f" within {SECONDS:.0f} s" if found.is_late else ""
         yield f"Only messages since {at} were read{within}, since bodies have no index. For older ones: --until {at}"
+    elif found.is_late:
+        yield f"The search took longer than {SECONDS:.0f} s. Narrow it with --since and --until."
     elif found.is_cut:
         yield f"There are more: these are the newest {SHOWN}. Narrow the search with --since and --until."
 

@@ -96,7 +96,7 @@ class Found:
     Args:
         is_cut: more messages match, or may match, than were returned.
         reached: where a search by a field ended before its range did: older messages were not looked at.
-        is_late: it ended there since its time was up.
+        is_late: its time was up; `reached` is None where it was up before anything was read.
     """
 
     ids: list[UUID]
@@ -219,6 +219,7 @@ def find_by_field(
         may_read: whether the person may read a field, by the headers of the message and the outermost name of the field.
     """
     given_up_at = time.monotonic() + SECONDS
+    asked_end = end
     row = connection.execute(FLOOR, [first, end, LOOK_AT]).fetchone()
     floor = row[0] if row else first
     arguments = {
@@ -233,7 +234,7 @@ def find_by_field(
         try:
             rows = _within(connection, given_up_at - time.monotonic(), CANDIDATES, arguments | {"end": end})
         except psycopg.errors.QueryCanceled:
-            return Found(ids, is_cut=True, reached=end, is_late=True)
+            return Found(ids, is_cut=True, reached=None if end == asked_end else end, is_late=True)
         for message_id, headers, body in rows:
             end = message_id
             if has_value(bytes(body), search.path, search.value) and may_read(read_headers(headers), search.path[0]):

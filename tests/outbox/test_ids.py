@@ -32,8 +32,8 @@ class TestMadeAt:
 
         assert made_at(first_id_at(half_past)) == made_at(message_id(half_past)) == half_past
 
-    def test_returns_the_end_of_the_last_day_for_an_id_without_a_time(self):
-        assert made_at(UUID(int=2**128 - 1)) == datetime(9999, 12, 31, tzinfo=UTC)
+    def test_returns_the_last_day_for_an_id_without_a_time(self):
+        assert made_at(UUID(int=2**128 - 1)) == datetime(9999, 12, 30, tzinfo=UTC)
 
 
 class TestPublishedAt:

@@ -15,7 +15,7 @@ from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.exits import unable
-from outbox.management.found import NONE_FOUND, as_text, find_in
+from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
 from outbox.management.tables import table
 from outbox.management.times import time
 from outbox.monitoring.connection import connected
@@ -94,7 +94,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"databases": list(map(asdict, found))}, default=str))
         else:
             parts = [part for one in found for part in as_text(one)]
-            self.stdout.write("\n\n".join(parts if has_any else [NONE_FOUND, *parts]))
+            self.stdout.write("\n\n".join(parts if has_any else [NOT_FOUND if parts else NONE_FOUND, *parts]))
         if not has_any:
             raise SystemExit(1)
 

@@ -21,6 +21,7 @@ from django.urls import reverse
 
 from outbox import database
 from outbox.models import Batch, DeadMessage, MessageRow, State, Topic
+from outbox.monitoring.find import LOOK_AT
 from tests.factories import TopicFactory
 from tests.outbox.admin.million import fill
 
@@ -165,6 +166,18 @@ class TestMessages:
         one = a_message(state=State.SENT)
 
         assert [row.id for row in look("messagerow_changelist", q=str(one.id)).context["cl"].result_list] == [one.id]
+
+    @pytest.mark.parametrize("asked", [{}, {"state": "dead"}, {"state": "sent", "since": "hour"}, {"topic": "rare"}])
+    def test_are_looked_for_by_a_field_among_the_newest(self, asked, look, messages):
+        found = look("messagerow_changelist", q="invoice=2", **asked).context["cl"]
+
+        assert found.result_count == 0
+        assert (found.floor is None) == (messages <= LOOK_AT or ("since" in asked and messages < 360_000))
+
+    @pytest.mark.parametrize("asked", [{}, {"state": "sent"}, {"state": "dead"}, {"since": "hour"}])
+    @pytest.mark.parametrize("q", ["nix", "shop.order:11", "nix=1"])
+    def test_are_looked_for_in_vain(self, q, asked, look, messages):
+        assert look("messagerow_changelist", q=q, **asked).context["cl"].result_count == 0
 
     @pytest.mark.parametrize("state", [State.SENT, State.DEAD, State.PREPARED, State.RELEASED])
     def test_are_shown_with_their_life(self, state, look, messages):

@@ -273,12 +273,20 @@ class TestMessage:
 
         assert status("--message", "a=1") == 1
         assert capsys.readouterr().out.splitlines() == [
-            "No such message: never published here, rolled back with its transaction, or pruned.",
+            "No such message among those that were read.",
             "",
             "Only messages since 2026-03-01T12:00:01.000+00:00 were read, since bodies have no index. For older ones: "
             "--until 2026-03-01T12:00:01.000+00:00",
         ]
         assert status("--message", "a=1", "--until", "2026-03-01T12:00:01.000+00:00") == 0
+
+    def test_says_that_the_search_took_too_long(self, publish, monkeypatch, capsys):
+        monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
+        monkeypatch.setattr(find, "SECONDS", 0.0)
+        publish(body=b'{"a":1}')
+
+        assert status("--message", "a=1") == 1
+        assert "The search took longer than 10 s. Narrow it with --since and --until." in capsys.readouterr().out
 
     def test_keeps_what_others_wrote_within_its_line(self, publish, capsys):
         publish(key="k", headers=json.dumps({"ce-type": "\nNothing needs attention.\x1b[2J"}))
