@@ -22,6 +22,7 @@ from django.urls import reverse
 from outbox import database
 from outbox.models import Batch, DeadMessage, MessageRow, State, Topic
 from outbox.monitoring.find import LOOK_AT
+from project.shop.models import Order
 from tests.factories import TopicFactory
 from tests.outbox.admin.million import fill
 
@@ -66,7 +67,7 @@ def look(client: Client, asked: list[tuple[Any, Any]], messages: int, monkeypatc
     monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", looked_at(messages))  # of a small table, 10,000 rows are a large part
 
     def look(view: str, *args: Any, **parameters: Any) -> Any:
-        url = reverse(f"admin:outbox_{view}", args=args)
+        url = reverse(f"admin:{view if view.startswith('shop_') else f'outbox_{view}'}", args=args)
         asked.clear()
         page = client.get(url, parameters)
         statements = list(asked)
@@ -191,6 +192,14 @@ class TestMessages:
         told = [moment["what"] for moment in look("messagerow_change", oldest.id).context["moments"]]
 
         assert {"Published", "Claimed", "Check-back: COMMIT", "Failed, to be retried", "Handled", "Delivered"} <= set(told)
+
+
+class TestTheRowsOfAProject:
+    @pytest.mark.parametrize(("key", "count"), [(4710, 1), (4711, 0)])
+    def test_are_shown_with_their_messages(self, key, count, look, messages):
+        order = Order.objects.create(pk=key, invoice=f"I{key}", country="", total=1, invoiced_at="2010-12-01T08:26:00Z")
+
+        assert look("shop_order_change", order.pk).text.count('class="outbox-id"') == count
 
 
 class TestOthers:
