@@ -12,7 +12,7 @@ if hasattr(uuid, "uuid7"):  # Python 3.14 and later
 else:
     from uuid_utils.compat import uuid7
 
-__all__ = ["day_of", "first_id", "first_id_at", "published_at", "uuid7"]
+__all__ = ["day_of", "first_id", "first_id_at", "made_at", "published_at", "uuid7"]
 
 LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
 
@@ -33,6 +33,12 @@ def day_of(message_id: UUID) -> date:
     """Return the UTC day an id was made on; the last of all days for an id that holds no date."""
     days = timedelta(milliseconds=message_id.int >> 80).days
     return date.fromordinal(min(date(1970, 1, 1).toordinal() + days, LAST_DAY.toordinal()))
+
+
+def made_at(message_id: UUID) -> datetime:
+    """Return the time an id was made at, to the millisecond; `LAST_DAY` for an id that holds no time."""
+    last = timedelta(days=LAST_DAY.toordinal() - date(1970, 1, 1).toordinal())
+    return datetime(1970, 1, 1, tzinfo=UTC) + min(timedelta(milliseconds=message_id.int >> 80), last)
 
 
 def published_at(message_id: str) -> str:

@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docker/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose Python blocks run just as they stand, each in a process of its own.
-ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md", "how-to/admin.md"]
+ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md"]
 
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
     "tutorial.md": "journeys/test_tutorial.py",
+    "how-to/admin.md": "outbox/admin/test_about.py",
     "how-to/archive.md": "outbox/pipeline/spark/archive/test_page.py",
     "how-to/celery-tasks.md": "outbox/celery/test_page.py",
     "how-to/async.md": "outbox/publishing/test_asgi.py",

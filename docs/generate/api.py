@@ -29,6 +29,7 @@ SECTIONS = {
         "outbox.update_if", "outbox.update_or_raise", "outbox.RedisIdempotencyKey"],
     "Send Celery's tasks": ["outbox.celery.send_in_transaction", "outbox.celery.OutboxTask"],
     "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
+    "Show messages in the admin": ["outbox.admin.MessagesAboutMixin"],
     "Run": ["outbox.schedule.beat_schedule", "outbox.pipeline.schedule.pipeline_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],
 }  # fmt: skip

@@ -10,7 +10,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 
-from outbox.admin.lists import Filter, Newest, Pages
+from outbox.admin.lists import Filter, Newest, Pages, Unindexed
 from outbox.admin.pages import frame, topics
 from outbox.admin.times import Time, TimeFilter
 
@@ -71,6 +71,14 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         return [*super().get_list_filter(request), *([TimeFilter] if self.time else [])]
+
+    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
+        """
+        Return what a search finds that no index serves, within the bounds of the keyset.
+
+        None: the text is not such a search; `get_search_results` has filtered the rows.
+        """
+        return None
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter the rows of a list further. `bounds`: the lookups of the keyset, which are applied already."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from outbox.message import Header, message_type
+from outbox.message import Header, Message, message_type
 
 READ_BYTES = 8 * 1024 * 1024  # of a larger body only its beginning is read
 SHOWN_CHARACTERS = 64 * 1024
@@ -69,6 +69,15 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     return Readable(shown.kind, shown.text, (*notes, *shown.notes))
 
 
+def is_field_shown(headers: Mapping[str, str], field: str) -> bool:
+    """Return whether users without the permission see a field of a body, by the same rules as `readable`."""
+    type_name = headers.get(Header.TYPE, "")
+    if not type_name:
+        return True
+    kind = message_type(type_name)
+    return kind is not None and (not kind._meta.mask or field in _shown_fields(kind))
+
+
 def size_in_words(size: int) -> str:
     """Return a size with its unit: 312 bytes, 4.0 KiB, 3.2 MiB."""
     if size < 1024:
@@ -106,12 +115,14 @@ def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _MaskUnknownError("since it cannot be parsed") from error
-    shown = set(kind.__struct_encode_fields__) - {
-        encoded
-        for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
-        if name in kind._meta.mask
-    }
+    shown = _shown_fields(kind)
     return msgspec.json.encode({name: value if name in shown else _HIDDEN for name, value in fields.items()})
+
+
+def _shown_fields(kind: type[Message]) -> set[str]:
+    """Return the fields of a type that are not masked, by their names in bodies."""
+    named = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return {encoded for name, encoded in named if name not in kind._meta.mask}
 
 
 def _as_text_or_hex(body: bytes, size: int, notes: list[str]) -> Readable:

@@ -8,6 +8,7 @@ reads the newest `LOOKED_AT` rows only, says so, and can continue from there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from types import MappingProxyType
@@ -48,6 +49,15 @@ class Pages(Paginator):
         return self._found > COUNTED
 
 
+@dataclass(frozen=True, slots=True)
+class Unindexed:
+    """What a search without an index has found. `floor`: no older row was read. `note`: says so."""
+
+    pks: Sequence[Any]
+    floor: Any = None
+    note: str = ""
+
+
 class Filter(SimpleListFilter):
     """A filter by a column. `is_indexed`: an index finds its rows."""
 
@@ -64,6 +74,7 @@ class Newest(ChangeList):
 
     model_admin: Any  # a ReadOnlyAdmin, whose list this is
     floor: Any = None  # no older row than this was read
+    note: str = ""  # says so
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """Reject parameters that are not of a filter, since each could read all rows."""
@@ -86,6 +97,9 @@ class Newest(ChangeList):
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
+                self.note = "No index serves this filter: only the newest 10,000 rows were looked at."
+        if self.query and (read := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
+            found, self.floor, self.note = found.filter(pk__in=read.pks), read.floor, read.note
         narrowed: QuerySet[Any] = self.model_admin.narrow(found.filter(**bounds), request, bounds)
         return narrowed
 

@@ -15,13 +15,15 @@ from django.db import router
 from django.db.models import Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox import conf, database
 from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.body_preview import is_field_shown
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
-from outbox.admin.lists import COUNTED, Filter
+from outbox.admin.lists import COUNTED, Filter, Unindexed
 from outbox.admin.pages import may_see, topics, url_of
 from outbox.admin.state_badges import state_badges
 from outbox.admin.text import badge, moment, shown, since
@@ -31,8 +33,10 @@ from outbox.brokers.capabilities import Lookups
 from outbox.consuming.letter_acts import read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.errors import BrokerUnavailable
+from outbox.ids import made_at
 from outbox.message import Header, read_headers
 from outbox.models import DeadLetter, DeadMessage, Delayed, MessageRow, MessageState, Ticket
+from outbox.monitoring.find import FIRST_ID, LAST_ID, SECONDS, find_by_field, has_id, is_field_search, is_key_or_row, parse
 from outbox.monitoring.timeline import Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why
 
@@ -45,7 +49,8 @@ SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
 ORDER BY u.id DESC LIMIT %s
 """
-FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
+
+TOO_LATE = f"The search took longer than {SECONDS:.0f} s. Choose a shorter time."
 
 BATCHES = {
     MessageStatus.CLAIMED: "b.state = 1",
@@ -125,7 +130,10 @@ class MessageAdmin(ReadOnlyAdmin):
     list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempts", "reason"]
     list_filter = [StateFilter, TopicIdFilter]
     search_fields = ["id", "key", "about"]
-    search_help_text = "A message id, a key, or the row that the message is about, such as shop.order:4711. Exact matches only."
+    search_help_text = (
+        "A message id, a key, the row that the message is about (shop.order:4711), or a field of the body (invoice=536365, "
+        "customer.id=7), which is looked for in the time chosen. Exact matches only."
+    )
     fields = ()
     time = "created_at"
     time_is = Time.IN_IDS
@@ -137,17 +145,35 @@ class MessageAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[MessageRow], search_term: str
     ) -> tuple[QuerySet[MessageRow], bool]:
-        term = search_term.strip()
-        if not term:
+        search = parse(search_term)
+        if not search.text:
             return queryset, False
-        try:
-            return queryset.filter(id=UUID(term)), False
-        except ValueError:
-            return queryset.filter(Q(key=term) & ~Q(key="") | Q(about=term)), False
+        connection = database.raw(queryset.db)
+        if search.id and has_id(connection, search):
+            return queryset.filter(id=search.id), False
+        if is_field_search(connection, search):  # in `search_unindexed`, which has the bounds of the list
+            return queryset, False
+        return queryset.filter(Q(key=search.text) & ~Q(key="") | Q(about__in=search.about)), False
+
+    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
+        """Look for a field of bodies; users who may not view masked fields cannot search them either."""
+        connection, search = database.raw(router.db_for_read(MessageRow)), parse(text)
+        if not is_field_search(connection, search):
+            return None
+        first, end = bounds.get("id__gte", FIRST_ID), bounds.get("id__lt", LAST_ID)
+        allowed = {} if request.user.has_perm("outbox.view_body") else {"may_read": is_field_shown}
+        found = find_by_field(connection, search, first=first, end=end, limit=COUNTED + 1, **allowed)
+        if found.reached is not None:
+            late = f" within {SECONDS:.0f} s" if found.is_late else ""
+            note = format_html("Bodies have no index: only messages since {} were read{}.", moment(made_at(found.reached)), late)
+            return Unindexed(found.ids, found.reached, note)
+        return Unindexed(found.ids, note=TOO_LATE if found.is_late else "")
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state, at most as many as are counted."""
         state, topic = request.GET.get("state"), request.GET.get("topic")
+        if state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST) and request.GET.get("q", "").strip():  # of those found
+            return rows.filter(id__in=MessageState.objects.filter(state=state, id__in=rows.values("id")).values("id"))
         if state in BATCHES:
             chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
             arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, COUNTED + 1]
@@ -193,8 +219,9 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """List messages. A search for an id that only the archive may have redirects to its page."""
-        _, message_id = self._elsewhere(request, request.GET.get("q", "").strip())
-        if message_id and self.has_view_permission(request):
+        search = parse(request.GET.get("q", ""))
+        _, message_id = self._elsewhere(request, search.text) if self.has_view_permission(request) else (None, None)
+        if message_id and not is_key_or_row(database.raw(router.db_for_read(MessageRow)), search):
             return HttpResponseRedirect(url_of(self.admin_site, "outbox_messagerow_change", message_id))
         return super().changelist_view(request, extra_context)
 

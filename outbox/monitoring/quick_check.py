@@ -1,10 +1,9 @@
-"""The quick check: the progress of the messages of the last minutes or hours, and open gaps, in one statement."""
+"""The quick check: the progress of the messages of the last hours or of a day, and open gaps, in one statement."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from uuid import UUID
+from datetime import datetime
 
 from psycopg.rows import class_row
 
@@ -13,7 +12,9 @@ from outbox.consuming.letter_acts import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
+from outbox.ids import first_id_at
 from outbox.models import State
+from outbox.monitoring.find import LAST_ID
 
 MESSAGE_LIMIT = 100_000  # the newest messages
 GIVEN_UP = [str(Outcome.DEAD_LETTER), str(LetterAct.DISCARD_ASKED), str(LetterAct.DISCARDED)]
@@ -24,7 +25,7 @@ GIVEN_UP = [str(Outcome.DEAD_LETTER), str(LetterAct.DISCARD_ASKED), str(LetterAc
 PROGRESS = f"""
 WITH message AS MATERIALIZED (
     SELECT m.id, topic.name AS topic, m.created_at FROM outbox_message m JOIN outbox_topic topic ON topic.id = m.topic_id
-    WHERE m.id >= %(first_id)s AND m.topic_id <> 0 ORDER BY m.id DESC LIMIT %(limit)s
+    WHERE m.id >= %(first)s AND m.id < %(end)s AND m.topic_id <> 0 ORDER BY m.id DESC LIMIT %(limit)s
 ), oldest AS MATERIALIZED (SELECT id FROM message ORDER BY id LIMIT 1
 ), batched AS (
     SELECT DISTINCT ON (member.id) member.id, batch.state, batch.sent_at
@@ -94,18 +95,22 @@ class Progress:
         return self.messages - self.done - self.given_up
 
 
-def read_progress(connection: Connection, using: str, *, now: datetime, length: timedelta) -> list[Progress]:
+def read_progress(
+    connection: Connection, using: str, *, now: datetime, begin: datetime, end: datetime | None = None
+) -> list[Progress]:
     """
-    Return the progress of recent messages, by topic and group; of the newest 100,000 at most.
+    Return the progress of the messages published in a time, by topic and group; of the newest 100,000 at most.
 
     Args:
         using: the database's alias; groups whose inbox is in another database are left out.
-        length: how far to look back; at most `OUTBOX["RETENTION"]`, since older rows may have been pruned.
+        begin: at most `OUTBOX["RETENTION"]` ago, since older rows may have been pruned; a longer time is cut.
+        end: None: up to the newest message, whatever the clocks of publishers say.
     """
-    since = now - min(length, conf.settings().retention)
+    begin = max(begin, now - conf.settings().retention)
     reading = [(group.name, topic) for group in groups().values() if group.using == using for topic in group.topics]
     arguments = {
-        "first_id": UUID(int=int(since.timestamp() * 1000) << 80),
+        "first": first_id_at(begin),
+        "end": LAST_ID if end is None else first_id_at(end),
         "limit": MESSAGE_LIMIT,
         "given_up": GIVEN_UP,
         "groups": [group for group, _ in reading],

@@ -82,15 +82,25 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
 
 def describe(row: Model) -> str:
     """Write a row as the column `about` holds it: `shop.order:4711`, as its table has the key; a proxy by its table's model."""
-    return f"{(row._meta.concrete_model or type(row))._meta.label_lower}:{_stored_key(row)}"
+    return describe_key(type(row), row.pk)
 
 
-def _stored_key(row: Model) -> object:
+def describe_key(model: type[Model], key: object) -> str:
+    """
+    Write the row with a primary key as `describe()` does. The key may be text, as a person types it.
+
+    Raises:
+        ValidationError, ValueError, ArithmeticError: the model's primary key cannot have this value.
+    """
+    return f"{(model._meta.concrete_model or model)._meta.label_lower}:{_stored_key(model, key)}"
+
+
+def _stored_key(model: type[Model], key: object) -> object:
     """Return a primary key as it is stored: a program may have given a UUID, for example, as text without hyphens."""
-    field = row._meta.pk
-    if isinstance(row.pk, tuple) or field is None:
-        return row.pk
-    key = field.to_python(row.pk)
+    field = model._meta.pk
+    if isinstance(key, tuple) or field is None:
+        return key
+    key = field.to_python(key)
     while (remote := getattr(field, "target_field", None)) is not None:  # the key is that of a parent
         field = remote
     if isinstance(key, Decimal) and isinstance(field, DecimalField):

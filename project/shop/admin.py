@@ -5,6 +5,7 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from outbox.admin import MessagesAboutMixin
 from project.shop import models
 
 
@@ -26,7 +27,7 @@ class OrderLines(ReadOnly, admin.TabularInline):
 
 
 @admin.register(models.Order)
-class OrderAdmin(ReadOnly, admin.ModelAdmin):
+class OrderAdmin(MessagesAboutMixin, ReadOnly, admin.ModelAdmin):
     list_display = ["invoice", "customer", "country", "total", "invoiced_at", "placed_at"]
     list_filter = ["country"]
     search_fields = ["invoice", "customer__number"]
@@ -38,7 +39,7 @@ class CancellationLines(ReadOnly, admin.TabularInline):
 
 
 @admin.register(models.Cancellation)
-class CancellationAdmin(ReadOnly, admin.ModelAdmin):
+class CancellationAdmin(MessagesAboutMixin, ReadOnly, admin.ModelAdmin):
     list_display = ["invoice", "customer", "country", "total", "invoiced_at"]
     search_fields = ["invoice", "customer__number"]
     inlines = [CancellationLines]
@@ -76,7 +77,7 @@ class PointsEntryAdmin(ReadOnly, admin.ModelAdmin):
 
 
 @admin.register(models.Shipment)
-class ShipmentAdmin(ReadOnly, admin.ModelAdmin):
+class ShipmentAdmin(MessagesAboutMixin, ReadOnly, admin.ModelAdmin):
     list_display = ["invoice", "items", "shipped_at"]
     search_fields = ["invoice"]
 

@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 # The message of a half that a check-back ended: its relay was killed after the decision.
 SAVED = "SELECT message_id FROM outbox_check_back WHERE answer = 'COMMIT' AND asked_by = 'endpoint' ORDER BY id LIMIT 1"
+ORDER = "SELECT id FROM shop_order WHERE invoice = '536365'"
 FAILING = "SELECT message_id FROM outbox_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
 DEAD = "SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = 4"
 
@@ -127,6 +128,37 @@ class TestFinding:
 
         page.wait_for_url("**q=536365**")
         page.locator("#result_list tbody tr a").first.click()
+        page.get_by_text("Timeline").wait_for()
+
+    def test_finds_an_order_by_a_field_of_its_message(self, visit):
+        operator = visit()
+        page = operator.open(PAGES["messages"])
+
+        page.fill("#searchbar", "invoice=536365")
+        page.get_by_role("button", name="Search").click()
+
+        page.wait_for_url("**q=invoice**")
+        page.get_by_text("customer.id=7").wait_for()
+        page.locator("#result_list tbody tr a").first.wait_for()
+        operator.photograph("search-light")
+
+
+class TestOrder:
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("width", [1280, 320])
+    def test_leads_to_its_messages(self, scheme, width, shop, visit):
+        operator = visit(scheme=scheme)
+        operator.page.set_viewport_size({"width": width, "height": 960})
+
+        page = operator.open(f"/admin/shop/order/{shop.ask(ORDER)}/change/")
+
+        table = page.locator(".outbox-about")
+        table.scroll_into_view_if_needed()
+        operator.photograph(f"order-{width}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert table.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
+        table.get_by_role("link").first.focus()
+        page.keyboard.press("Enter")
         page.get_by_text("Timeline").wait_for()
 
 

@@ -7,7 +7,6 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from django.core.management.base import BaseCommand
@@ -16,13 +15,15 @@ from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.exits import unable
+from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
 from outbox.management.tables import table
+from outbox.management.times import time
 from outbox.monitoring.connection import connected
+from outbox.monitoring.find import parse
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import FailureStatus, Status, delays, read_status
 from outbox.monitoring.text import age
-from outbox.monitoring.why import why
 from outbox.relay.hosts import databases
 
 PROBE_SECONDS = 30.0  # a live process may be busy with one step for this time
@@ -45,14 +46,25 @@ class Command(BaseCommand):
 
         parser.add_argument(
             "--message",
-            type=UUID,
-            metavar="ID",
-            help="only explain what this message waits for, exit code 1 where no database has it",
+            type=_words,
+            metavar="WHAT",
+            help="only show messages and what they wait for: the one with this id, else those with this key or about this row "
+            "(shop.order:4711), else those with this field in their body (invoice=536365, customer.id=7); exit code 1 where no "
+            "database has one",
         )
+        parser.add_argument(
+            "--since",
+            type=time,
+            metavar="TIME",
+            help="with --message: only those published since this time: 30m, 2h or 7d ago, or ISO 8601",
+        )
+        parser.add_argument("--until", type=time, metavar="TIME", help="with --message: only those published before this time")
 
     def handle(self, **options: Any) -> None:
         if options["message"]:
-            self._explain(options["message"], options["database"])
+            self._find(**options)
+        elif options["since"] or options["until"]:
+            raise unable("--since and --until narrow a search by --message.")
         elif options["alive"]:
             self._probe(options["alive"], options["database"])
         else:
@@ -69,14 +81,21 @@ class Command(BaseCommand):
         if shortest is None or shortest > PROBE_SECONDS:
             raise SystemExit(1)
 
-    def _explain(self, message_id: UUID, only: list[str] | None) -> None:
+    def _find(self, **options: Any) -> None:
+        search, since, until = parse(options["message"]), options["since"], options["until"]
+        if since and until and since >= until:
+            raise unable(f"--since {since.isoformat()} is not before --until {until.isoformat()}.")
         try:
-            found = [_why(alias, message_id) for alias in databases(only)]
+            found = [find_in(alias, search, since=since, until=until) for alias in databases(options["database"])]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        sentence = next((one_line(one) for one in found if one), None)
-        self.stdout.write(sentence or "No such message: never published here, rolled back with its transaction, or pruned.")
-        if sentence is None:
+        has_any = any(one.messages for one in found)
+        if options["json"]:
+            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}, default=str))
+        else:
+            parts = [part for one in found for part in as_text(one)]
+            self.stdout.write("\n\n".join(parts if has_any else [NOT_FOUND if parts else NONE_FOUND, *parts]))
+        if not has_any:
             raise SystemExit(1)
 
     def _show(self, **options: Any) -> None:
@@ -97,9 +116,13 @@ def _read(alias: str) -> Status:
         return read_status(connection, alias)
 
 
-def _why(alias: str, message_id: UUID) -> str | None:
-    with connected(alias, "outbox status") as connection:
-        return why(connection, message_id)
+def _words(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+_words.__name__ = "message"  # argparse says: invalid message value
 
 
 def _silence(alias: str, kind: str) -> float | None:

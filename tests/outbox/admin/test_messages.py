@@ -1,14 +1,18 @@
 import json
+from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
+from outbox.admin.messages import MessageArchive
+from outbox.ids import first_id_at
 from outbox.message import Message
 from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
+from outbox.monitoring import find
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
-from tests.factories import BatchFactory, TicketFactory
+from tests.factories import BatchFactory, TicketFactory, message_id
 
 pytestmark = pytest.mark.django_db
 
@@ -40,6 +44,10 @@ def order():
 
 def opened(client, row):
     return client.get(reverse(PAGE, args=[row.id]))
+
+
+def searched(client, text, **filters):
+    return client.get(reverse(LIST), {"q": text, **filters}).context["cl"].result_list
 
 
 class TestList:
@@ -97,6 +105,67 @@ class TestList:
         message(key="536365", about="shop.order:7", batch={"state": State.SENT})
 
         assert admin_client.get(reverse(LIST), {"q": term}).context["cl"].result_list == []
+
+    def test_finds_a_row_whose_key_is_written_otherwise(self, message, admin_client):
+        row = message(about="shop.order:7")
+
+        assert searched(admin_client, "shop.Order: 07") == [row]
+
+    def test_finds_a_key_that_has_the_form_of_an_id(self, message, admin_client):
+        key = message_id()
+        row = message(key=str(key))
+
+        assert searched(admin_client, str(key)) == [row]
+
+    def test_looks_for_a_key_before_it_leads_to_the_archive(self, message, admin_client, monkeypatch):
+        monkeypatch.setattr("outbox.admin.messages._archives", [MessageArchive(lambda: True, page=None)])
+        key, gone = message_id(), message_id()
+        row = message(key=str(key))
+
+        assert searched(admin_client, str(key)) == [row]
+        assert admin_client.get(reverse(LIST), {"q": str(gone)}).url == reverse(PAGE, args=[gone])
+
+    def test_finds_a_field_of_bodies_with_the_other_filters(self, message, orders, admin_client):
+        old = message(id=first_id_at(datetime(2026, 3, 1, tzinfo=UTC)), body=b'{"invoice": "536365"}', batch={"state": 4})
+        new = message(body=b'{"customer": {"id": 7}, "invoice": "536365"}', batch={"state": 3})
+        message(body=b'{"invoice": "5363651"}', batch={"state": 4})
+
+        assert searched(admin_client, "invoice=536365") == [new, old]
+        assert searched(admin_client, "customer.id=7") == searched(admin_client, "invoice=536365", since="day") == [new]
+        assert searched(admin_client, "invoice=536365", state="dead") == [old]
+        assert searched(admin_client, "invoice=536365", topic="orders", to="2026-03-02T00:00") == [old]
+        assert searched(admin_client, "invoice=nix") == searched(admin_client, "a\x00=1") == []
+
+    def test_says_how_far_bodies_were_read_and_goes_on_from_there(self, message, admin_client, monkeypatch):
+        monkeypatch.setattr("outbox.monitoring.find.LOOK_AT", 1)
+        rows = [message(id=first_id_at(datetime(2026, 3, day, tzinfo=UTC)), body=b'{"a": 1}') for day in (1, 2, 3)]
+
+        page = admin_client.get(reverse(LIST), {"q": "a=1"})
+        older = admin_client.get(reverse(LIST) + page.context["cl"].older_url)
+
+        assert page.context["cl"].result_list == [rows[2], rows[1]]
+        assert 'only messages since <span class="outbox-time">2026-03-02 00:00:00</span> were read.' in page.text
+        assert older.context["cl"].result_list == [rows[0]]
+        assert "were read" not in admin_client.get(reverse(LIST), {"q": "a=1", "from": "2026-03-03T00:00"}).text
+        assert "were read" not in older.text
+
+    def test_says_that_bodies_took_too_long(self, message, admin_client, monkeypatch):
+        monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
+        monkeypatch.setattr(find, "SECONDS", 0.0)
+        message(body=b'{"a": 1}')
+
+        page = admin_client.get(reverse(LIST), {"q": "a=1"})
+
+        assert page.context["cl"].result_list == []
+        assert "The search took longer than 10 s. Choose a shorter time." in page.text
+
+    def test_finds_a_key_in_a_state_however_many_messages_have_it(self, message, admin_client, monkeypatch):
+        monkeypatch.setattr("outbox.admin.messages.COUNTED", 1)
+        old = message(key="old", batch={"state": State.DEAD})
+        for _ in range(3):
+            message(batch={"state": State.DEAD})
+
+        assert searched(admin_client, "old", state="dead") == [old]
 
     def test_filters_by_topic_and_state(self, orders, message, admin_client):
         waiting = message()
@@ -229,6 +298,16 @@ class TestMask:
 
         assert "Ada Lovelace" not in page
         assert "&quot;order_id&quot;: 1" in page
+
+    def test_holds_for_a_search_by_a_field(self, masked, message, operator):
+        row = message(body=self.BODY, headers=masked)
+        message(body=self.BODY, headers=json.dumps({"ce-type": "Gone"}))
+        raw = message(body=self.BODY)
+        may_view, may_read = operator(VIEW), operator(VIEW, "view_body", name="eve")
+
+        assert searched(may_view, "order_id=1") == [raw, row]
+        assert searched(may_view, "customer=Ada Lovelace") == [raw]
+        assert len(searched(may_read, "customer=Ada Lovelace")) == 3
 
     def test_shows_it_to_whoever_may_see_bodies(self, masked, message, operator):
         assert "Ada Lovelace" in opened(operator(VIEW, "view_body"), message(body=self.BODY, headers=masked)).text

@@ -21,6 +21,8 @@ from django.urls import reverse
 
 from outbox import database
 from outbox.models import Batch, DeadMessage, MessageRow, State, Topic
+from outbox.monitoring.find import LOOK_AT
+from project.shop.models import Order
 from tests.factories import TopicFactory
 from tests.outbox.admin.million import fill
 
@@ -65,7 +67,7 @@ def look(client: Client, asked: list[tuple[Any, Any]], messages: int, monkeypatc
     monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", looked_at(messages))  # of a small table, 10,000 rows are a large part
 
     def look(view: str, *args: Any, **parameters: Any) -> Any:
-        url = reverse(f"admin:outbox_{view}", args=args)
+        url = reverse(f"admin:{view if view.startswith('shop_') else f'outbox_{view}'}", args=args)
         asked.clear()
         page = client.get(url, parameters)
         statements = list(asked)
@@ -166,6 +168,18 @@ class TestMessages:
 
         assert [row.id for row in look("messagerow_changelist", q=str(one.id)).context["cl"].result_list] == [one.id]
 
+    @pytest.mark.parametrize("asked", [{}, {"state": "dead"}, {"state": "sent", "since": "hour"}, {"topic": "rare"}])
+    def test_are_looked_for_by_a_field_among_the_newest(self, asked, look, messages):
+        found = look("messagerow_changelist", q="invoice=2", **asked).context["cl"]
+
+        assert found.result_count == 0
+        assert (found.floor is None) == (messages <= LOOK_AT or ("since" in asked and messages < 360_000))
+
+    @pytest.mark.parametrize("asked", [{}, {"state": "sent"}, {"state": "dead"}, {"since": "hour"}])
+    @pytest.mark.parametrize("q", ["nix", "shop.order:11", "nix=1"])
+    def test_are_looked_for_in_vain(self, q, asked, look, messages):
+        assert look("messagerow_changelist", q=q, **asked).context["cl"].result_count == 0
+
     @pytest.mark.parametrize("state", [State.SENT, State.DEAD, State.PREPARED, State.RELEASED])
     def test_are_shown_with_their_life(self, state, look, messages):
         page = look("messagerow_change", a_message(state=state).id)
@@ -178,6 +192,14 @@ class TestMessages:
         told = [moment["what"] for moment in look("messagerow_change", oldest.id).context["moments"]]
 
         assert {"Published", "Claimed", "Check-back: COMMIT", "Failed, to be retried", "Handled", "Delivered"} <= set(told)
+
+
+class TestTheRowsOfAProject:
+    @pytest.mark.parametrize(("key", "count"), [(4710, 1), (4711, 0)])
+    def test_are_shown_with_their_messages(self, key, count, look, messages):
+        order = Order.objects.create(pk=key, invoice=f"I{key}", country="", total=1, invoiced_at="2010-12-01T08:26:00Z")
+
+        assert look("shop_order_change", order.pk).text.count('class="outbox-id"') == count
 
 
 class TestOthers:

@@ -12,9 +12,10 @@ from outbox import conf, consumer
 from outbox.brokers.base import Outgoing, Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
+from outbox.management import found
 from outbox.models import FailedAttempt, FailedDelivery, Process, State, Topic
-from outbox.monitoring import groups
-from tests.factories import BatchFactory, TicketFactory, TopicFactory
+from outbox.monitoring import find, groups
+from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -162,22 +163,155 @@ class TestOutboxStatus:
 
         assert status() == 1
 
-    def test_says_why_a_message_is_not_out(self, capsys):
-        Process.objects.all().delete()
-        ticket = TicketFactory(topic=TopicFactory(name="orders"))
-
-        assert status("--message", str(ticket.message_id)) == 0
-        assert capsys.readouterr().out == "No relay of broker 'default' is running. Start outbox_relay.\n"
-
-    def test_ends_with_1_when_it_knows_no_such_message(self, capsys):
-        assert status("--message", str(uuid4())) == 1
-        assert capsys.readouterr().out.startswith("No such message")
-
     def test_ends_with_2_when_it_cannot_ask(self):
         with pytest.raises(CommandError, match="There is no database 'nix'") as error:
             call_command("outbox_status", "--database", "nix")
 
         assert error.value.returncode == 2
+
+
+class TestMessage:
+    @pytest.fixture
+    def publish(self):
+        """Publish a message that waits, as seconds after noon."""
+        topic = TopicFactory(name="orders")
+
+        def publish(second=0, **fields):
+            at = datetime(2026, 3, 1, 12, tzinfo=UTC) + timedelta(seconds=second)
+            row = MessageRowFactory(topic=topic, id=message_id(at), created_at=at, **fields)
+            TicketFactory(topic=topic, message=row)
+            return row
+
+        return publish
+
+    def test_is_shown_with_what_it_waits_for_and_its_timeline(self, publish, capsys):
+        Process.objects.all().delete()
+        row = publish(key="536365", about="shop.order:7", headers='{"ce-type": "OrderPlaced"}')
+
+        assert status("--message", str(row.id)) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            f"Message {row.id}, OrderPlaced, topic orders, key 536365, about shop.order:7, waiting, "
+            "published 2026-03-01T12:00:00+00:00",
+            "No relay of broker 'default' is running. Start outbox_relay.",
+            "  2026-03-01T12:00:00+00:00  Published in topic orders, by the publisher's transaction",
+        ]
+
+    @pytest.mark.parametrize("what", ["536365", "shop.Order: 7", "invoice=536365", "customer.id=7"])
+    def test_is_found_by_what_is_known_of_it(self, what, publish, capsys):
+        row = publish(key="536365", about="shop.order:7", body=b'{"invoice": "536365", "customer": {"id": 7}}')
+        publish(1, key="5")
+
+        assert status("--message", what) == 0
+        assert re.findall(r"^Message (\S+),", capsys.readouterr().out, re.M) == [str(row.id)]
+
+    def test_is_one_of_several_without_a_timeline(self, publish, capsys):
+        rows = [publish(second, key="k") for second in range(2)]
+
+        assert status("--message", "k") == 0
+
+        out = capsys.readouterr().out
+        assert re.findall(r"^Message (\S+),", out, re.M) == [str(rows[1].id), str(rows[0].id)]
+        assert "Published" not in out
+
+    @pytest.mark.parametrize("what", ["k", "a=1"])
+    def test_is_looked_for_in_a_time(self, what, publish, capsys):
+        rows = [publish(second, key="k", body=b'{"a":1}') for second in range(3)]
+
+        assert status("--message", what, "--since", "2026-03-01T12:00:01", "--until", "2026-03-01T12:00:02", "--json") == 0
+
+        (database,) = json.loads(capsys.readouterr().out)["databases"]
+        assert [one["id"] for one in database["messages"]] == [str(rows[1].id)]
+
+    def test_is_written_in_json(self, publish, capsys):
+        row = publish(key="k", headers='{"ce-type": "OrderPlaced"}')
+
+        assert status("--message", "k", "--json") == 0
+
+        (database,) = json.loads(capsys.readouterr().out)["databases"]
+        assert database == {
+            "database": "default",
+            "messages": [
+                {
+                    "id": str(row.id),
+                    "topic": "orders",
+                    "type": "OrderPlaced",
+                    "key": "k",
+                    "about": "",
+                    "state": "waiting",
+                    "published_at": "2026-03-01T12:00:00+00:00",
+                    "why": "It is the next message that the relay sends.",
+                }
+            ],
+            "is_cut": False,
+            "reached": None,
+            "is_late": False,
+            "timeline": [
+                {
+                    "at": "2026-03-01T12:00:00+00:00",
+                    "what": "Published",
+                    "who": "",
+                    "by": "",
+                    "text": "in topic orders, by the publisher's transaction",
+                }
+            ],
+        }
+
+    def test_says_that_there_are_more(self, publish, monkeypatch, capsys):
+        monkeypatch.setattr(found, "SHOWN", 1)
+        for second in range(2):
+            publish(second, key="k")
+
+        assert status("--message", "k") == 0
+        assert capsys.readouterr().out.endswith(
+            "\n\nThere are more: these are the newest 1. Narrow the search with --since and --until.\n"
+        )
+
+    def test_says_how_far_bodies_were_read(self, publish, monkeypatch, capsys):
+        monkeypatch.setattr(find, "LOOK_AT", 1)
+        for second in range(3):
+            publish(second, body=b'{"a":1}' if second == 0 else b"{}")
+
+        assert status("--message", "a=1") == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "No such message among those that were read.",
+            "",
+            "Only messages since 2026-03-01T12:00:01.000+00:00 were read, since bodies have no index. For older ones: "
+            "--until 2026-03-01T12:00:01.000+00:00",
+        ]
+        assert status("--message", "a=1", "--until", "2026-03-01T12:00:01.000+00:00") == 0
+
+    def test_says_that_the_search_took_too_long(self, publish, monkeypatch, capsys):
+        monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
+        monkeypatch.setattr(find, "SECONDS", 0.0)
+        publish(body=b'{"a":1}')
+
+        assert status("--message", "a=1") == 1
+        assert "The search took longer than 10 s. Narrow it with --since and --until." in capsys.readouterr().out
+
+    def test_keeps_what_others_wrote_within_its_line(self, publish, capsys):
+        publish(key="k", headers=json.dumps({"ce-type": "\nNothing needs attention.\x1b[2J"}))
+
+        assert status("--message", "k") == 0
+        assert r"\nNothing needs attention.\x1b[2J" in capsys.readouterr().out
+
+    def test_ends_with_1_when_there_is_none(self, capsys):
+        for what in (str(uuid4()), "nix", "shop.order:7", "a=1"):
+            assert status("--message", what) == 1
+            assert capsys.readouterr().out.startswith("No such message")
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (["--message", ""], "invalid message value"),
+            (["--message", "a\nb"], "invalid message value"),
+            (["--message", "k", "--since", "yesterday"], "invalid time value"),
+            (["--since", "2h"], "--since and --until narrow a search by --message"),
+            (["--message", "k", "--since", "2026-03-02", "--until", "2026-03-01"], "is not before --until"),
+        ],
+    )
+    def test_refuses_what_it_cannot_read(self, arguments, error):
+        with pytest.raises(CommandError, match=error):
+            status(*arguments)
 
 
 class TestAlive:

@@ -52,8 +52,9 @@ def failed(row, outcome, group="cart"):
     )
 
 
-def progress(group="", length=HOUR):
-    found = read_progress(database.raw("default"), "default", now=timezone.now(), length=length)
+def progress(group="", length=HOUR, end=None):
+    now = timezone.now()
+    found = read_progress(database.raw("default"), "default", now=now, begin=now - length, end=end)
     return next((one for one in found if (one.topic, one.consumer_group) == ("orders", group)), None)
 
 
@@ -92,6 +93,12 @@ class TestTheWayToTheBroker:
         published()
 
         assert progress().missing == 1
+
+    def test_is_that_of_a_time(self, sent):
+        sent(2, seconds=3000)
+        sent(1, seconds=60)
+
+        assert progress(end=timezone.now() - 1500 * SECOND).messages == 2
 
     def test_took_as_long_as_the_slowest_did(self, sent):
         sent(3)
@@ -176,6 +183,6 @@ class TestTheWayThroughAGroup:
     def test_is_left_out_where_its_inbox_is_in_another_database(self, sent):
         sent()
 
-        found = read_progress(database.raw("default"), "other", now=timezone.now(), length=HOUR)
+        found = read_progress(database.raw("default"), "other", now=timezone.now(), begin=timezone.now() - HOUR)
 
         assert {one.consumer_group for one in found} == {""}

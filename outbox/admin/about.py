@@ -1,0 +1,96 @@
+"""The messages about a row, on the page that a project's own admin has for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.utils import flatten_fieldsets
+from django.db import router
+from django.db.models import Model
+from django.http import HttpRequest
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+
+from outbox import database
+from outbox.admin.links import message_link
+from outbox.admin.pages import may_see, url_of
+from outbox.admin.state_badges import state_badges
+from outbox.admin.text import moment, shown
+from outbox.consuming.letter_acts import read_ends
+from outbox.models import MessageRow
+from outbox.monitoring.find import find_about, read_found
+from outbox.publishing.transactions import describe
+
+NAME = "messages_about"
+SHOWN = 20
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin
+else:
+    Base = object
+
+
+class MessagesAboutMixin(Base):
+    """
+    Show the messages about a row (`publish(..., about=order)`) on its page, the newest 20, with links to their own pages.
+
+    Put it before the other bases: `class OrderAdmin(MessagesAboutMixin, admin.ModelAdmin)`. The messages are the last field of
+    the page, or are shown where `fields` or `fieldsets` name `messages_about`. Users who may not view messages do not see them.
+    """
+
+    @property
+    def media(self) -> forms.Media:
+        return super().media + forms.Media(css={"all": ["outbox/admin.css"]})
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, NAME] if self._shows_messages(request, obj) else fields
+
+    def get_fieldsets(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        fieldsets = super().get_fieldsets(request, obj)
+        if not self._shows_messages(request, obj):
+            return [(title, {**options, "fields": _without(options["fields"])}) for title, options in fieldsets]
+        return fieldsets if NAME in flatten_fieldsets(fieldsets) else [*fieldsets, (None, {"fields": [NAME]})]
+
+    @admin.display(description="messages")
+    def messages_about(self, row: Model) -> SafeString:
+        """Return the messages about a row as a table."""
+        alias = _database_of(row)
+        connection = database.raw(alias)
+        found = find_about(connection, row, limit=SHOWN)
+        ended = read_ends(found.ids, alias)
+        has_pages = alias == router.db_for_write(MessageRow)
+        rows = [
+            {
+                "link": message_link(self.admin_site, one.id) if has_pages else shown(str(one.id)),
+                "published": moment(one.created_at),
+                "state": state_badges(one.state, ended.get(one.id, [])),
+                "topic": shown(one.topic, 60),
+                "type": shown(one.type, 60),
+            }
+            for one in read_found(connection, found.ids)
+        ]
+        context = {"rows": rows, "is_cut": found.is_cut, "all_url": self._url_of_all(row) if has_pages else ""}
+        return render_to_string("admin/outbox/_about.html", context)
+
+    def _url_of_all(self, row: Model) -> str:
+        return f"{url_of(self.admin_site, 'outbox_messagerow_changelist')}?{urlencode({'q': describe(row)})}"
+
+    def _shows_messages(self, request: HttpRequest, obj: Model | None) -> bool:
+        if obj is None or not may_see(self.admin_site, MessageRow, request):
+            return False
+        return database.is_outbox_database(_database_of(obj))
+
+
+def _database_of(row: Model) -> str:
+    """Return the database that has the messages about a row."""
+    return router.db_for_write(type(row), instance=row)
+
+
+def _without(fields: Any) -> list[Any]:
+    """Return the fields of a fieldset, in which tuples share a line, without the messages."""
+    lines = [[field for field in line if field != NAME] if isinstance(line, list | tuple) else line for line in fields]
+    return [line for line in lines if line not in ([], NAME)]

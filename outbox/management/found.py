@@ -1,0 +1,91 @@
+"""What `outbox_status --message` has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from outbox.ids import made_at
+from outbox.logs import one_line
+from outbox.monitoring.connection import connected
+from outbox.monitoring.find import SECONDS, FoundMessage, Search, find, read_found
+from outbox.monitoring.timeline import TimelineEntry, read_timeline
+from outbox.monitoring.why import why
+
+SHOWN = 20  # messages of a database
+
+NONE_FOUND = "No such message: never published here, rolled back with its transaction, or pruned."
+NOT_FOUND = "No such message among those that were read."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInDatabase:
+    """
+    The messages found in a database, newest first.
+
+    Args:
+        is_cut: more messages match, or may match.
+        reached: bodies of messages before this time were not read; None: all were, or no body had to be.
+        is_late: since the time for a search was up.
+        timeline: of the message, where it is the only one.
+    """
+
+    database: str
+    messages: list[dict[str, Any]]
+    is_cut: bool
+    reached: datetime | None
+    is_late: bool
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+
+
+def find_in(alias: str, search: Search, *, since: datetime | None, until: datetime | None) -> FoundInDatabase:
+    """Return the messages of a database that a search means."""
+    with connected(alias, "outbox status") as connection:
+        found = find(connection, search, since=since, until=until, limit=SHOWN)
+        messages = [_as_dict(one) | {"why": why(connection, one.id)} for one in read_found(connection, found.ids)]
+    reached = None if found.reached is None else made_at(found.reached)
+    timeline = _timeline(alias, found.ids[0]) if len(messages) == 1 else []
+    return FoundInDatabase(alias, messages, found.is_cut, reached, found.is_late, timeline)
+
+
+def _as_dict(one: FoundMessage) -> dict[str, Any]:
+    named = {"id": str(one.id), "topic": one.topic, "type": one.type, "key": one.key, "about": one.about}
+    return named | {"state": one.state, "published_at": one.created_at.astimezone(UTC).isoformat()}
+
+
+def _timeline(alias: str, message_id: UUID) -> list[dict[str, Any]]:
+    timeline = read_timeline(alias, message_id)
+    return [_entry(one) for one in timeline.entries] if timeline else []
+
+
+def _entry(one: TimelineEntry) -> dict[str, Any]:
+    shown = asdict(one)
+    return {"at": one.at.astimezone(UTC).isoformat()} | {name: shown[name] for name in ("what", "who", "by", "text")}
+
+
+def as_text(found: FoundInDatabase) -> Iterator[str]:
+    """Yield the parts of a text about what a database has."""
+    for one in found.messages:
+        yield "\n".join(map(one_line, [_head(one), one["why"] or "", *map(_moment, found.timeline)]))
+    if found.reached is not None:
+        at = found.reached.isoformat(timespec="milliseconds")
+        within = f" within {SECONDS:.0f} s" if found.is_late else ""
+        yield f"Only messages since {at} were read{within}, since bodies have no index. For older ones: --until {at}"
+    elif found.is_late:
+        yield f"The search took longer than {SECONDS:.0f} s. Narrow it with --since and --until."
+    elif found.is_cut:
+        yield f"There are more: these are the newest {SHOWN}. Narrow the search with --since and --until."
+
+
+def _head(one: dict[str, Any]) -> str:
+    parts = [f"Message {one['id']}", one["type"], f"topic {one['topic']}"]
+    parts += [f"{name} {one[name]}" for name in ("key", "about") if one[name]]
+    return f"{', '.join(filter(None, parts))}, {one['state']}, published {one['published_at']}"
+
+
+def _moment(entry: dict[str, Any]) -> str:
+    by = entry["by"] and f"by {entry['by']}"
+    return f"  {entry['at']}  " + " ".join(filter(None, [entry["what"], entry["who"], by, entry["text"]]))
