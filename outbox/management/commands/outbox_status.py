@@ -66,19 +66,21 @@ class Command(BaseCommand):
         elif options["since"] or options["until"]:
             raise unable("--since and --until narrow a search by --message.")
         elif options["alive"]:
-            self._probe(options["alive"], options["database"])
+            self._probe(options["alive"], options["database"], as_json=options["json"])
         else:
             self._show(**options)
 
-    def _probe(self, kind: str, only: list[str] | None) -> None:
+    def _probe(self, kind: str, only: list[str] | None, *, as_json: bool) -> None:
         try:
             found = [_silence(alias, kind) for alias in databases(only)]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         shortest = min((seconds for seconds in found if seconds is not None), default=None)
+        is_alive = shortest is not None and shortest <= PROBE_SECONDS
         said = "no heartbeat" if shortest is None else f"its last heartbeat {age(shortest)} ago"
-        self.stdout.write(f"The {kind} on this host has sent {said}.")
-        if shortest is None or shortest > PROBE_SECONDS:
+        as_dict = {"process": kind, "is_alive": is_alive, "silent_seconds": shortest}
+        self.stdout.write(json.dumps(as_dict) if as_json else f"The {kind} on this host has sent {said}.")
+        if not is_alive:
             raise SystemExit(1)
 
     def _find(self, **options: Any) -> None:

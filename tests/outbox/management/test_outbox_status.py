@@ -339,6 +339,14 @@ class TestAlive:
         assert status("--alive", "relay") == 1
         assert capsys.readouterr().out == "The relay on this host has sent no heartbeat.\n"
 
+    @pytest.mark.parametrize(("seconds", "code"), [(20, 0), (40, 1)])
+    def test_says_the_same_as_json(self, seconds, code, heard, capsys):
+        heard(seconds)
+
+        assert status("--alive", "relay", "--json") == code
+        said = json.loads(capsys.readouterr().out)
+        assert said == {"process": "relay", "is_alive": code == 0, "silent_seconds": pytest.approx(seconds, abs=5)}
+
     def test_takes_the_newest_heartbeat(self, heard):
         heard(40, pid=7)
         heard(0, pid=8)
