@@ -46,6 +46,7 @@ WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers, c
 WITH_DATABASES = (
     servers.check_version,
     servers.check_encoding,
+    servers.check_tables,
     servers.check_pooler,
     servers.check_direct_databases,
     servers.check_projects,
