@@ -100,7 +100,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "virtual_host": "Several applications share the server.",
         "tls": "The nodes speak TLS.",
         "tls_ca_file": "Certificates are signed by an authority of your own.",
-        "groups": "A group is to get messages that were sent before its first process started.",
+        "groups": "A group whose code is elsewhere is to get messages that were sent before its first process started.",
         "heartbeat": "A lost node is to be noticed sooner, or the network pauses for longer.",
         "request_timeout": "The server is far, or slow at its peak.",
         "consumer_timeout": "The server's `consumer_timeout` is not its default.",
