@@ -25,8 +25,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        hint = "docs/reference/settings.md lists all names, with their types, defaults and units."
-        return [Error(str(error), hint=hint, id="outbox.E001")]
+        return [Error(str(error), id="outbox.E001")]
     return []
 
 
