@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox import conf
-from outbox.logs import get_logger, error_text
+from outbox.logs import error_text, get_logger
 from outbox.message import Header
 
 try:

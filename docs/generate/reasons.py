@@ -188,6 +188,7 @@ CHECKS = {
     "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
+    "E058": "A worker would fail each second, and nobody would handle the group's messages.",
     "W057": "The first `publish()` would raise, and no command would run.",
     "E053": "Messages of one project would wait for ever in the tables of another.",
 }

@@ -17,7 +17,7 @@ from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer, record_sent
 from outbox.errors import ConfigurationError
-from outbox.logs import fields_of, get_logger, error_text
+from outbox.logs import error_text, fields_of, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = get_logger("outbox.check_back")

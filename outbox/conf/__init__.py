@@ -139,7 +139,12 @@ def _how_to_import(path: str, error: ImportError) -> str:
     return f"Correct the path, or install {missing}."
 
 
-_groups_of: Callable[[str], Iterable[str]] = lambda topic: ()
+def _no_groups(topic: str) -> Iterable[str]:
+    """Return nothing: no consumer was registered."""
+    return ()
+
+
+_groups_of: Callable[[str], Iterable[str]] = _no_groups
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from outbox import conf, database
-from outbox.logs import get_logger, log_fields, error_text
+from outbox.logs import error_text, get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05

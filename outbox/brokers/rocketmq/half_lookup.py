@@ -25,7 +25,7 @@ from outbox.brokers.rocketmq.queue_reader import MAX_READ, QueueReader
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, StoredMessage
-from outbox.logs import get_logger, error_text
+from outbox.logs import error_text, get_logger
 
 logger = get_logger(__name__)
 
