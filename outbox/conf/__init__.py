@@ -157,12 +157,11 @@ def topics_of(alias: str) -> list[TopicSpec]:
     """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
     has_halves = broker_class(alias).supports_half_messages
     found = []
-    for name in sorted(settings().topics):
+    for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
         topic = topic_settings(name)
-        if topic.broker == alias:
-            assert topic.type is not None
-            kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
-            found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name))))
+        assert topic.type is not None
+        kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
+        found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name))))
     return found
 
 

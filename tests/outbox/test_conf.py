@@ -133,6 +133,14 @@ class TestATopic:
         ]
         assert [topic.name for topic in conf.topics_of("spare")] == ["c"]
 
+    def test_is_given_to_its_broker_beside_one_that_cannot_be_imported(self, settings):
+        settings.OUTBOX = {
+            "BROKERS": {"default": MEMORY, "gone": {"BACKEND": "gone.Broker"}},
+            "TOPICS": {"a": {}, "b": {"BROKER": "gone"}},
+        }
+
+        assert [topic.name for topic in conf.topics_of("default")] == ["a"]
+
     def test_is_normal_for_a_broker_without_half_messages(self, settings):
         default = {"BACKEND": f"{__name__}.OnePhaseBroker"}
         settings.OUTBOX = {"BROKERS": {"default": default}, "TOPICS": {"orders": {"TYPE": "transaction"}}}
