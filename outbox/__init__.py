@@ -102,14 +102,7 @@ def __getattr__(name: str) -> Any:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'outbox' has no attribute {name!r}") from None
-    try:
-        value = getattr(import_module(home), name)
-    except RuntimeError as error:
-        if "isn't in an application in INSTALLED_APPS" not in str(error):
-            raise
-        wrong = import_module("outbox.errors").ConfigurationError
-        raise wrong(f'outbox.{name} needs the app. Add "outbox" to INSTALLED_APPS, and run manage.py migrate.') from error
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 

@@ -28,7 +28,7 @@ class HalfNotStored(OutboxError):
 
 
 class NotAwaited(OutboxError):
-    """Raised when a transaction ends, and a call of `apublish()` in it was not awaited."""
+    """Raised when a call of `apublish()` was not awaited before its transaction ends, or is in synchronous code."""
 
 
 class WrongDatabase(OutboxError):

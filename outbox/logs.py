@@ -35,21 +35,27 @@ MOST_LINES = 20  # different ones from one place in the code, in that time
 MOST_REMEMBERED = 1_000
 
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_CONTINUED = re.compile(r"\n[ \t]+")  # a line that goes on indented, as libpq writes its errors
 _HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 
 _format_exception = logging.Formatter().formatException
 
 
-def cut(text: str) -> str:
-    """Return the text of an error as it may be stored or logged: its beginning, if it is longer than `MAX_ERROR_CHARACTERS`."""
-    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"
+def cut(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
+    """Return the text of an error as it may be stored or logged: its beginning and `…`, if it has more characters than `most`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def cut_traceback(text: str) -> str:
     """Return a formatted traceback without its middle, if it is longer than `MAX_TRACEBACK_CHARACTERS`."""
     half = MAX_TRACEBACK_CHARACTERS // 2
     return text if len(text) <= 2 * half else f"{text[: half - 1]}…{text[-half:]}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class and the text of an error."""
+    return f"{type(error).__name__}: {error}"
 
 
 def without_numbers(text: str) -> str:
@@ -61,7 +67,9 @@ def without_numbers(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a text with control characters, line ends and invisible characters escaped as in Python literals."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in _CONTINUED.sub(" ", text))
 
 
 def get_logger(name: str) -> logging.Logger:

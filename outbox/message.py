@@ -74,6 +74,7 @@ class TopicSpec:
         queues: the number of messages without a key that can be in delivery at the same time.
         retention: how long the broker keeps messages.
         remembered: how long consumers remember which messages they have handled.
+        groups: the consumer groups that take the topic, as far as this process has their code.
     """
 
     name: str
@@ -81,6 +82,7 @@ class TopicSpec:
     queues: int = 4
     retention: timedelta = timedelta(days=7)
     remembered: timedelta = timedelta(days=7)
+    groups: frozenset[str] = frozenset()
 
 
 class Header:
@@ -225,7 +227,7 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         for step in range(version, cls._meta.version):
             if step not in cls._upgrades:
                 raise msgspec.ValidationError(
-                    f"{cls._meta.type} has no upgrade from version {step}. Add @{cls.__name__}.upgrade_from({step})."
+                    f"{cls._meta.type} has no upgrade from version {step}, @{cls.__name__}.upgrade_from({step})"
                 )
             content = cls._upgrades[step](content)
         return msgspec.convert(content, cls)

@@ -122,9 +122,7 @@ def topic_id(name: str, using: str) -> int:
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
             raise
-        raise ConfigurationError(
-            f"Database {using!r} has no outbox tables. Run `manage.py migrate --database {using}`, or name another by using=."
-        ) from error
+        raise ConfigurationError(f"Database {using!r} has no tables of the outbox. {database.explain_migrate(using)}") from error
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))
     if row is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from outbox import conf
-from outbox.logs import get_logger
+from outbox.logs import error_text, get_logger
 from outbox.message import Header
 
 try:
@@ -115,7 +115,7 @@ def _guard() -> Iterator[None]:
 
 
 def _log(error: Exception) -> None:
-    logger.error("OpenTelemetry failed, and nothing was recorded: %r", error, exc_info=error)
+    logger.error("OpenTelemetry failed, and nothing was recorded: %s", error_text(error), exc_info=error)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "virtual_host": "Several applications share the server.",
         "tls": "The nodes speak TLS.",
         "tls_ca_file": "Certificates are signed by an authority of your own.",
-        "groups": "A group is to get messages that were sent before its first process started.",
+        "groups": "A group whose code is elsewhere is to get messages that were sent before its first process started.",
         "heartbeat": "A lost node is to be noticed sooner, or the network pauses for longer.",
         "request_timeout": "The server is far, or slow at its peak.",
         "consumer_timeout": "The server's `consumer_timeout` is not its default.",
@@ -189,6 +189,8 @@ CHECKS = {
     "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
+    "E058": "A worker would fail each second, and nobody would handle the group's messages.",
+    "W057": "The first `publish()` would raise, and no command would run.",
     "E053": "Messages of one project would wait for ever in the tables of another.",
 }
 

@@ -24,6 +24,7 @@ from outbox.admin.pages import frame
 from outbox.admin.text import plain, shown, since
 from outbox.consuming.dead_letters import READ_AT_ONCE, Letter, group_letters, read_letters, settle_letters
 from outbox.errors import BrokerUnavailable
+from outbox.logs import cut
 from outbox.models import DeadLetter, MessageRow
 
 PER_PAGE = 100
@@ -148,7 +149,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 def _kinds_named(chosen: list[Letter]) -> list[str]:
     """Return the most frequent errors with their number of letters."""
     kinds = group_letters(chosen)
-    named = [f"{one.count} of group {one.group}: {plain(one.reason)[:300]}" for one in kinds[:KINDS_NAMED]]
+    named = [f"{one.count} of group {one.group}: {cut(plain(one.reason), 300)}" for one in kinds[:KINDS_NAMED]]
     return named + ([f"and {len(kinds) - KINDS_NAMED} more kinds of errors"] if len(kinds) > KINDS_NAMED else [])
 
 

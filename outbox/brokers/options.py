@@ -35,7 +35,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
         return msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"] has wrong OPTIONS ({kind.__name__}): {error}.{_hint(kind, str(error))}'
+            f'OUTBOX["BROKERS"] has wrong OPTIONS ({kind.__name__}): {_explain(error)}.{_hint(kind, str(error))}'
         ) from error
 
 
@@ -46,7 +46,7 @@ def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
         options = msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
         known = ", ".join(name.upper() for name in kind.__struct_fields__)
-        return [Problem(f"OPTIONS: {error}.", _hint(kind, str(error)).strip() or f"Choices are: {known}.")]
+        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)).strip() or f"Choices are: {known}.")]
     values = {name: getattr(options, name) for name in kind.__struct_fields__}
     wrong = {name: problem_of_duration(name, value) for name, value in values.items() if isinstance(value, timedelta)}
     return [
@@ -65,6 +65,20 @@ def read_address(text: str) -> tuple[str, int | None] | None:
     if found is None or (found["port"] and not 0 < int(found["port"]) < 65_536):
         return None
     return found["host"].strip("[]"), int(found["port"]) if found["port"] else None
+
+
+def _explain(error: msgspec.ValidationError) -> str:
+    """Return an error of msgspec in the terms of the settings file: `OPTIONS["NODES"]`, not `$.NODES`."""
+    text = str(error)
+    if "missing required field" in text:
+        return f"OPTIONS has no {text.split('`')[1]}, which is required"
+    if "unknown field" in text:
+        return f"OPTIONS has an unknown name {text.split('`')[1]!r}"
+    what, _, where = text.partition(" - at `$.")
+    if not where:
+        return f"OPTIONS: {text}"
+    name, rest = re.split(r"(?=[.\[]|`$)", where, maxsplit=1)
+    return f'OPTIONS["{name}"]{rest.rstrip("`")} has a wrong value: {what}'
 
 
 def _hint(kind: type[Options], text: str) -> str:

@@ -32,6 +32,7 @@ def __getattr__(name: str) -> Any:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'outbox.celery' has no attribute {name!r}") from None
+    import_module("outbox.conf.apps").require_outbox()
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

@@ -95,4 +95,4 @@ def not_connected(error: Exception) -> SendResult:
 
 def failed(status: SendStatus, error: BaseException) -> SendResult:
     """Return a result that names an error, in one line."""
-    return SendResult(status, reason=" ".join(f"Celery's broker: {type(error).__name__}: {error}".split()))
+    return SendResult(status, reason=" ".join(f"Celery's broker (CELERY_BROKER_URL): {type(error).__name__}: {error}".split()))

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from outbox.check_backs.answer import answer, record_sent
 from outbox.database import loop_errors
 from outbox.database.loop_errors import Loop
 from outbox.errors import ConfigurationError
-from outbox.logs import fields_of, get_logger
+from outbox.logs import error_text, fields_of, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = get_logger("outbox.check_back")
@@ -32,6 +33,16 @@ ENDPOINT = Loop("check-back endpoint")
 
 # Source: RFC 2104, section 3: a key shorter than the hash's output, here that of SHA-256, weakens HMAC.
 SECRET_BYTES = 32
+STEPS = {
+    401: 'Its SECRETS need the secret that signs, the first of OUTBOX["CHECK_BACK"]["SECRETS"] here; or correct the clocks.',
+    403: 'Let requests to OUTBOX["CHECK_BACK"]["URL"] pass without a login: they are signed.',
+    404: 'Add path("outbox/", include("outbox.api.urls")) to the urlpatterns there, or correct OUTBOX["CHECK_BACK"]["URL"].',
+    503: 'Set OUTBOX["CHECK_BACK"]["SECRETS"] there, and see the log of its web server.',
+} | dict.fromkeys(
+    (301, 302, 307, 308), 'Redirects are not followed: set OUTBOX["CHECK_BACK"]["URL"] to the address they lead to.'
+)
+"""What to do about the status of a response."""
+
 HOW_TO_MAKE_A_SECRET = 'Make one: echo "whsec_$(openssl rand -base64 32)".'
 
 
@@ -108,22 +119,32 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
         try:
             with opener.open(signed_request(url, signer, _question(half)), timeout=timeout.total_seconds()) as response:
                 if response.status != 200:
-                    raise ValueError(f"status {response.status}")
+                    raise HTTPError(url, response.status, response.reason, response.headers, None)
                 resolution = Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
         except Exception as error:
-            loop_errors.note(ENDPOINT, error)
-            logger.warning(
-                "The check-back endpoint %s did not answer about message %s: %r",
-                url,
-                half.message_id,
-                error,
-                extra=fields_of(half),
-            )
+            text = explain(url, error)
+            loop_errors.note(ENDPOINT, error, text)
+            logger.warning("Message %s: %s", half.message_id, text, extra=fields_of(half))
             return UNKNOWN
         loop_errors.clear(ENDPOINT)
         return resolution
 
     return ask
+
+
+def explain(url: str, error: Exception) -> str:
+    """Return what a check-back endpoint did instead of answering, and what to do."""
+    if isinstance(error, HTTPError):
+        what = f"answered {error.code} {error.reason}"
+        step = STEPS.get(error.code, 'See the log of its web server, or correct OUTBOX["CHECK_BACK"]["URL"].')
+    elif isinstance(error, OSError):
+        cause = getattr(error, "reason", error)
+        what = f"cannot be reached: {error_text(cause) if isinstance(cause, Exception) else cause}"
+        step = 'Start its web server, or correct OUTBOX["CHECK_BACK"]["URL"].'
+    else:
+        what = f"gave no resolution: {error_text(error)}"
+        step = 'Correct OUTBOX["CHECK_BACK"]["URL"], if that is another page.'
+    return f"The check-back endpoint {url} {what.rstrip('.')}. {step}"
 
 
 def make_signer(secret: str) -> Webhook:

@@ -41,11 +41,13 @@ ALWAYS = (
     check_back.check_functions,
     celery.check_beat,
     celery.check_eager,
+    celery.check_consumed_groups,
 )
 WITH_URLS = (check_back.check_transactions, check_back.check_somebody_answers, check_back.check_own_url)
 WITH_DATABASES = (
     servers.check_version,
     servers.check_encoding,
+    servers.check_tables,
     servers.check_pooler,
     servers.check_direct_databases,
     servers.check_projects,

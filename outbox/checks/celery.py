@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox.checks.settings import known_settings
+from outbox.consuming.register import groups
 
 SWEEP = "outbox.tasks.sweep"
 CONSUME = "outbox.tasks.consume"
@@ -50,6 +51,18 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
         for app in wakeup_app()
         if app.conf.task_always_eager
     ]
+
+
+def check_consumed_groups(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E058: Celery's beat consumes for a group that no `@consumer` is in.
+
+    Correct the name in `beat_schedule(consume=[...])`, or define the consumer in consumers.py of an installed app.
+    """
+    names = sorted({str(name) for entry in beat_entries(CONSUME) for name in entry.get("args", ())[:1]} - set(groups()))
+    known = ", ".join(sorted(groups())) or "none"
+    text = "Celery's beat consumes for the group {!r}, which no @consumer is in."
+    return [Error(text.format(name), hint=f"Choices are: {known}.", id="outbox.E058") for name in names]
 
 
 def wakeup_app() -> Iterator[Any]:

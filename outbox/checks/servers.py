@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import psycopg
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
-from django.db import NotSupportedError, connections
+from django.db import NotSupportedError, connections, router
 
 from outbox import conf, database
 from outbox.database.identity import problem_of_project, read_identity
@@ -38,6 +39,29 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
             text = f"Database {alias!r}: {error}"
             return [Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")]
         return []
+
+    return _check_each(databases, check)
+
+
+def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """
+    W057: A database lacks tables of the outbox.
+
+    Nothing can be published, relayed or consumed there: run `manage.py migrate`. Where routers do not allow the models of the
+    outbox in a database, it needs no tables.
+    """
+    if sys.argv[1:2] == ["migrate"]:  # it runs the checks before it makes the tables
+        return []
+
+    def check(alias: str) -> list[CheckMessage]:
+        models = [model for app in database.outbox_apps() for model in app.get_models() if model._meta.managed]
+        wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
+        with connections[alias].cursor() as cursor:
+            missing = wanted - set(connections[alias].introspection.table_names(cursor))
+        if not missing:
+            return []
+        what = "has no tables of the outbox" if missing == wanted else f"lacks the tables {', '.join(sorted(missing))}"
+        return [Caution(f"Database {alias!r} {what}.", hint=database.explain_migrate(alias), id="outbox.W057")]
 
     return _check_each(databases, check)
 

@@ -15,8 +15,6 @@ from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
-HINT = "The package's outbox/conf/sections.py lists all names, with their types, defaults and units."
-
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
@@ -27,7 +25,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        return [Error(str(error), hint=HINT, id="outbox.E001")]
+        return [Error(str(error), id="outbox.E001")]
     return []
 
 

@@ -8,7 +8,7 @@ has every setting with its type, default and unit.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -41,6 +41,7 @@ __all__ = [
     "project",
     "read",
     "settings",
+    "take_groups_from",
     "topic_settings",
     "topics_of",
 ]
@@ -117,8 +118,7 @@ def broker_class(alias: str) -> type[Broker]:
         backend = import_string(path)
     except ImportError as error:
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. '
-            "Correct the path, or install the broker's extra."
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. {_how_to_import(path, error)}'
         ) from error
     base: type[Broker] = import_string("outbox.brokers.base.Broker")
     if not (isinstance(backend, type) and issubclass(backend, base)):
@@ -129,16 +129,39 @@ def broker_class(alias: str) -> type[Broker]:
     return backend
 
 
+def _how_to_import(path: str, error: ImportError) -> str:
+    """Return the sentence that says how a broker can be imported; the extra of ours is called as its folder is."""
+    missing = (error.name or "").partition(".")[0]
+    if missing in ("", "outbox"):
+        return "Correct the path."
+    if path.startswith("outbox.brokers."):
+        return f"Run: pip install 'django-transactional-outbox[{path.split('.')[2]}]'"
+    return f"Correct the path, or install {missing}."
+
+
+def _no_groups(topic: str) -> Iterable[str]:
+    """Return nothing: no consumer was registered."""
+    return ()
+
+
+_groups_of: Callable[[str], Iterable[str]] = _no_groups
+
+
+def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
+    """Have `topics_of` name the consumer groups of each topic, which a higher package registers."""
+    global _groups_of
+    _groups_of = source
+
+
 def topics_of(alias: str) -> list[TopicSpec]:
     """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
     has_halves = broker_class(alias).supports_half_messages
     found = []
-    for name in sorted(settings().topics):
+    for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
         topic = topic_settings(name)
-        if topic.broker == alias:
-            assert topic.type is not None
-            kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
-            found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention))
+        assert topic.type is not None
+        kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
+        found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name))))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import apps
 
 from outbox.conf.sections import Settings
+from outbox.errors import ConfigurationError
 
 PIPELINE = "outbox.pipeline"  # reads `OUTBOX["PIPELINE"]`
 
@@ -17,3 +18,11 @@ def is_pipeline_missing(settings: Settings) -> bool:
 def add_app(app: str) -> str:
     """Return the sentence that says how to install an app."""
     return f'Add to the settings: INSTALLED_APPS += ["{app}"].'
+
+
+def require_outbox() -> None:
+    """Raise ConfigurationError if Django has read INSTALLED_APPS, and the app outbox is not there."""
+    if apps.apps_ready and not apps.is_installed("outbox"):
+        raise ConfigurationError(
+            f"The project uses outbox, which is not in INSTALLED_APPS. {add_app('outbox')} Then run manage.py migrate."
+        )

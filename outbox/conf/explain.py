@@ -93,6 +93,11 @@ def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Secti
 def _advice(what: str, hint: Any) -> str:
     if "duration" in what:
         return " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
+    section = _section_of(hint)
+    if "Expected a dict" in what and section is not None:
+        if get_origin(hint) is dict:
+            return ' Write {"NAME": {...}}, an entry for each; {} in the place of {...} keeps its defaults.'
+        return f" Write {{}} for its defaults, or set: {', '.join(_names(section))}."
     known = get_args(hint) if get_origin(hint) is Literal else ()
     for one in (hint, *get_args(hint)):
         if inspect.isclass(one) and issubclass(one, enum.Enum):

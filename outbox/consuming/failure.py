@@ -82,12 +82,12 @@ def describe(error: BaseException) -> str:
 def fingerprint(error: BaseException) -> str:
     """Return a string that is equal for similar errors: type, place in the user's code, text without numbers."""
     words = shape_of(_raw_text(error))
-    return storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}")[:MAX_FINGERPRINT_CHARACTERS]
+    return cut(storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}"), MAX_FINGERPRINT_CHARACTERS)
 
 
 def shape_of(text: str) -> str:
     """Return the beginning of the first line of a text, with `#` for each id and number in it."""
-    return without_numbers(text.partition("\n")[0])[:MAX_FINGERPRINT_CHARACTERS]
+    return cut(without_numbers(text.partition("\n")[0]), MAX_FINGERPRINT_CHARACTERS)
 
 
 def _place(trace: TracebackType | None) -> str:

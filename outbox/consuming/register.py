@@ -144,6 +144,14 @@ def groups() -> Mapping[str, Group]:
     return dict(registered)
 
 
+def groups_of(topic: str) -> list[str]:
+    """Return the names of the groups that take a topic."""
+    return [name for name, one in registered.items() if topic in one.topics]
+
+
+conf.take_groups_from(groups_of)
+
+
 def group(name: str) -> Group:
     """
     Return a group.

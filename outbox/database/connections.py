@@ -91,6 +91,13 @@ def has_outbox_tables(alias: str) -> bool:
     return bool(is_migrated)
 
 
+def explain_migrate(alias: str) -> str:
+    """Return how a database gets the tables of the outbox; where there are several, also how to do without them there."""
+    if len(connections.settings) == 1:
+        return f"Run manage.py migrate --database {alias}."
+    return f"Run manage.py migrate --database {alias}, or exclude it from the outbox with a database router (allow_migrate)."
+
+
 def ensure_fit(alias: str, connection: Connection) -> None:
     """
     Raise unless the database has the tables of the outbox, of this project, and accepts writes.
@@ -106,10 +113,7 @@ def ensure_fit(alias: str, connection: Connection) -> None:
             "(allow_migrate), or correct its HOST."
         )
     if not has_tables:
-        raise NotMigrated(
-            f"Database {alias!r} has no tables of the outbox. Run manage.py migrate --database {alias}, "
-            "or exclude it from the outbox with a database router."
-        )
+        raise NotMigrated(f"Database {alias!r} has no tables of the outbox. {explain_migrate(alias)}")
     require_own_tables(alias, connection)
 
 

@@ -41,11 +41,16 @@ _lock = threading.Lock()
 _errors: dict[Loop, tuple[str, float]] = {}  # the error, and when it came
 
 
-def note(loop: Loop, error: Exception) -> bool:
-    """Note what ended the last step of a loop, unless it passes by itself; return whether it was noted."""
+def note(loop: Loop, error: Exception, text: str = "") -> bool:
+    """
+    Note what ended the last step of a loop, unless it passes by itself; return whether it was noted.
+
+    Args:
+        text: for operators, by default the first line of the error.
+    """
     if passes_by_itself(error):
         return False
-    text = str(error).strip().partition("\n")[0] or repr(error)
+    text = text or str(error).strip().partition("\n")[0] or repr(error)
     with _lock:
         _errors[loop] = text, time.monotonic()
     return True

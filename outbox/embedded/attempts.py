@@ -10,7 +10,7 @@ from psycopg import errors
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.database import Connection
-from outbox.embedded.client import Client, reason_of, status_of
+from outbox.embedded.client import Client, status_of
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def attempt(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]
         if status is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
             return attempt(client, given[:middle], act) + attempt(client, given[middle:], act)
-        return [SendResult(status, reason=reason_of(error))] * len(given)
+        return [SendResult(status, reason=client.reason_of(error))] * len(given)
 
 
 def _act(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:

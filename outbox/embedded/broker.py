@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, ClassVar
 
 import psycopg
+from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
     BrokerStatus,
@@ -31,7 +32,7 @@ from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
-from outbox.embedded.client import Client, tables_there
+from outbox.embedded.client import Client, explain_no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
@@ -86,14 +87,15 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         """Return parked half messages and dead letters, if the database is the broker's. May raise NotMigrated."""
         if cls.stored_in(options) != database:
             return BrokerStatus()
-        with tables_there():
+        with tables_there(database):
             return monitoring.read_status(connection)
 
     @classmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
         """Return the visible message and the half messages of that id. May raise NotMigrated."""
-        with tables_there():
-            return monitoring.read_copies(raw(read_options(EmbeddedOptions, options).database), message_id, half_ids)
+        alias = cls.stored_in(options)
+        with tables_there(alias):
+            return monitoring.read_copies(raw(alias), message_id, half_ids)
 
     @classmethod
     def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
@@ -105,7 +107,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         found = self.check_options(self.options)
         if not found:
             with self._client.translated() as connection:
-                found = differences(connection, self.topics)
+                try:
+                    found = differences(connection, self.topics)
+                except UndefinedTable:
+                    text, _, hint = explain_no_tables(self._settings.database).partition(". ")
+                    found = [Problem(f"{text}.", hint)]
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:

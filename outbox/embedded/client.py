@@ -32,10 +32,9 @@ WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = waiter.pid) OR pid = 
 """
 
 
-NO_TABLES = (
-    "The tables of the embedded broker are missing. Add its app to the settings, "
-    'INSTALLED_APPS += ["outbox.embedded"], and run manage.py migrate on the database that its OPTIONS name.'
-)
+def explain_no_tables(alias: str) -> str:
+    """Return what to do about a database without the broker's tables."""
+    return f"The tables of the embedded broker are missing in database {alias!r}. Run manage.py migrate --database {alias}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Client:
             with self.call() as connection:
                 yield connection
         except errors.UndefinedTable as error:
-            raise BrokerUnavailable(f"{NO_TABLES} ({str(error).splitlines()[0]})") from error
+            raise BrokerUnavailable(explain_no_tables(self._options.database)) from error
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; the call will be repeated. {error}") from error
 
@@ -166,6 +165,12 @@ class Client:
             return set()
         return {notice.payload for notice in self.connection().notifies(timeout=seconds, stop_after=1 if seconds else None)}
 
+    def reason_of(self, error: psycopg.Error) -> str:
+        """Return the text of an error for operators."""
+        if isinstance(error, errors.UndefinedTable):
+            return explain_no_tables(self._options.database)
+        return f"{type(error).__name__}: {error}"
+
     def close(self) -> None:
         """Close the connection after the call under way. The next use opens another."""
         self.is_closing = True
@@ -179,17 +184,12 @@ class Client:
 
 
 @contextmanager
-def tables_there() -> Iterator[None]:
-    """Raise NotMigrated where the broker's tables are missing."""
+def tables_there(alias: str) -> Iterator[None]:
+    """Raise NotMigrated where the broker's tables are missing in a database."""
     try:
         yield
     except errors.UndefinedTable as error:
-        raise NotMigrated(f"{NO_TABLES} {error}") from error
-
-
-def reason_of(error: psycopg.Error) -> str:
-    """Return the text of an error for operators."""
-    return f"{NO_TABLES} {error}" if isinstance(error, errors.UndefinedTable) else f"{type(error).__name__}: {error}"
+        raise NotMigrated(explain_no_tables(alias)) from error
 
 
 # What an operator has to correct: tables, columns, permissions (42), a schema (3F), a feature (0A), a replica identity (55000).

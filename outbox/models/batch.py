@@ -11,6 +11,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
+from outbox.conf.apps import require_outbox
+
+require_outbox()  # here, since models of an app that is not installed cannot be defined
+
 
 class State(models.IntegerChoices):
     """The state of a batch."""

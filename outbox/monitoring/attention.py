@@ -230,7 +230,8 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         cause = f"The broker rejected {count(topic.dead, 'message')}."
         yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; retry, or skip them (--skip).")
     if topic.name not in conf.settings().topics and topic.unsent:
-        cause = f'{count(topic.unsent, "message")} wait, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.'
+        verb = "waits" if topic.unsent == 1 else "wait"
+        cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
         yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:

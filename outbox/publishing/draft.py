@@ -78,7 +78,7 @@ def compose(
         InvalidMessage: the message breaks one of the rules, or a field has another type than declared.
     """
     if not isinstance(message, Message):
-        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}. Define one, or use publish_raw().")
+        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}. {_instead_of(message)}.")
     meta = message._meta
     subject = type(message).__name__
     if not meta.topic:
@@ -191,6 +191,11 @@ def _find_route(subject: str, topic: str) -> _Route:
     return route
 
 
+def _instead_of(given: object) -> str:
+    """Return what to publish instead of something that is not a message."""
+    return f"Write {given.__name__}(...)" if isinstance(given, type) else "Define one, or use publish_raw()"
+
+
 def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) -> timedelta:
     """Return how long a message waits here; a broker that delays messages itself is told the time, by a header."""
     rules.check_delay(subject, delay, topic=route.topic, is_ordered=route.is_ordered)
@@ -208,7 +213,7 @@ def _encode_message(message: Message) -> bytes:
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise InvalidMessage(
-            f"{kind.__name__} has a field that is not of its declared type: {error}. Correct the value, or the type."
+            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}. Correct the value, or the type."
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
@@ -219,6 +224,12 @@ def _encode_message(message: Message) -> bytes:
     if b"null" in body:
         _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
     return body
+
+
+def _name_field(error: msgspec.ValidationError) -> str:
+    """Return an error of msgspec that begins with the field: `order_id: Expected ...`, not `... - at $.order_id`."""
+    what, _, where = str(error).partition(" - at `$.")
+    return f"{where.rstrip('`')}: {what}" if where else what
 
 
 def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:

@@ -15,12 +15,13 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.db.models import Model
 
 from outbox import unawaited
+from outbox.errors import NotAwaited
 from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
 from outbox.publishing.envelope import Envelope
 from outbox.publishing.statements import Entry, write, write_many
-from outbox.publishing.transactions import choose_database, describe
+from outbox.publishing.transactions import choose_database, describe, is_in_event_loop
 from outbox.publishing.wakeup import wake_after_commit
 
 __all__ = ["apublish", "publish", "publish_many", "publish_raw"]
@@ -82,8 +83,10 @@ def apublish(
     Publish from a coroutine, in the thread that holds the transaction of `@transactional`.
 
     Django has no async transactions. Without such a thread NotInTransaction is raised. Everything else is as in `publish()`. A
-    transaction in which a call is not awaited is rolled back (`NotAwaited`).
+    transaction in which a call is not awaited is rolled back (`NotAwaited`), and so is one with a call in synchronous code.
     """
+    if not is_in_event_loop():
+        raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it. Call publish() there.")
     call = _apublish(message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using)
     unawaited.note(call)
     return call

@@ -131,7 +131,7 @@ def _explain(subject: str, alias: str) -> str:
     text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows. "
     if connections[alias].in_atomic_block:
         text += "The transaction around this test does not count: in production it is not there. "
-    if _is_in_event_loop():
+    if is_in_event_loop():
         return text + (
             "In async code, decorate the coroutine function with @transactional and `await apublish(...)`: "
             "Django's transactions belong to a thread, not to the event loop."
@@ -145,7 +145,8 @@ def _explain(subject: str, alias: str) -> str:
     return text + "Decorate the view or function with @transactional, or use `with outbox.transaction():`."
 
 
-def _is_in_event_loop() -> bool:
+def is_in_event_loop() -> bool:
+    """Return whether a coroutine runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

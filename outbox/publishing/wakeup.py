@@ -24,7 +24,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from outbox import conf, database
-from outbox.logs import get_logger, log_fields
+from outbox.logs import error_text, get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
@@ -134,9 +134,9 @@ class Sender:
             )
         except Exception as error:  # whatever a transport raises
             logger.warning(
-                "Wakeups cannot be sent to Celery: %r. No message is lost: resident relays are not affected, and Celery's "
+                "Wakeups cannot be sent to Celery: %s. No message is lost: resident relays are not affected, and Celery's "
                 'sweep finds the messages. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
-                error,
+                error_text(error),
                 extra=log_fields(database=wakeup.database, broker=wakeup.broker),
             )
             self._is_failing = True

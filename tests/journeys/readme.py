@@ -26,7 +26,7 @@ def section(title: str = QUICK_START) -> str:
 
 def blocks(title: str = QUICK_START) -> list[tuple[str, str]]:
     """Return the files that a section has one write: (name, lines)."""
-    return re.findall(r"```python\n# (\S+)\n(.*?)```", section(title), re.DOTALL)
+    return re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", section(title), re.DOTALL)
 
 
 def commands() -> list[str]:

@@ -50,4 +50,4 @@ class TestQuickStart:
 
         assert order == {"order": 1}
         assert run("manage.py", "shell", "--no-imports", "-c", POINTS).strip() == "[10]"
-        assert "1 passed" in run("-m", "pytest", "shop/tests.py", "--ds=mysite.settings", "-p", "outbox.testing.plugin")
+        assert "1 passed" in run("-m", "pytest", "shop/tests.py", "-p", "outbox.testing.plugin")

@@ -66,13 +66,19 @@ class TestSettings:
             ({"RELAY": {"BATCH_SIZE": 2001}}, r'\["RELAY"\]\["BATCH_SIZE"\] has a wrong value: Expected `int` <= 2000\.$'),
             ({"RELAY": {"LANES": 0}}, r'\["RELAY"\]\["LANES"\] has a wrong value: Expected `int` >= 1\.$'),
             ({"TOPICS": {"a": {"QUEUES": 0}}}, r'\["TOPICS"\]\["a"\]\["QUEUES"\] has a wrong value: Expected `int` >= 1\.$'),
-            ({"TOPICS": ["a"]}, r'^OUTBOX\["TOPICS"\] has a wrong value: Expected a dict, got a list\.$'),
+            (
+                {"TOPICS": ["a"]},
+                r'^OUTBOX\["TOPICS"\] has .* a dict, got a list\. Write \{"NAME": \{\.\.\.\}\}, an entry for each',
+            ),
             (
                 {"CHECK_BACK": {"SECRETS": ["a", 7]}},
                 r'\["CHECK_BACK"\]\["SECRETS"\]\[1\] has a wrong value: Expected `str`, got `int`\.$',
             ),
-            (None, r"^OUTBOX has a wrong value: Expected a dict, got None\.$"),
-            ([], r"^OUTBOX has a wrong value: Expected a dict, got a list\.$"),
+            (
+                None,
+                r"^OUTBOX has a wrong value: Expected a dict, got None\. Write \{\} for its defaults, or set: PROJECT, BROKERS, ",
+            ),
+            ([], r"^OUTBOX has a wrong value: Expected a dict, got a list\."),
             ({"RELAY": {"LEASE": 30}}, r"Expected a duration, got `int`\. Write timedelta\(seconds=\.\.\.\)"),
             ({"RELAY": {"LEASE": timedelta(0)}}, r'OUTBOX\["RELAY"\]\["LEASE"\] is 0:00:00; it must be greater than zero'),
             ({"RELAY": {"SWEEP_AGE": timedelta(-1)}}, r'\["RELAY"\]\["SWEEP_AGE"\] is -1 day, 0:00:00; it must be'),
@@ -127,6 +133,14 @@ class TestATopic:
         ]
         assert [topic.name for topic in conf.topics_of("spare")] == ["c"]
 
+    def test_is_given_to_its_broker_beside_one_that_cannot_be_imported(self, settings):
+        settings.OUTBOX = {
+            "BROKERS": {"default": MEMORY, "gone": {"BACKEND": "gone.Broker"}},
+            "TOPICS": {"a": {}, "b": {"BROKER": "gone"}},
+        }
+
+        assert [topic.name for topic in conf.topics_of("default")] == ["a"]
+
     def test_is_normal_for_a_broker_without_half_messages(self, settings):
         default = {"BACKEND": f"{__name__}.OnePhaseBroker"}
         settings.OUTBOX = {"BROKERS": {"default": default}, "TOPICS": {"orders": {"TYPE": "transaction"}}}
@@ -146,7 +160,7 @@ class TestABroker:
         ("alias", "text"),
         [
             ("nowhere", r"Broker 'nowhere' is not in OUTBOX\[\"BROKERS\"\] \(dated, default, gone\)"),
-            ("gone", r"'gone\.Broker' cannot be imported: No module named 'gone'\. Correct the path, or install"),
+            ("gone", r"'gone\.Broker' cannot be imported: No module named 'gone'\. Correct the path, or install gone\."),
             ("dated", r"'datetime\.datetime' is not a Broker class"),
         ],
     )

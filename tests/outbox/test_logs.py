@@ -39,6 +39,11 @@ class TestALineOfTheLog:
 
         assert written() == [r"WARNING Message of nobody\n2026-01-01 00:00:00 INFO outbox: all is well failed."]
 
+    def test_joins_what_libpq_continues_on_an_indented_line(self, logger, written):
+        logger.warning("Waits: %s", """server at "db" failed: refused\n\tIs it 'up'?""")
+
+        assert written() == ["""WARNING Waits: server at "db" failed: refused Is it 'up'?"""]
+
     def test_is_left_alone_where_nothing_is_odd(self, logger, written):
         logger.warning("Message %s of %r, %d of %.1f: Müller 🙂 'x'", "m-1", "orders", 1, 2.0)
 

@@ -30,15 +30,21 @@ class TestPublicNames:
 
         assert outcome.returncode == 0, outcome.stderr
 
-    def test_say_that_the_app_is_not_installed(self):
+    @pytest.mark.parametrize("name", ["outbox.publish", "outbox.celery.OutboxTask", "outbox.models.MessageRow"])
+    def test_say_that_the_app_is_not_installed(self, name):
+        room, _, name = name.rpartition(".")
         program = (
             "import django; from django.conf import settings; settings.configure(INSTALLED_APPS=[]); django.setup()\n"
-            "from outbox import publish"
+            f"from {room} import {name}"
         )
 
         outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
-        assert 'outbox.publish needs the app. Add "outbox" to INSTALLED_APPS' in outcome.stderr.splitlines()[-1]
+        assert outcome.stderr.splitlines()[-1] == (
+            "outbox.errors.ConfigurationError: The project uses outbox, which is not in INSTALLED_APPS. Add to the settings: "
+            'INSTALLED_APPS += ["outbox"]. Then run manage.py migrate.'
+        )
+        assert "RuntimeError" not in outcome.stderr
 
     def test_need_nothing_of_others_to_import_the_package(self):
         program = (

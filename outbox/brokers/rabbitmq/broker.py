@@ -22,7 +22,7 @@ from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
-from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems
+from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import Receiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
@@ -63,7 +63,7 @@ class RabbitMQBroker(DeadLetters):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(alias, options, topics)
-        self._settings = read_options(RabbitMQOptions, options)
+        self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
         self._publishing = Connection(self._settings, f"outbox {alias} publishing")
         self._questions = Connection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
@@ -90,6 +90,7 @@ class RabbitMQBroker(DeadLetters):
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
+        found += unlike_registered(read_options(RabbitMQOptions, options), topics)
         for topic in topics:
             if topic.retention > topology.MAX_RETENTION:
                 text = (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from outbox.brokers.base import Problem
+from outbox.brokers.base import Problem, TopicSpec
 from outbox.brokers.options import Options, problems_with, read_address, read_options
 
 LONGEST_HEARTBEAT = timedelta(seconds=65_535)
@@ -27,8 +29,8 @@ class RabbitMQOptions(Options, frozen=True):
     virtual_host: str = "/"
     tls: bool = False
     tls_ca_file: str = ""  # PEM of the authority that signed the nodes' certificates; "": those that the system trusts
-    # Topic -> consumer groups. Their queues exist before the first message; the queue of another group is declared when the
-    # group first receives, and it gets no earlier messages.
+    # Topic -> consumer groups of other projects. Their queues exist before the first message, as those of each group with a
+    # @consumer in this project's code do; the queue of another group is declared when it first receives.
     groups: dict[str, list[str]] = {}
     heartbeat: timedelta = timedelta(seconds=20)  # a connection that is silent for twice as long is lost
     request_timeout: timedelta = timedelta(seconds=5)  # the confirms of one batch included
@@ -69,6 +71,22 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
         found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))
     return found
+
+
+def with_groups(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> RabbitMQOptions:
+    """Return the options with the groups of this process's code added to GROUPS."""
+    named = {topic.name: sorted({*options.groups.get(topic.name, ()), *topic.groups}) for topic in topics}
+    return replace(options, groups=named)
+
+
+def unlike_registered(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Iterator[Problem]:
+    """Yield groups of GROUPS that seem to be misspelt, because a group with a @consumer has a similar name."""
+    for topic in topics:
+        for name in set(options.groups.get(topic.name, ())) - topic.groups:
+            if close := difflib.get_close_matches(name, topic.groups, n=1):
+                text = f'OPTIONS["GROUPS"]["{topic.name}"] names the group {name!r}, in which no @consumer of this project is.'
+                hint = f"Did you mean {close[0]!r}? It needs no entry. Messages wait in the queue of {name!r} for its consumers."
+                yield Problem(text, hint, is_error=False)
 
 
 def addresses(options: RabbitMQOptions) -> list[str]:

@@ -25,7 +25,7 @@ from outbox.brokers.rocketmq.queue_reader import MAX_READ, QueueReader
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, StoredMessage
-from outbox.logs import get_logger
+from outbox.logs import error_text, get_logger
 
 logger = get_logger(__name__)
 
@@ -118,7 +118,7 @@ class HalfLookup:
                     if _is_first(half, stored):
                         return HalfStatus.HIDDEN
         except Exception as error:  # the others are not affected
-            logger.warning("Half message %s of topic %s cannot be looked up: %r", half.half_id, half.topic, error)
+            logger.warning("Half message %s of topic %s cannot be looked up: %s", half.half_id, half.topic, error_text(error))
             return HalfStatus.UNKNOWN
         return None
 
@@ -145,7 +145,7 @@ class HalfLookup:
                     is_there = half.half_id in hidden
                     found[half.half_id] = HalfStatus.HIDDEN if is_there else await self._status_if_absent(half, addresses)
         except Exception as error:  # the next look-up tries again
-            logger.warning("Topic %s cannot be read to look up half messages: %r", topic, error)
+            logger.warning("Topic %s cannot be read to look up half messages: %s", topic, error_text(error))
             return {}
         return found
 

@@ -70,7 +70,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
         if topic in pauses:
             found[alias] = pauses[topic]
     if not found:
-        raise unable(f"There is no topic {topic!r}, but {', '.join(sorted(known)) or 'none'}.")
+        raise unable(f"There is no topic {topic!r}. Choices are: {', '.join(sorted(known)) or 'none'}.")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand
 
-from outbox import database
+from outbox import conf, database
 from outbox.consuming.dead_letters import Letter, Letters, group_letters, groups_with_letters, read_letters, settle_letters
 from outbox.consuming.register import groups
 from outbox.errors import OutboxError
@@ -60,6 +60,9 @@ class Command(BaseCommand):
                 )
             is_to_settle = bool(options["message_id"] or options["all"])
             letters = read_letters(is_to_settle=is_to_settle)
+            topics = {*conf.settings().topics, *(one.letter.topic for one in letters.found)}
+            for name in set(options["topic"] or ()) - topics:
+                raise unable(f"There is no topic {name!r}. Choices are: {', '.join(sorted(topics)) or 'none'}.")
             chosen = [one for one in letters.found if _is_chosen(one, options)]
             if is_to_settle:
                 self._settle(chosen, letters, options)

@@ -95,7 +95,7 @@ def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryRe
 def _require_topic(connection: database.Connection, name: str) -> None:
     known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
     if name not in known:
-        raise unable(f"There is no topic {name!r} in this database, but {', '.join(known) or 'none'}.")
+        raise unable(f"There is no topic {name!r} in this database. Choices are: {', '.join(known) or 'none'}.")
 
 
 def _as_text(settled: RetryResult, *, skip: bool) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from outbox import conf
 from outbox.checks.celery import wakeup_app
+from outbox.logs import cut, error_text, one_line
 from outbox.monitoring.doctor.finding import Finding, Level
 from outbox.monitoring.text import count
 from outbox.publishing.wakeup import count_waiting
@@ -25,7 +26,9 @@ def check() -> Iterator[Finding]:
                 untaken = _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
             hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.'
-            yield Finding(Level.WARNING, "wakeups", f"Celery's server cannot be reached: {error!r}", hint)
+            yield Finding(
+                Level.WARNING, "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
+            )
         else:
             yield Finding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
             yield from untaken

@@ -22,10 +22,10 @@ SETTINGS, TASK, VIEW, DJANGOS = python_blocks("how-to/celery-tasks.md")
 class TestThePage:
     def test_sends_what_its_view_sends(self, settings: Any, shared_app: Celery):
         orders = SimpleNamespace(objects=SimpleNamespace(create=lambda: SimpleNamespace(pk=17)))
-        names: dict[str, Any] = {"__name__": "shop.tasks", "Order": orders, "JsonResponse": JsonResponse}
+        names: dict[str, Any] = {"__name__": "shop.tasks", "Order": orders, "JsonResponse": JsonResponse, "INSTALLED_APPS": []}
         for block in (SETTINGS, TASK, VIEW):
             exec(block, names)  # noqa: S102
-        settings.OUTBOX = {**names["OUTBOX"], "CELERY_WAKEUP": False}
+        settings.OUTBOX = names["OUTBOX"]
 
         names["place_order"](None)
 

@@ -90,8 +90,34 @@ class TestOverHttp:
         away = loop_errors.read("default", "default")
         over_http(endpoint.url, SECRET)(HALF)
 
-        assert list(away) == ["check-back endpoint"]
+        [text] = away.values()
+        assert text.startswith("The check-back endpoint http://127.0.0.1:1/ cannot be reached: ConnectionRefusedError")
         assert loop_errors.read("default", "default") == {}
+
+    @pytest.mark.parametrize(
+        ("status", "says"),
+        [
+            (404, 'answered 404 Not Found. Add path("outbox/", include("outbox.api.urls")) to the urlpatterns there, or correct'),
+            (403, 'answered 403 Forbidden. Let requests to OUTBOX["CHECK_BACK"]["URL"] pass without a login'),
+            (401, "answered 401 Unauthorized. Its SECRETS need the secret that signs"),
+            (302, "answered 302 Found. Redirects are not followed"),
+            (500, "answered 500 Internal Server Error. See the log of its web server"),
+            (200, "gave no resolution: JSONDecodeError: Expecting value"),
+        ],
+    )
+    def test_says_what_the_endpoint_did_instead_and_what_to_do(self, endpoint, caplog, status, says):
+        endpoint.answer = status, b"/elsewhere"
+
+        over_http(endpoint.url, SECRET)(HALF)
+
+        assert f"Message m-1: The check-back endpoint {endpoint.url} {says}" in caplog.text
+        assert 'OUTBOX["CHECK_BACK"]' in caplog.text
+
+    def test_says_that_nobody_is_there(self, caplog):
+        over_http("http://127.0.0.1:1/", SECRET)(HALF)
+
+        assert "http://127.0.0.1:1/ cannot be reached: ConnectionRefusedError: [Errno 111] Connection refused." in caplog.text
+        assert 'Start its web server, or correct OUTBOX["CHECK_BACK"]["URL"].' in caplog.text
 
     def test_goes_past_a_proxy_of_the_environment(self, endpoint, monkeypatch):
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")

@@ -3,6 +3,7 @@ from datetime import timedelta
 import celery
 import pytest
 
+from outbox import consumer
 from outbox.schedule import beat_schedule
 from tests.outbox.checks.conftest import BROKERS
 
@@ -68,3 +69,15 @@ class TestW031:
         assert problem.id == "outbox.W031"
         assert "task_always_eager" in problem.msg
         assert '["CELERY_WAKEUP"] = False' in problem.hint
+
+
+class TestE058:
+    def test_finds_a_group_without_a_consumer(self, app, found):
+        app.conf.beat_schedule = beat_schedule(consume=["pionts", "points"])
+        consumer(topic="orders", group="points")(lambda message, context: None)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E058"
+        assert problem.msg == "Celery's beat consumes for the group 'pionts', which no @consumer is in."
+        assert problem.hint == "Choices are: points."

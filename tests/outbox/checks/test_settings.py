@@ -44,7 +44,6 @@ class TestE001:
         assert problem.id == "outbox.E001"
         assert isinstance(problem, Error)
         assert re.search(text, problem.msg)
-        assert problem.hint
 
     def test_is_all_that_is_said_of_wrong_settings(self, settings, found):
         settings.OUTBOX = {"BROKERS": BROKERS, "TOPIKS": {}}

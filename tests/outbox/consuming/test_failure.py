@@ -64,5 +64,8 @@ class TestFingerprint:
     def test_names_the_users_own_code_not_the_librarys(self):
         assert f"in {__name__}.read:" in fingerprint(error_of(read, "{"))
 
+    def test_of_a_long_error_shows_that_it_is_cut(self):
+        assert fingerprint(ValueError("word " * 1000)).endswith("…")
+
     def test_takes_an_error_that_was_never_raised(self):
         assert fingerprint(ValueError("a")) == "ValueError in no frame: a"

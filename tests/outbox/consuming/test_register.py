@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox import Message, Retry, consumer
+from outbox import Message, Retry, conf, consumer
 from outbox.consuming.register import group
 from outbox.errors import ConfigurationError, UnknownTopic
 from tests.outbox.consuming.messages import Cancelled, Placed
@@ -40,6 +40,13 @@ class TestConsumer:
 
         assert isinstance(ClearCart, type)
         assert [found.handler(None, None), found.handler(None, None)] == [1, 2]
+
+    def test_tells_brokers_the_group_of_its_topic(self):
+        consumer(topic="orders", group="cart")(handler)
+
+        groups = {topic.name: topic.groups for topic in conf.topics_of("default")}
+
+        assert groups == {**dict.fromkeys(groups, frozenset()), "orders": {"cart"}}
 
     def test_names_both_functions_when_two_have_one_name(self):
         consumer(Placed, group="cart")(handler)

@@ -10,12 +10,12 @@ from outbox.embedded import EmbeddedBroker
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
 
-LINE = 'INSTALLED_APPS += ["outbox.embedded"], and run manage.py migrate'
+LINE = "The tables of the embedded broker are missing in database 'default'. Run manage.py migrate --database default."
 
 
 @contextmanager
 def missing(connection: database.Connection, table: str) -> Iterator[None]:
-    """Rename a table, as if the broker's app were not installed."""
+    """Rename a table, as if the broker's app were not migrated."""
     connection.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
     try:
         yield

@@ -99,6 +99,12 @@ class TestCallsWithoutOutcomes:
         with missing(connection, "outbox_embedded_topic"), pytest.raises(BrokerUnavailable, match=re.escape(LINE)):
             acts.receive()
 
+    def test_report_missing_tables_as_a_problem_and_not_as_an_outage(self, broker: EmbeddedBroker, connection: Connection):
+        with missing(connection, "outbox_embedded_topic"):
+            [problem] = broker.check()
+
+        assert f"{problem.text} {problem.hint}" == LINE
+
     def test_raise_when_the_connection_is_lost_and_work_again_after_it(
         self, acts: Acts, broker: EmbeddedBroker, connection: Connection
     ):

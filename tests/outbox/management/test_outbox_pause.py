@@ -85,7 +85,7 @@ class TestOutboxPause:
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"letters": {}}}
         Topic.objects.exclude(name="orders").delete()
 
-        with pytest.raises(CommandError, match=r"There is no topic 'order', but letters, orders\.") as caught:
+        with pytest.raises(CommandError, match=r"There is no topic 'order'\. Choices are: letters, orders\.") as caught:
             pause("order")
 
         assert caught.value.returncode == 2

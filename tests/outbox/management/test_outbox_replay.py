@@ -86,6 +86,10 @@ class TestAGroupWhoseCodeIsGone:
 
 
 class TestOutboxReplay:
+    def test_refuses_a_topic_that_is_not_there(self, broker):
+        with pytest.raises(CommandError, match=r"There is no topic 'ordres'\. Choices are: .*orders"):
+            replay("--topic", "ordres")
+
     def test_lists_what_the_groups_gave_up(self, broker, capsys):
         assert replay() == 0
 

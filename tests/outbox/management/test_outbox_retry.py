@@ -90,7 +90,7 @@ class TestOutboxRetry:
         assert capsys.readouterr().out == "No message is dead.\n"
 
     def test_knows_the_topics(self, batch):
-        with pytest.raises(CommandError, match=r"There is no topic 'brokn' in this database, but .*broken") as caught:
+        with pytest.raises(CommandError, match=r"There is no topic 'brokn' in this database\. Choices are: .*broken") as caught:
             retry("--topic", "brokn")
 
         assert caught.value.returncode == 2

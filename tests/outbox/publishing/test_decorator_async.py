@@ -328,6 +328,10 @@ class TestACallThatIsNotAwaited:
 
         assert Group.objects.count() == len(message_rows()) == 0
 
+    def test_is_refused_in_synchronous_code_in_djangos_own_block_too(self):
+        with transaction.atomic(), pytest.raises(NotAwaited, match=r"in synchronous code.* Call publish\(\) there"):
+            apublish(OrderMade(order_id=1))
+
     def test_rolls_back_in_synchronous_code_too(self):
         with pytest.raises(NotAwaited):
             self.forget_in_a_block("staff")

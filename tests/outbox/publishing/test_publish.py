@@ -291,7 +291,7 @@ class TestADatabaseWithoutTables:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE outbox_topic RENAME TO outbox_gone")
 
-        with pytest.raises(ConfigurationError, match=r"'default' has no outbox tables.*migrate --database default"):
+        with pytest.raises(ConfigurationError, match=r"'default' has no tables of the outbox.*migrate --database default"):
             publish(OrderMade(order_id=1))
 
 

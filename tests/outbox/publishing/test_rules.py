@@ -52,8 +52,12 @@ class TestAMessage:
         with pytest.raises(ConfigurationError, match=r"'nowhere\.Broker' cannot be imported"):
             publish(OrderMade(order_id=1))
 
+    def test_is_an_instance_and_not_the_type(self):
+        with pytest.raises(InvalidMessage, match=r"not <class '.*OrderMade'>\. Write OrderMade\(\.\.\.\)\.$"):
+            publish(OrderMade)  # type: ignore[arg-type]
+
     def test_has_fields_of_their_types(self):
-        with pytest.raises(InvalidMessage, match=r"OrderMade has a field .*Expected `int`, got `str` - at `\$.order_id`"):
+        with pytest.raises(InvalidMessage, match=r"OrderMade has a field .*order_id: Expected `int`, got `str`"):
             publish(OrderMade(order_id="seven"))  # type: ignore[arg-type]
 
     def test_has_fields_that_json_can_hold(self):

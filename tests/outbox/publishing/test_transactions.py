@@ -67,8 +67,11 @@ class TestOutsideATransaction:
             asyncio.run(main())
 
     def test_apublish_raises_too(self):
+        async def main():
+            await apublish(OrderMade(order_id=1))
+
         with pytest.raises(NotInTransaction, match="OrderMade was published outside"):
-            asyncio.run(apublish(OrderMade(order_id=1)))
+            asyncio.run(main())
 
     def test_nothing_is_written(self):
         with pytest.raises(NotInTransaction):

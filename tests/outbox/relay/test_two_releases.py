@@ -119,9 +119,7 @@ class TestATopicThatIsRemovedOrRenamed:
 
         assert len(unsent()) == 3
         found = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.UNKNOWN_TOPIC]
-        assert [one.cause for one in found] == [
-            '3 messages wait, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.'
-        ]
+        assert [one.cause for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic: no relay sends there.']
         assert not Batch.objects.exists()
 
         releases.run(release(**self.OLD["TOPICS"], **self.NEW["TOPICS"]), "old")

@@ -19,14 +19,16 @@ class TestCheckOptions:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({}, "NODES"),
+            ({}, "OPTIONS has no NODES, which is required."),
             ({"NODES": []}, "is empty"),
             ({"NODES": ["amqp://rabbit"]}, "not host:port"),
             ({**GOOD, "HEARTBEAT": "PT0S"}, "must be greater than zero"),
             ({**GOOD, "DELIVERY_LIMIT": 0}, "DELIVERY_LIMIT"),
             ({**GOOD, "TLS_CA_FILE": "/nowhere.pem", "TLS": True}, "no such file"),
             ({**GOOD, "MANAGEMENT_URL": "rabbit-1:15672"}, "is not a URL"),
-            ({**GOOD, "NODE": "rabbit"}, "NODE"),
+            ({**GOOD, "HOST": "rabbit"}, "OPTIONS has an unknown name 'HOST'. Choices are: NODES, USER, "),
+            ({"NODES": "rabbit"}, """OPTIONS["NODES"] has a wrong value: Expected `array`, got `str`."""),
+            ({**GOOD, "GROUPS": {"orders": "a"}}, """OPTIONS["GROUPS"][...] has a wrong value: Expected `array`, got `str`."""),
         ],
         ids=str,
     )
@@ -43,6 +45,15 @@ class TestCheckTopics:
         [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"order": ["billing"]}}, topics)
 
         assert "'order'" in problem.text
+
+    def test_names_a_group_that_is_spelt_otherwise_in_the_code(self):
+        topics = [TopicSpec("orders", TopicType.NORMAL, groups=frozenset({"billing"}))]
+
+        [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"orders": ["biling", "billing", "elsewhere"]}}, topics)
+
+        assert "the group 'biling'" in problem.text
+        assert problem.hint.startswith("Did you mean 'billing'?")
+        assert not problem.is_error
 
     @pytest.mark.parametrize(("days", "is_refused"), [(3650, False), (3651, True)])
     def test_refuses_a_retention_that_no_queue_can_have(self, days: int, is_refused: bool):

@@ -1,7 +1,7 @@
 """Queues and exchanges that are full, deleted or declared otherwise, and messages that the server refuses."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -58,6 +58,21 @@ class TestFullQueueOfOneGroup:
 
         assert tries == [SendStatus.UNAVAILABLE] * 2
         assert drained.count(one.message_id) == 2
+
+
+class TestAGroupOfTheCode:
+    def test_gets_what_is_sent_before_it_first_receives(self, node, message: NewMessage, topic):
+        spec = TopicSpec(topic, TopicType.NORMAL, groups=frozenset({"billing"}))
+        with closing(RabbitMQBroker("rabbit", {"NODES": [node.address]}, [spec])) as broker:
+            sent = broker.send([message()])
+
+            assert statuses(sent) == [SendStatus.ACCEPTED]
+            assert len(wait_until(lambda: received(broker, topic))) == 1
+
+    def test_that_neither_code_nor_options_name_loses_nothing(self, open_broker: Open, message: NewMessage):
+        sent = open_broker(GROUPS={}).send([message()])
+
+        assert statuses(sent) == [SendStatus.MISCONFIGURED]
 
 
 class TestDeletedQueue:

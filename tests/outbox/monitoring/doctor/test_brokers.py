@@ -28,7 +28,7 @@ class TestBrokers:
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away.")]
+        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away. Is it?")]
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {}}
