@@ -31,7 +31,7 @@ from outbox.database.heartbeats import BY_CELERY
 from outbox.ending import Watch
 from outbox.relay import hosts
 from outbox.relay.maintenance import maintain, prune_brokers
-from outbox.relay.try_step import try_step
+from outbox.relay.resident import try_step
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """
 Claim and reclaim: tickets become batches, and batches that wait or were left behind are claimed again.
 
-The messages of the batches are loaded later, in slices, by `relay/load.py`; those of few new messages of one topic come with
+The messages of the batches are loaded later, in slices, by `relay/send.py`; those of few new messages of one topic come with
 their claim.
 """
 

@@ -8,7 +8,7 @@ lock on the message row, and so for the end of the transaction. It therefore ans
 While its topic is paused, a message does not go half first: it is stored like any other, and a relay sends it after the resume.
 
 A half message that this process does not end, because it died, was too late or does not know the outcome of its database
-commit, is ended by the check-back (`check_backs/resolve.py`) or by the sweep (`relay/sweep.py`), whichever comes first.
+commit, is ended by the check-back (`check_backs/resolve.py`) or by the sweep (`relay/commit.py`), whichever comes first.
 """
 
 from __future__ import annotations

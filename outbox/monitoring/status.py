@@ -21,7 +21,7 @@ from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
-from outbox.relay.prune import overdue
+from outbox.relay.maintenance import overdue
 
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20

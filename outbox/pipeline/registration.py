@@ -8,7 +8,7 @@ from outbox.pipeline.archive import HOLD
 from outbox.pipeline.attention import find
 from outbox.pipeline.checks import register_checks
 from outbox.pipeline.recorder import PAST_RETENTION
-from outbox.relay.prune import register_table
+from outbox.relay.maintenance import register_table
 
 
 def register_all() -> None:

@@ -2,11 +2,10 @@
 The relay decides when batches are claimed, sent and settled. The statements that change a batch are in `outbox/batches/`.
 
 `hosts.py` opens a relay for a database and a broker, and runs it from a Celery task or from `resident.py`.
-`rounds.py` is one round: claim (`claims.py`), load (`load.py`), send (`send.py`), then decide, commit and mark
-(`commit.py`). Messages that were not accepted go back (`splitter.py`). `sweep.py` settles commits that stayed open,
-`maintenance.py` and `prune.py` keep the tables in shape, `delayed.py` writes the tickets of delayed messages. An idle
-relay waits in `wakeup.py`; `breaker.py` and `backoff.py` decide how long nothing is sent after an outage;
-`cloudevents.py` builds the message for the broker from its row.
+`rounds.py` is one round: claim (`claims.py`), load and send (`send.py`), then decide, commit and mark (`commit.py`, which
+also sweeps: it settles commits that stayed open). Messages that were not accepted go back (`splitter.py`).
+`cloudevents.py` builds the message for the broker from its row. `maintenance.py` keeps the tables in shape. An idle relay
+waits in `wakeup.py`; `breaker.py` and `backoff.py` decide how long nothing is sent after an outage.
 
 WHEN A RELAY IS KILLED, at whatever point, other relays finish its work:
 

@@ -26,7 +26,7 @@ from outbox.ending import Watch
 from outbox.errors import ConfigurationError
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
-from outbox.relay.delayed import MOVE_LIMIT, move_due
+from outbox.relay.claims import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead

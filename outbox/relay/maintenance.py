@@ -1,18 +1,42 @@
-"""Hourly maintenance of a database and its brokers: create partitions ahead, prune what is past its retention."""
+"""
+Hourly maintenance of a database and its brokers: create partitions ahead, prune what is past its retention.
+
+Prune a database: drop the partitions of whole days of messages, and delete other rows in slices, in autocommit. One process at
+a time prunes a database. Unfinished work is kept, however old: a day with a ticket, a delayed row, an unfinished batch, or a
+dead batch whose messages have no copy.
+
+A row of the inbox is kept as long as its broker may deliver the message again. A dead letter counts, too: it can be replayed.
+When a consumer dies between its database commit and the acknowledgement, the message is delivered again, perhaps weeks later,
+when its group is started again. Without the inbox row, the message would be applied twice.
+
+An app may hold days back (`RetentionHold`), as the archive does. Then that app drops the days, and deletes the rows that
+belong to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
+from typing import NamedTuple
+from uuid import UUID
 
-from outbox import conf, database
-from outbox.database import Connection, heartbeats, partitions
+import psycopg
+
+from outbox import conf, database, signals
+from outbox.batches.prune import prune as prune_batches
+from outbox.brokers.base import Broker
+from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
+from outbox.database import Connection, heartbeats, partitions, retention_holds
+from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.loop_errors import Loop, noting
-from outbox.errors import ConfigurationError
-from outbox.relay.prune import Pruned, prune, read_keep_since
+from outbox.database.retention_holds import RetentionHold, find_holder
+from outbox.errors import ConfigurationError, OutboxError
+from outbox.ids import first_id
+from outbox.logs import get_logger, log_fields
+from outbox.models import UNFINISHED, State
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
 MAINTENANCE = "maintenance"  # the loop
@@ -85,3 +109,327 @@ def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
         with noting(Loop("maintenance of the broker", broker=alias)), closing(conf.make_broker(alias)) as broker:
             dropped[alias] = sum(iter(partial(broker.prune, keep_since=keep_since), 0))
     return dropped
+
+
+logger = get_logger(__name__)
+
+SLICE = 1000
+INBOX = "outbox_inbox"
+NOT_LOCKED = "open transactions"  # the next prune will find the day free
+OF_OTHERS = "another role, which owns the tables and has to run outbox_maintenance"
+OTHERS_GRACE = timedelta(days=2)  # so long after its retention may a day be kept by that role
+
+# One process prunes at a time; a second one has nothing to do.
+TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
+
+# Records past their retention are deleted in slices, by index. The copy of a dead message is kept while the message is dead,
+# or sent again.
+DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
+OLD = {
+    "outbox_delivery": "failed_at < %(before)s",
+    "outbox_duplicate": "dropped_at < %(before)s",
+    "outbox_tries": "changed_at < %(before)s",
+    "outbox_check_back": "answered_at < %(before)s",
+    "outbox_attempt": "failed_at < %(before)s",
+    "outbox_gap": "closed_at < %(before)s",
+    "outbox_dedupe": "expires_at < %(now)s",
+    "outbox_dead": f"""
+        died_at < %(before)s AND NOT EXISTS (
+            SELECT FROM outbox_batch b
+            WHERE (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND outbox_dead.message_id = ANY(b.message_ids))""",
+}
+
+# The time from which brokers keep all messages: the first decision whose half messages have no confirmed end, or now.
+KEEP_SINCE = f"SELECT least(min(decided_at), clock_timestamp()) FROM outbox_batch WHERE state = {State.PREPARED}"
+
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between a broker and the database that wrote the decision
+
+IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
+
+_old_of_apps: dict[str, str] = {}
+
+
+def register_table(table: str, old: str) -> None:
+    """
+    Prune a table of an app, too, in databases that have it.
+
+    Args:
+        old: the SQL condition of rows past their retention; it may use `%(before)s`.
+    """
+    _old_of_apps[table] = old
+
+
+@dataclass(slots=True)
+class Pruned:
+    """
+    The result of a prune.
+
+    Args:
+        days: the days that were dropped, oldest first.
+        kept: day past its retention that was kept -> what holds it.
+        rows: table -> number of rows deleted.
+    """
+
+    days: list[date] = field(default_factory=list)
+    kept: dict[date, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the result as a dict that can be encoded as JSON."""
+        return asdict(self) | {"days": [str(day) for day in self.days], "kept": {str(k): v for k, v in self.kept.items()}}
+
+
+def prune(using: str, *, now: datetime | None = None, patience: timedelta = partitions.PATIENCE) -> Pruned:
+    """
+    Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
+
+    A day is past its retention when all of it is; rows that belong to its messages are deleted with it. An app that holds days
+    back may keep them longer, and drops them itself. A role that does not own the tables deletes rows only.
+
+    Args:
+        patience: how long to try for the lock that dropping one day needs.
+
+    Raises:
+        ConfigurationError: settings configure the pipeline, whose app is not installed.
+    """
+    _require_apps()
+    now = now or datetime.now(UTC)
+    holds = retention_holds.active()
+    last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
+    midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
+    pruned = Pruned()
+    with database.connect_session(using, application_name="outbox maintenance", patience=partitions.PATIENCE) as connection:
+        connection.execute(END_IDLE_SESSION)
+        if connection.execute(TRY_LOCK).fetchone() != (True,):
+            return pruned
+        may_drop = partitions.rights(connection).may_drop  # without the right, no lock is taken
+        for day in partitions.days(connection):
+            if day < last_kept:
+                if may_drop:
+                    _prune_day(connection, day, pruned, patience, holds)
+                else:
+                    pruned.kept[day] = OF_OTHERS
+        free_by = {hold.reason: last_kept - hold.grace for hold in holds}
+        _alert_held(using, pruned, free_by | {OF_OTHERS: last_kept - OTHERS_GRACE})
+        pruned.rows["outbox_batch"] = prune_batches(
+            connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
+        )
+        taken = {table for hold in holds for table in hold.tables}
+        if INBOX not in taken:
+            pruned.rows[INBOX] = prune_inbox(connection, before=midnight)
+        there = {table: old for table, old in _old_of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
+        for table, old in (OLD | there).items():
+            if table not in taken:
+                pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
+    return pruned
+
+
+def overdue(days: Iterable[date]) -> list[date]:
+    """Return the days that should have been dropped by now, by whichever role or app drops them."""
+    holds = retention_holds.active()
+    kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
+    first = (datetime.now(UTC) - kept_for).date()
+    return [day for day in days if day < first]
+
+
+def read_keep_since() -> datetime | None:
+    """
+    Return the time from which brokers keep their messages, because ends of newer half messages may not be confirmed yet.
+
+    A half message whose end had no answer is looked up at its broker, and sent again where the broker does not have it. So a
+    broker must not prune it before. All databases of the settings are read: each may have sent to each broker.
+
+    Returns:
+        None where a database cannot be read: then the time is unknown, and no broker may prune.
+    """
+    found = []
+    for alias in database.outbox_databases():
+        try:
+            with database.connect(alias, application_name="outbox maintenance") as connection:
+                row = connection.execute(KEEP_SINCE).fetchone()
+        except psycopg.errors.UndefinedTable:  # no outbox there, so it has sent nothing
+            continue
+        except psycopg.Error as error:
+            logger.warning(
+                "Brokers are not pruned now: unconfirmed ends are unknown, because database %r cannot be read. %s",
+                *(alias, error),
+                extra=log_fields(database=alias),
+            )
+            return None
+        assert row is not None
+        found.append(row[0])
+    return min(found, default=datetime.now(UTC)) - CLOCK_DIFFERENCE
+
+
+def _require_apps() -> None:
+    """Raise an error where settings configure the pipeline, which may hold days back, and its app is not installed."""
+    if is_pipeline_missing(conf.settings()):
+        raise ConfigurationError(
+            f'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
+            f"first. {add_app(PIPELINE)} Or remove the setting."
+        )
+
+
+def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:
+    def is_held() -> bool:
+        holder = find_holder(connection, *_bounds(day)) or next((hold.reason for hold in holds), None)
+        if holder is not None:
+            pruned.kept[day] = holder
+        return holder is not None
+
+    # Before any lock is taken, so that a day that is held blocks no other transaction, not even briefly.
+    if is_held():
+        return
+    try:
+        is_dropped = partitions.drop_day(connection, day, unless=is_held, patience=patience)
+    except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
+        pruned.kept[day] = OF_OTHERS
+        return
+    if is_dropped:
+        pruned.days.append(day)
+    else:
+        pruned.kept.setdefault(day, NOT_LOCKED)
+
+
+def _delete_rows(connection: Connection, table: str, old: str, *, before: datetime, now: datetime) -> int:
+    statement = DELETE_FROM.format(table=table, old=old)
+    deleted = 0
+    while True:
+        count = connection.execute(statement.encode(), {"before": before, "now": now, "limit": SLICE}).rowcount
+        deleted += count
+        if count < SLICE:
+            return deleted
+
+
+def _bounds(day: date) -> tuple[UUID, UUID]:
+    return first_id(day), first_id(day + timedelta(days=1))
+
+
+def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
+    """
+    Alert to days that are kept past their retention.
+
+    Args:
+        free_by: reason of a hold -> the first day that it may still keep.
+    """
+
+    def is_harmless(day: date, holder: str) -> bool:
+        return holder == NOT_LOCKED or (holder in free_by and day >= free_by[holder])
+
+    held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
+    if not held:
+        return
+    days = ", ".join(f"{day} by {holder}" for day, holder in held.items())
+    reason = f"Database {using!r} keeps days of messages past their retention: {days}. See manage.py outbox_status."
+    logger.warning(reason, extra=log_fields(database=using))
+    signals.alert.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})
+
+
+INBOX_SLICE = 10_000  # rows in one question to the brokers
+
+# A slice of rows past their retention, oldest first, after the last row of the slice before.
+# A message whose dead letter was replayed since then may be in its queue again, as long as a new one.
+READ_OLD = """
+SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox inbox
+WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
+    AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
+    AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
+        SELECT FROM outbox_delivery act
+        WHERE act.message_id = inbox.message_id AND act.consumer_group = inbox.consumer_group AND act.failed_at >= %(before)s
+            AND act.outcome IN ('replay asked', 'replayed'))
+ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
+"""
+
+DELETE = """
+DELETE FROM outbox_inbox inbox USING unnest(%s::text[], %s::text[]) AS old (consumer_group, dedupe_key)
+WHERE inbox.consumer_group = old.consumer_group AND inbox.dedupe_key = old.dedupe_key AND inbox.handled_at < %s
+"""
+
+READ_BROKERS = "SELECT name, broker FROM outbox_topic WHERE id <> 0"
+
+BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class _Row(NamedTuple):
+    handled_at: datetime
+    consumer_group: str
+    dedupe_key: str
+    message_id: str
+    topic: str
+
+
+def prune_inbox(connection: Connection, *, before: datetime) -> int:
+    """
+    Delete inbox rows whose messages are not delivered again; return how many.
+
+    Where a broker cannot be reached, the rows of its topics are kept until the next prune.
+
+    Args:
+        connection: in autocommit.
+        before: rows of messages handled later are kept.
+    """
+    deleted = 0
+    last = _Row(BEGINNING, "", "", "", "")
+    with ExitStack() as stack:
+        brokers = _Brokers(_broker_of(connection), stack)
+        while True:
+            rows = _read(connection, before, last, brokers.unavailable)
+            finished = brokers.without_redeliveries(rows)
+            keys = [row.consumer_group for row in finished], [row.dedupe_key for row in finished]
+            deleted += connection.execute(DELETE, [*keys, before]).rowcount if finished else 0
+            if len(rows) < INBOX_SLICE:
+                return deleted
+            last = rows[-1]
+
+
+def _broker_of(connection: Connection) -> dict[str, str]:
+    """Return each topic's broker from settings; for topics that settings no longer have, from the database."""
+    settings = conf.settings()
+    known: dict[str, str] = {name: broker for name, broker in connection.execute(READ_BROKERS) if broker in settings.brokers}
+    return known | {name: topic.broker for name, topic in settings.topics.items()}
+
+
+def _read(connection: Connection, before: datetime, last: _Row, unavailable: set[str]) -> list[_Row]:
+    values = {"before": before, "after_at": last.handled_at, "after_group": last.consumer_group, "after_key": last.dedupe_key}
+    found = connection.execute(READ_OLD, {**values, "unavailable": sorted(unavailable), "limit": INBOX_SLICE}).fetchall()
+    return [_Row(*row) for row in found]
+
+
+class _Brokers:
+    """
+    The brokers that are asked for redeliveries; each client is made when it is first needed.
+
+    Args:
+        broker_of: topic -> alias of its broker.
+        stack: closes the clients.
+    """
+
+    def __init__(self, broker_of: dict[str, str], stack: ExitStack) -> None:
+        self.unavailable: set[str] = set()  # topics whose broker could not be asked
+        self._broker_of = broker_of
+        self._stack = stack
+        self._made: dict[str, Broker] = {}
+
+    def without_redeliveries(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Return the rows without those whose messages may be delivered again, or whose broker cannot be asked."""
+        asked: dict[tuple[str, str], set[str]] = {}
+        for row in rows:
+            alias = self._broker_of.get(row.topic)
+            if alias is not None:  # None: no broker has the topic any more
+                asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
+        expected = {(group, one) for (alias, group), ids in asked.items() for one in self._ask(alias, group, ids)}
+        return [row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in expected]
+
+    def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
+        try:
+            if conf.broker_class(alias).may_deliver_again is Broker.may_deliver_again:
+                return set()  # this broker cannot tell, so no client is made
+            if alias not in self._made:
+                self._made[alias] = self._stack.enter_context(closing(conf.make_broker(alias)))
+            return self._made[alias].may_deliver_again(group, ids)
+        except OutboxError as error:
+            self.unavailable |= {topic for topic, broker in self._broker_of.items() if broker == alias}
+            logger.warning(
+                "Inbox rows of topics on broker %r are not pruned now: %s", alias, error, extra=log_fields(broker=alias)
+            )
+            return set()

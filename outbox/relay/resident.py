@@ -1,4 +1,7 @@
-"""Residents: threads that repeat one step until they are stopped, and outlast failures of database and broker."""
+"""
+Steps that are repeated, and outlast failures of database and broker: by threads until they are stopped (`Resident`), or by a task
+of Celery's beat, which does one at a time (`try_step`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 from django.db import InterfaceError, OperationalError
@@ -121,3 +125,17 @@ def run_until_stopped(residents: Sequence[Resident], ending: Ending) -> bool:
     for resident in residents:
         resident.stop()
     return is_asked
+
+
+def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
+    """Run a step; log an error, so that the next steps are not left out."""
+    try:
+        step(*args, **options)
+    except LaneNotHeld as error:
+        logger.debug("%s", error)  # other relays are at work
+    except NotMigrated as error:
+        logger.info("%s", error)
+    except OUTAGES as error:
+        logger.warning("%s failed for now: %s", step.__qualname__, str(error).strip())
+    except Exception as error:
+        logger.exception("%s failed: %s", step.__qualname__, str(error).strip() or repr(error))

@@ -27,11 +27,10 @@ from outbox.models import State
 from outbox.relay.backoff import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
-from outbox.relay.commit import Committer
+from outbox.relay.commit import Committer, Sweeper, SweepResult
 from outbox.relay.lane import Lane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
-from outbox.relay.sweep import Sweeper, SweepResult
 
 logger = get_logger(__name__)
 

@@ -30,7 +30,7 @@ from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution, TopicType
 from outbox.models import FailedDelivery, Topic
 from outbox.relay.breaker import Breakers
-from outbox.relay.delayed import MOVE_LIMIT, move_due
+from outbox.relay.claims import MOVE_LIMIT, move_due
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.testing.clock import Clock

@@ -17,7 +17,7 @@ from outbox.models import Batch, CheckBack, Inbox, MessageRow, State
 from outbox.monitoring.health import Health, health, readiness
 from outbox.monitoring.timeline import read_timeline
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from tests.factories import MessageRowFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -11,8 +11,7 @@ from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.models import Batch, Inbox, State
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
-from outbox.relay.maintenance import prune_brokers
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune, prune_brokers
 from outbox.testing.crash import crash
 from tests.outbox.publishing.rows import OrderMade
 

@@ -13,7 +13,7 @@ from outbox.database import partitions
 from outbox.models import Duplicate, Gap
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.models import ArchivedDay, RecordedMessage
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from tests.database_url import url_of
 from tests.factories import message_id
 from tests.waiting import wait_until

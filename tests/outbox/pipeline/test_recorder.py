@@ -20,7 +20,7 @@ from outbox.models import Process
 from outbox.pipeline import recorder as recorder_module
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.recorder import Recorder
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from tests.factories import message_id
 from tests.outbox.consuming.deliveries import SOURCE, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed

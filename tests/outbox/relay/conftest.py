@@ -16,7 +16,7 @@ from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Batch, Topic
-from outbox.relay import sweep as sweep_module
+from outbox.relay import commit as commit_module
 from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
@@ -148,7 +148,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a sweep take one batch at once, and stop after a number of them."""
 
     def pages(batches: int = 1, seconds: float = 0) -> None:
-        monkeypatch.setattr(sweep_module, "PAGE_LIMIT", Limit(batches, 2000))
-        monkeypatch.setattr(sweep_module, "SWEEP_SECONDS", seconds)
+        monkeypatch.setattr(commit_module, "PAGE_LIMIT", Limit(batches, 2000))
+        monkeypatch.setattr(commit_module, "SWEEP_SECONDS", seconds)
 
     return pages

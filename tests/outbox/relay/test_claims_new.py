@@ -7,7 +7,7 @@ import pytest
 from outbox import database
 from outbox.batches.claim import FEW, SMALL
 from outbox.models import Batch, Lane, MessageRow, State, Ticket, Topic
-from outbox.relay.load import slices
+from outbox.relay.send import slices
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import claims, late_ticket
 

@@ -5,7 +5,7 @@ from django.db import connection
 
 from outbox import database
 from outbox.models import Delayed, Ticket
-from outbox.relay.delayed import MOVE_DUE, move_due
+from outbox.relay.claims import MOVE_DUE, move_due
 from tests.factories import DelayedFactory, TopicFactory
 
 NOW = datetime.now(UTC)

@@ -13,7 +13,7 @@ from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.lane import take_lane
-from outbox.relay.load import ROWS
+from outbox.relay.send import ROWS
 from outbox.relay.wakeup import Waker
 from tests.factories import BatchFactory, DelayedFactory
 from tests.outbox.relay.outages import open_broker

@@ -10,7 +10,7 @@ from outbox import database
 from outbox.batches.batch import Batch
 from outbox.models import Batch as StoredBatch
 from outbox.models import MessageRow
-from outbox.relay.load import slices
+from outbox.relay.send import slices
 from tests.factories import MessageRowFactory, TopicFactory, message_id
 from tests.outbox.relay.batches import make_claimed
 

@@ -24,7 +24,7 @@ from outbox.models import (
     State,
     Topic,
 )
-from outbox.relay.prune import Pruned, prune, register_table
+from outbox.relay.maintenance import Pruned, prune, register_table
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -213,7 +213,7 @@ class TestBatches:
         assert Batch.objects.filter(id=sent.id).exists()
 
     def test_are_deleted_slice_by_slice(self, monkeypatch):
-        monkeypatch.setattr("outbox.relay.prune.SLICE", 2)
+        monkeypatch.setattr("outbox.relay.maintenance.SLICE", 2)
         for state in (State.SENT, State.DEAD, State.SENT, State.SENT, State.SENT):
             batch_of(state=state, split=[1] if state == State.DEAD else [])
 
@@ -243,7 +243,7 @@ class TestBooks:
         assert Gap.objects.exists()
 
     def test_are_deleted_slice_by_slice(self, monkeypatch):
-        monkeypatch.setattr("outbox.relay.prune.SLICE", 2)
+        monkeypatch.setattr("outbox.relay.maintenance.SLICE", 2)
         for _ in range(5):
             Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
 

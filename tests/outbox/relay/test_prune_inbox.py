@@ -16,7 +16,7 @@ from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
 from outbox.models import Inbox
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from project.shop.models import CartEntry
 from tests.factories import TopicFactory, message_id
 from tests.outbox.conftest import Clock
@@ -178,7 +178,7 @@ class TestTheInbox:
         assert prune("default", now=NOW).rows["outbox_inbox"] == 1
 
     def test_is_walked_through_once_beside_what_stays(self, broker, monkeypatch, asked):
-        monkeypatch.setattr("outbox.relay.prune_inbox.SLICE", 10)
+        monkeypatch.setattr("outbox.relay.maintenance.INBOX_SLICE", 10)
         rows = [handled(at=LONG_AGO + timedelta(seconds=number // 4)) for number in range(25)]
         for row in rows[5:20]:
             deliver(broker, row)

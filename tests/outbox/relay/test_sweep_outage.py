@@ -12,7 +12,7 @@ from outbox.batches.take_over import Limit
 from outbox.brokers.base import Ended, EndSemantics, Outgoing
 from outbox.message import Header
 from outbox.models import Batch, State
-from outbox.relay import sweep as sweep_module
+from outbox.relay import commit as commit_module
 from tests.factories import message_id
 
 pytestmark = pytest.mark.django_db
@@ -81,7 +81,7 @@ class TestAnOutage:
         assert len(broker.visible(broker.halves()[0].message.topic)) == 3000
 
     def test_is_taken_up_by_so_many_messages_at_once(self, relay, broker, leave_open, monkeypatch):
-        monkeypatch.setattr(sweep_module, "PAGE_LIMIT", Limit(500, 5))
+        monkeypatch.setattr(commit_module, "PAGE_LIMIT", Limit(500, 5))
         leave_open(4, 3, 1, 9)
         calls = []
         end = broker.end

@@ -17,7 +17,7 @@ from outbox.consuming import register
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.worker import Worker
 from outbox.models import Inbox
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from project.servers.rabbitmq import RabbitMQ
 from tests.waiting import wait_until
 

@@ -14,9 +14,9 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
+from outbox.relay.commit import SweepResult
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
-from outbox.relay.sweep import SweepResult
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness

@@ -15,7 +15,7 @@ from outbox.pipeline.spark.archive import delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
 from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.relay.prune import prune
+from outbox.relay.maintenance import prune
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
