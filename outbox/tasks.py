@@ -21,8 +21,7 @@ from typing import TypeVar
 from celery import shared_task, signals
 
 from outbox import conf
-from outbox.check_backs.checker import brokers_that_ask, listen_in_this_process
-from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
+from outbox.check_backs.loop import CheckLoop, brokers_that_ask, brokers_to_ask_for, listen_in_this_process
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups

@@ -30,7 +30,7 @@ from outbox.admin.text import badge, moment, shown, since
 from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
-from outbox.consuming.letter_acts import read_ends
+from outbox.consuming.dead_letters import read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.errors import BrokerUnavailable
 from outbox.ids import made_at

@@ -8,7 +8,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.admin.text import badge, plain
-from outbox.consuming.letter_acts import GroupEnd
+from outbox.consuming.dead_letters import GroupEnd
 from outbox.models import MessageState
 from outbox.monitoring.timeline import REPLAYS, Severity
 

@@ -62,7 +62,7 @@ class SignedRequest(BaseAuthentication):
 
     A replayed request is accepted too, a few times (throttling.py): senders that got no answer repeat their request within the
     tolerance. A captured request that somebody else replays tells them a fact that stays the same, and has no effect on the
-    broker, which reads the response to its own request only. All replays have one row in the record (check_backs/record.py).
+    broker, which reads the response to its own request only. All replays have one row in the record (check_backs/answer.py).
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:

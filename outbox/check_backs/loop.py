@@ -1,4 +1,9 @@
-"""The check loop of brokers that do not ask by themselves: a host calls it now and then."""
+"""
+Who asks. The check loop of brokers that do not ask by themselves: a host calls it now and then.
+
+Checkers, for brokers that ask producers: a process that sends half messages also answers the questions about them. All
+checkers share the questions. If one dies, the broker asks the others again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,19 @@ from outbox.errors import ConfigurationError
 
 if TYPE_CHECKING:  # settings make it; this room needs no broker
     from outbox.brokers.capabilities import NeedsCheckLoop
+import os
+
+import psycopg
+
+from outbox import database
+from outbox.check_backs.ask import NoteSent, note_in_process
+from outbox.database import heartbeats, loop_errors
+from outbox.forks import ForkSafeLock
+from outbox.logs import get_logger, log_fields
+
+if TYPE_CHECKING:  # made from settings; this package imports no broker
+    from outbox.brokers.capabilities import AsksProducers
+
 
 LIMIT = 20  # halves per turn; the endpoint may be slow to answer
 
@@ -75,3 +93,80 @@ class CheckLoop:
         broker, self._broker = self._broker, None
         if broker is not None:
             broker.close()
+
+
+logger = get_logger(__name__)
+
+
+def brokers_that_ask(aliases: set[str]) -> list[str]:
+    """Return those of the brokers that ask producers."""
+    return [alias for alias in sorted(aliases) if conf.broker_class(alias).asks_producers]
+
+
+class Checker:
+    """
+    Answers the questions of one broker, in the broker's threads, from the first `turn` until `close`.
+
+    Args:
+        using: the database for its heartbeat.
+        note_sent: called when the broker was sent another answer than the decided one; by default it is recorded in `using`.
+    """
+
+    def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
+        self.alias = alias
+        self._using = using
+        self._ask = ask
+        self._note_sent = note_sent or note_in_process(using)
+        self._broker: AsksProducers | None = None
+
+    def turn(self) -> bool:
+        """Start listening if it has not begun, and write a heartbeat. Return False: there is no more work at once."""
+        try:
+            with noting(Loop("checker", broker=self.alias)):
+                self._listen()
+        finally:
+            with database.connect(self._using, application_name="outbox checker") as connection:
+                heartbeats.beat(connection, "checker", broker=self.alias, errors=loop_errors.read(self._using, self.alias))
+        return False
+
+    def _listen(self) -> None:
+        if self._broker is None:
+            broker = cast("AsksProducers", conf.make_broker(self.alias))
+            broker.listen(self._ask, note_sent=self._note_sent)
+            self._broker = broker  # last, so that it listens at the next turn if it could not
+
+    def close(self) -> None:
+        """Stop listening and delete the heartbeat. Where the database is away, the heartbeat stays until it is stale."""
+        broker, self._broker = self._broker, None
+        if broker is None:
+            return
+        broker.close()
+        try:
+            with database.connect(self._using, application_name="outbox checker") as connection:
+                heartbeats.leave(connection, "checker", broker=self.alias)
+        except psycopg.OperationalError as error:
+            logger.warning(
+                "The heartbeat of the checker of broker %r could not be deleted: %s",
+                self.alias,
+                str(error).strip(),
+                extra=log_fields(broker=self.alias),
+            )
+
+
+_mine: dict[tuple[int, str], AsksProducers] = {}
+_lock = ForkSafeLock()
+
+
+def listen_in_this_process(alias: str, using: str) -> None:
+    """
+    Answer a broker's questions in this process until it ends. Further calls for the same broker do nothing.
+
+    Args:
+        using: the database for half messages without a token; other tokens name their database.
+    """
+    with _lock.current:
+        key = os.getpid(), alias  # a child of a fork listens for itself
+        if key not in _mine and conf.broker_class(alias).asks_producers:
+            broker = cast("AsksProducers", conf.make_broker(alias))
+            broker.listen(in_process(using), note_sent=note_in_process(using))
+            _mine[key] = broker

@@ -17,8 +17,8 @@ from psycopg.rows import class_row
 from outbox import conf
 from outbox.batches.fence import fence
 from outbox.batches.half_first import HalfFirstStep, Tombstone, read_half_first, write_tombstone
-from outbox.check_backs.about import About, look_up
 from outbox.check_backs.register import resolver_of
+from outbox.check_backs.sources import About, look_up
 from outbox.database import Connection
 from outbox.database.outermost import close_all_broken
 from outbox.logs import fields_of, get_logger

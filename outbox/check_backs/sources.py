@@ -1,13 +1,25 @@
-"""The database that a half message came from. Its token has the stable id of that database."""
+"""
+What a question is about: the database of its half message, which its token names; the business row, which is reported with an
+answer and has no influence on it; and the half message of a message id, for an operator who knows no more.
+"""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
 import psycopg
+from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from psycopg import sql
 
 from outbox import conf, database
+from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
+from outbox.message import Half, Token
 
 logger = get_logger("outbox.check_back")
 
@@ -58,3 +70,79 @@ def _read_sources() -> None:
             source, is_read_only = row
             if not is_read_only or source not in _aliases:
                 _aliases[source] = alias
+
+
+READ_ABOUT = "SELECT about FROM outbox_message WHERE id = %s"
+
+# The primary key is passed as untyped text, so that PostgreSQL converts it to the column's type and uses the index.
+IS_THERE = "SELECT EXISTS (SELECT FROM {table} WHERE {key} = %s)"
+
+
+class About(enum.StrEnum):
+    """Whether the business row exists. NONE: the message names no row, or the row cannot be looked up."""
+
+    EXISTS = "exists"
+    MISSING = "missing"
+    NONE = "none"
+
+
+def look_up(connection: Connection, message_id: str) -> About:
+    """Look for the row that a message is about (`shop.order:4711`), by primary key, in the message's own database."""
+    try:
+        row = connection.execute(READ_ABOUT, [UUID(message_id)]).fetchone()
+        if row is None or row[0] is None:
+            return About.NONE
+        label, _, key = row[0].partition(":")
+        return _look_up_row(connection, apps.get_model(label), key)
+    except (psycopg.Error, LookupError, ValueError, ValidationError):
+        return About.NONE
+
+
+def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
+    primary_key = model._meta.pk
+    if primary_key.column is None:  # a composite key: the message names one value only
+        return About.NONE
+    primary_key.to_python(key)
+    query = sql.SQL(IS_THERE).format(table=sql.Identifier(model._meta.db_table), key=sql.Identifier(primary_key.column))
+    row = connection.execute(query, [key]).fetchone()
+    return About.EXISTS if row == (True,) else About.MISSING
+
+
+# A message has a half message where a batch of a transaction topic holds it; once decided, the batch names the half. The
+# first half message of one that went half first has no lane, and no batch in its token.
+FIND = """
+SELECT s.topic, s.state, s.key, s.created_at, source.id,
+       CASE WHEN s.lane IS NULL AND s.attempt = 1 THEN 0 ELSE s.batch_id END, s.attempt, s.position,
+       coalesce(b.half_ids[s.position], ''),
+       t.type = 'transaction' AND (s.state NOT IN ('prepared', 'sent') OR b.half_ids[s.position] IS NOT NULL)
+FROM outbox_source source, outbox_message_state s
+LEFT JOIN outbox_batch b ON b.id = s.batch_id LEFT JOIN outbox_topic t ON t.id = s.topic_id
+WHERE s.id = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """
+    A message in its database.
+
+    Args:
+        state: as in `outbox_message_state`.
+        half: None where it has no half message: it still waits, or is sent in one phase.
+    """
+
+    topic: str
+    state: str
+    half: Half | None
+
+
+def find(connection: Connection, message_id: UUID) -> FoundMessage | None:
+    """Return a message with the half message that a broker would ask about, if any; None where there is no such message."""
+    row = connection.execute(FIND, [message_id]).fetchone()
+    if row is None:
+        return None
+    topic, state, key, created_at, source, batch, attempt, position, half_id, has_half = row
+    if batch is None or not has_half:
+        return FoundMessage(topic, state, None)
+    token = Token(source, batch, attempt, position)
+    return FoundMessage(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -132,3 +132,9 @@ def uuid_of(message_id: str) -> UUID:
         return UUID(message_id)
     except ValueError:
         return uuid5(NAMESPACE_OID, message_id)
+
+
+def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
+    """Return the values of inbox rows, a list for each column."""
+    names = ("message_id", "source", "topic", "lane", "number", "nth")
+    return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from django.db import connections
 
 from outbox.consuming.register import Group
-from outbox.consuming.tally import Tally
-from outbox.consuming.worker import Worker
+from outbox.consuming.worker import Tally, Worker
 
 PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
 

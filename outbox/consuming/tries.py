@@ -1,18 +1,24 @@
 """
 A group's tries of a message: failures of its handler, and crashes, which are tries that were begun and never ended.
 
-The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries too.
-A first delivery needs no statement here. Source: docs/explanation/deliveries.md.
+The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries too. A
+first delivery needs no statement here. Source: docs/explanation/deliveries.md.
 
 What was decided after a failure is written with its count. So a message that comes back before its delay is over, because the
 broker did not take the retry or the process died, is handed back and counts nothing; and one that was given up is not handled
 again, though its dead letter could not be stored.
+
+A process handles one message at a time whose last try was begun and never ended. If it kills the process, no other is
+interrupted. Otherwise messages that were interrupted together would come back together, and be interrupted again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -172,3 +178,25 @@ def _rows(using: str, statement: str, values: Parameters) -> list[tuple[Any, ...
         cursor.execute(statement, values)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
+
+
+EXCLUDES_SECONDS = 60.0  # a try that takes longer is slow or stuck, and no longer keeps others waiting
+
+_at_work: list[tuple[UUID, float]] = []  # and since when
+_change = threading.Lock()
+
+
+@contextmanager
+def alone(message_id: UUID) -> Iterator[bool]:
+    """Yield whether this process handles no other such message while the block runs; a stuck try of the same does not count."""
+    me = message_id, time.monotonic()
+    with _change:
+        is_alone = all(one == message_id or me[1] - since > EXCLUDES_SECONDS for one, since in _at_work)
+        if is_alone:
+            _at_work.append(me)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            with _change:
+                _at_work.remove(me)

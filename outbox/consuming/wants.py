@@ -17,8 +17,7 @@ from django.db import connections
 from outbox import database
 from outbox.brokers.base import Delivery
 from outbox.consuming import holdings
-from outbox.consuming.delivery_info import DeliveryInfo
-from outbox.consuming.inbox import columns_of
+from outbox.consuming.delivery_info import DeliveryInfo, columns_of
 from outbox.consuming.register import Group, plain_subject
 from outbox.database import heartbeats, loop_errors
 from outbox.message import Header

@@ -1,11 +1,18 @@
-"""A worker: receive, handle, settle; in one thread, for one group and one broker, until it is stopped."""
+"""
+A worker: receive, handle, settle; in one thread, for one group and one broker, until it is stopped.
+
+It plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
+outcome.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Self
 
 import psycopg
 from django.db import InterfaceError, OperationalError, connections
@@ -18,17 +25,91 @@ from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
 from outbox.consuming.outcome import Outcome, Result
 from outbox.consuming.owners import set_owner
-from outbox.consuming.plan import plan
 from outbox.consuming.read import find_consumer
-from outbox.consuming.register import Group
-from outbox.consuming.tally import Tally
+from outbox.consuming.register import Consumer, Group
 from outbox.database import heartbeats, loop_errors
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.loop_errors import Loop
 from outbox.database.outermost import outermost_transaction
-from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated
+from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated, UnknownMessageType
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
+
+
+def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    """
+    Return deliveries in the order of work, in lists that are handled together.
+
+    First deliveries come first. Redelivered messages whose last try has not ended come last: if one of them kills the process,
+    the others are done.
+    """
+    first = [delivery for delivery in deliveries if delivery.attempt == 1]
+    again = [delivery for delivery in deliveries if delivery.attempt > 1]
+    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
+
+
+def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
+    if len(deliveries) < 2:
+        return deliveries
+    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
+    unended = tries.unended(group.name, ids, group.using)
+    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
+
+
+def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
+    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
+    collected: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        try:
+            consumer = find_consumer(group, delivery)
+        except UnknownMessageType:
+            yield [delivery]
+            continue
+        if consumer and not consumer.batch_size:
+            yield [delivery]
+            continue
+        work = collected.setdefault(consumer.subject if consumer else "", [])
+        work.append(delivery)
+        if _is_full(work, consumer):
+            yield collected.pop(consumer.subject if consumer else "")
+    yield from collected.values()
+
+
+def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
+    return consumer is not None and len(work) == consumer.batch_size
+
+
+@dataclass(slots=True)
+class Tally:
+    """The number of deliveries by outcome. `late`: settled too late for the broker, which delivers the message again."""
+
+    handled: int = 0
+    duplicates: int = 0
+    ignored: int = 0
+    retried: int = 0
+    handed_back: int = 0
+    dead_letters: int = 0
+    late: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        name = _TALLIED[outcome]
+        setattr(self, name, getattr(self, name) + 1)
+
+    def __iadd__(self, other: Tally) -> Self:
+        for name, number in asdict(other).items():
+            setattr(self, name, getattr(self, name) + number)
+        return self
+
+
+_TALLIED = {
+    Outcome.HANDLED: "handled",
+    Outcome.DUPLICATE: "duplicates",
+    Outcome.IGNORED: "ignored",
+    Outcome.RETRY: "retried",
+    Outcome.HANDED_BACK: "handed_back",
+    Outcome.DEAD_LETTER: "dead_letters",
+}
+
 
 logger = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
-from outbox.check_backs.checker import listen_in_this_process
+from outbox.check_backs.loop import listen_in_this_process
 from outbox.forks import ForkSafeLock
 
 # (process, alias) -> idle brokers, and the settings that they were made from. A list's pop and append are atomic.

@@ -8,7 +8,7 @@ from datetime import datetime
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.letter_acts import LetterAct
+from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection

@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.letter_acts import GroupEnd, LetterAct, read_ends
+from outbox.consuming.dead_letters import GroupEnd, LetterAct, read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.database import Connection
 from outbox.models import FailedAttempt, State

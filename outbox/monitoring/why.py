@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.letter_acts import LetterAct
+from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.consuming.stored_groups import without_code_on

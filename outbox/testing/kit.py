@@ -13,7 +13,7 @@ from uuid import uuid4
 from outbox import conf
 from outbox.brokers.base import DeadLetter, Outgoing
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming.tally import Tally
+from outbox.consuming.worker import Tally
 from outbox.logs import forget_lines
 from outbox.message import Half, Header, Message, Resolution
 from outbox.publishing.draft import Draft, compose, compose_raw

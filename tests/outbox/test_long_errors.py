@@ -6,7 +6,7 @@ import pytest
 
 from outbox import Retry, consumer, database
 from outbox.batches.batch import SplitReason, Unaccepted
-from outbox.check_backs.record import record
+from outbox.check_backs.answer import record
 from outbox.check_backs.resolve import Answer
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group

@@ -11,9 +11,8 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox.check_backs.answer import answer
-from outbox.check_backs.find import FoundMessage, find
 from outbox.check_backs.resolve import Answer
-from outbox.check_backs.sources import connect
+from outbox.check_backs.sources import FoundMessage, connect, find
 from outbox.database import ensure_fit, outbox_databases
 from outbox.errors import OutboxError
 from outbox.logs import one_line

@@ -9,8 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.check_backs.ask import in_process, log_sent
-from outbox.check_backs.checker import Checker, brokers_that_ask
-from outbox.check_backs.loop import ask_as_set
+from outbox.check_backs.loop import Checker, ask_as_set, brokers_that_ask
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.ending import Ending
 from outbox.errors import OutboxError

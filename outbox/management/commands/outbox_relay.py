@@ -13,8 +13,7 @@ import psycopg
 from django.core.management.base import BaseCommand, CommandError
 
 from outbox.check_backs.ask import in_process
-from outbox.check_backs.checker import Checker, brokers_that_ask
-from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for
+from outbox.check_backs.loop import Checker, CheckLoop, brokers_that_ask, brokers_to_ask_for
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.ending import Ending
 from outbox.errors import OutboxError

@@ -11,9 +11,8 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.consuming import dead_letters as room
-from outbox.consuming.dead_letters import group_letters, read_letters, settle_letters
+from outbox.consuming.dead_letters import group_letters, read_ends, read_letters, settle_letters
 from outbox.consuming.delivery_info import uuid_of
-from outbox.consuming.letter_acts import read_ends
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery, State
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory

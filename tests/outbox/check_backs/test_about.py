@@ -2,7 +2,7 @@ import pytest
 from django.contrib.auth.models import Group
 from psycopg import sql
 
-from outbox.check_backs.about import IS_THERE, About, look_up
+from outbox.check_backs.sources import IS_THERE, About, look_up
 from tests.factories import MessageRowFactory
 
 

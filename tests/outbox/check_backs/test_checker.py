@@ -9,9 +9,9 @@ import pytest
 
 from outbox.brokers.capabilities import AsksProducers
 from outbox.brokers.memory import MemoryBroker
-from outbox.check_backs import checker as module
+from outbox.check_backs import loop as module
 from outbox.check_backs.ask import log_sent
-from outbox.check_backs.checker import Checker, listen_in_this_process
+from outbox.check_backs.loop import Checker, listen_in_this_process
 from outbox.message import COMMIT, ROLLBACK, Half, Resolution
 from outbox.models import CheckBack, State
 from tests.factories import BatchFactory

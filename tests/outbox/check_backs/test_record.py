@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from outbox.check_backs.about import About
-from outbox.check_backs.record import note_sent, record
+from outbox.check_backs.answer import note_sent, record
 from outbox.check_backs.resolve import Answer
+from outbox.check_backs.sources import About
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half
 from outbox.models import CheckBack
 

@@ -13,9 +13,9 @@ from django.contrib.auth.models import Group
 from django.db import connection as django_connection
 from django.db import transaction
 
-from outbox.check_backs.about import About
 from outbox.check_backs.register import check_back
 from outbox.check_backs.resolve import resolve
+from outbox.check_backs.sources import About
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Token
 from outbox.models import Batch, State
 from outbox.testing.postgres import Postgres

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from outbox import database
-from outbox.consuming.letter_acts import LetterAct
+from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.models import FailedDelivery, Gap, Inbox, State
 from outbox.monitoring import quick_check

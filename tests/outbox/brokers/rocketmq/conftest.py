@@ -11,7 +11,7 @@ import pytest
 from outbox import database
 from outbox.brokers.base import Broker
 from outbox.check_backs.ask import in_process
-from outbox.check_backs.checker import Checker
+from outbox.check_backs.loop import Checker
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.message import TopicType
 from outbox.relay.rounds import Relay

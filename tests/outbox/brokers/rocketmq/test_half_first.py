@@ -15,7 +15,7 @@ from django.db import connections
 from outbox import conf, database, topics, transactional
 from outbox.brokers.base import Broker
 from outbox.check_backs.ask import Ask, in_process
-from outbox.check_backs.checker import Checker
+from outbox.check_backs.loop import Checker
 from outbox.errors import HalfNotStored
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.half_first import producers as brokers

@@ -10,7 +10,7 @@ import pytest
 
 from outbox import conf, database
 from outbox.brokers.base import HalfRef, SendStatus
-from outbox.check_backs.checker import Checker
+from outbox.check_backs.loop import Checker
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
 from outbox.relay.lane import Lane
