@@ -45,8 +45,7 @@ def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
     try:
         options = msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(name.upper() for name in kind.__struct_fields__)
-        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)).strip() or f"Choices are: {known}.")]
+        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)).strip() or _advice(kind, str(error)))]
     values = {name: getattr(options, name) for name in kind.__struct_fields__}
     wrong = {name: problem_of_duration(name, value) for name, value in values.items() if isinstance(value, timedelta)}
     return [
@@ -79,6 +78,12 @@ def _explain(error: msgspec.ValidationError) -> str:
         return f"OPTIONS: {text}"
     name, rest = re.split(r"(?=[.\[]|`$)", where, maxsplit=1)
     return f'OPTIONS["{name}"]{rest.rstrip("`")} has a wrong value: {what}'
+
+
+def _advice(kind: type[Options], text: str) -> str:
+    if "field" in text:
+        return f"Choices are: {', '.join(name.upper() for name in kind.__struct_fields__)}."
+    return "Write timedelta(seconds=...)." if "duration" in text else "Correct it."
 
 
 def _hint(kind: type[Options], text: str) -> str:

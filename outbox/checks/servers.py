@@ -22,6 +22,8 @@ SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname =
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
 
+TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
+
 ENCODING = "SELECT current_setting('server_encoding')"
 
 
@@ -56,8 +58,8 @@ def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     def check(alias: str) -> list[CheckMessage]:
         models = [model for app in database.outbox_apps() for model in app.get_models() if model._meta.managed]
         wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
-        with connections[alias].cursor() as cursor:
-            missing = wanted - set(connections[alias].introspection.table_names(cursor))
+        with database.connect(alias) as connection:
+            missing = wanted - {name for (name,) in connection.execute(TABLES)}
         if not missing:
             return []
         what = "has no tables of the outbox" if missing == wanted else f"lacks the tables {', '.join(sorted(missing))}"

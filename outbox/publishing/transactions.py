@@ -9,16 +9,21 @@ from decimal import Decimal
 from functools import partial
 
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DecimalField, Model
+from psycopg.pq import TransactionStatus
 
 from outbox.database import outermost
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
+from outbox.logs import get_logger, log_fields
 from outbox.message import Message
 from outbox.models import MessageRow
 from outbox.publishing.draft import Draft, compose
 from outbox.publishing.statements import write
 from outbox.publishing.wakeup import wake_after_commit
 from outbox.unawaited import awaiting_all
+
+logger = get_logger(__name__)
 
 
 @contextmanager
@@ -77,6 +82,8 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
     alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
     if not outermost.is_in_callers_transaction(alias):
         raise NotInTransaction(_explain(subject, alias))
+    if not (using or home) and len(connections.settings) > 1:
+        _warn_of_rows_elsewhere(subject, alias)
     return alias
 
 
@@ -124,6 +131,27 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
             "spans both. Leave using= out, or publish about a row of that database."
         )
     return home
+
+
+def _warn_of_rows_elsewhere(subject: str, alias: str) -> None:
+    """Log it if only transactions of other databases have run statements: the message's rows are probably there."""
+    if _has_begun(connections[alias]):
+        return
+    others = [other for other in connections.all(initialized_only=True) if other.alias != alias and other.vendor == "postgresql"]
+    begun = [other.alias for other in others if outermost.is_in_callers_transaction(other.alias) and _has_begun(other)]
+    if begun:
+        logger.warning(
+            "%s is published to database %r, whose transaction has run no statement yet, and transactions of %s have. If its "
+            "rows are there, pass about= or using=: no transaction spans both.",
+            *(subject, alias, ", ".join(map(repr, sorted(begun)))),
+            extra=log_fields(database=alias),
+        )
+
+
+def _has_begun(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a statement was run in the open transaction: psycopg begins it with the first one."""
+    own = connection.connection
+    return own is not None and own.info.transaction_status != TransactionStatus.IDLE
 
 
 def _explain(subject: str, alias: str) -> str:

@@ -57,9 +57,8 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"relays": [asdict(target) | asdict(result) for target, result in done.items()]}))
             return
         for target, result in done.items():
-            self.stdout.write(
-                f"{target}: {result.sent} sent in {result.batches} batches, {result.unaccepted} to be retried or dead"
-            )
+            batches = f"{result.batches} batch{'' if result.batches == 1 else 'es'}"
+            self.stdout.write(f"{target}: {result.sent} sent in {batches}, {result.unaccepted} to be retried or dead")
 
 
 def _run_once(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:

@@ -422,7 +422,6 @@ COMMANDS = [
             CHECK_DATABASE: {"migrate was not run": "(outbox.W057) " + NO_TABLES.replace(". ", ".\n\tHINT: ", 1)},
             call("publish(OrderPlaced(order_id=1))"): {"publish() before migrate": NO_TABLES},
             ("outbox_relay", "--once"): {"a relay before migrate": f"CommandError: {NO_TABLES}"},
-            ("outbox_consume", "--until-idle"): {"a consumer before migrate": f"CommandError: {NO_TABLES}"},
             ("outbox_status",): {"the status before migrate": f"CommandError: {NO_TABLES}"},
             ("outbox_doctor",): {
                 "the doctor before migrate": (

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -70,20 +71,17 @@ class Stage:
     folder: Path
     _server: psycopg.Connection = field(repr=False)
     _prefix: str = f"newcomer_{os.getpid()}"
+    _numbers: Iterator[int] = field(default_factory=count)  # plays run side by side
     _made: list[str] = field(default_factory=list)
 
     def play(self, play: Play) -> list[str]:
         """Return the output of each command."""
-        name = f"play_{len(list(self.folder.glob('play_*')))}"
-        project = shutil.copytree(self.folder / play.page, self.folder / name)
+        project = shutil.copytree(self.folder / play.page, self.folder / f"play_{next(self._numbers)}")
         for file, old, new in play.edits:
             path = project / file
             text = path.read_text() if path.exists() else ""
             assert old in text, f"{old!r} is not in {file}"
             path.write_text(text.replace(old, new) if old else f"{text}\n{new}\n")
-        return self.run(project, play)
-
-    def run(self, project: Path, play: Play) -> list[str]:
         databases = {"DATABASE_URL": self.database(play.database)}
         if play.other_database:
             databases["OTHER_DATABASE_URL"] = self.database("migrated")
@@ -93,7 +91,7 @@ class Stage:
         """Return the URL of a new database, or of none."""
         if not kind:
             return NOWHERE
-        name = f"{self._prefix}_{len(self._made)}"
+        name = f"{self._prefix}_{next(self._numbers)}"
         self._made.append(name)
         template = "template0" if kind == "empty" else f"{self._prefix}_migrated"
         self._server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')

@@ -87,7 +87,7 @@ class TestOnRabbitMQ:
                 "No queue takes messages of 'orders': no consumer group has received from it yet. Start the consumers, or name "
                 'the groups in OPTIONS["GROUPS"].',
             ),
-            ({}, [], "1 sent in 1 batches"),
+            ({}, [], "1 sent in 1 batch,"),
         ],
         ids=["password", "virtual host", "no group", "no mistake"],
     )

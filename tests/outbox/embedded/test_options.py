@@ -20,12 +20,12 @@ class TestCheckOptions:
         [
             ({"DATABAS": "default"}, "DATABAS", "Did you mean DATABASE?"),
             ({"DATABASE": "nowhere"}, "'nowhere', which is not in DATABASES", "default"),
-            ({"DATABASE": 3}, "$.DATABASE", "Choices are: DATABASE"),
-            ({"START": "middle"}, "$.START", "Choices are"),
-            ({"CHECK_LIMIT": 0}, "$.CHECK_LIMIT", "Choices are"),
+            ({"DATABASE": 3}, 'OPTIONS["DATABASE"] has a wrong value', "Correct it."),
+            ({"START": "middle"}, 'OPTIONS["START"] has a wrong value', "Correct it."),
+            ({"CHECK_LIMIT": 0}, 'OPTIONS["CHECK_LIMIT"] has a wrong value', "Correct it."),
             ({"CHECK_AFTER": timedelta()}, "CHECK_AFTER", "Correct it."),
             ({"CHECK_INTERVAL": timedelta(seconds=-1)}, "CHECK_INTERVAL", "Correct it."),
-            ({"STATEMENT_TIMEOUT": 30}, "$.STATEMENT_TIMEOUT", "Choices are"),
+            ({"STATEMENT_TIMEOUT": 30}, 'OPTIONS["STATEMENT_TIMEOUT"] has a wrong value', "Write timedelta(seconds=...)."),
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )

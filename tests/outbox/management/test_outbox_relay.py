@@ -132,7 +132,7 @@ class TestOutboxRelay:
 
         assert capsys.readouterr().out == (
             "Relaying database 'default', broker 'default'.\n"
-            "database 'default', broker 'default': 2 sent in 1 batches, 0 to be retried or dead\n"
+            "database 'default', broker 'default': 2 sent in 1 batch, 0 to be retried or dead\n"
         )
 
     def test_refuses_an_unknown_broker(self):

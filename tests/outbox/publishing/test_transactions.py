@@ -106,6 +106,32 @@ class TestPublishingWhenARowIsSaved:
         assert len(message_rows()) == 1
 
 
+@pytest.mark.django_db(transaction=True, databases=BOTH)
+class TestRowsOfAnotherDatabase:
+    SUSPECTED = (
+        "OrderMade is published to database 'default', whose transaction has run no statement yet, and transactions of 'other' "
+        "have. If its rows are there, pass about= or using=: no transaction spans both."
+    )
+
+    @pytest.mark.parametrize(
+        ("rows", "options", "is_suspected"),
+        [
+            (["other"], {}, True),
+            (["default", "other"], {}, False),
+            (["other"], {"using": "default"}, False),
+            ([], {}, False),
+        ],
+    )
+    def test_are_suspected_where_only_their_transaction_has_begun(self, caplog, rows, options, is_suspected):
+        with transaction.atomic(), transaction.atomic(using="other"):
+            for alias in rows:
+                Group.objects.using(alias).create(name="staff")
+
+            publish(OrderMade(order_id=1), **options)
+
+        assert (self.SUSPECTED in caplog.text) == is_suspected
+
+
 @pytest.mark.django_db(databases=BOTH)
 class TestTheDatabase:
     def test_is_the_one_named(self):
