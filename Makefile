@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-shop test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -33,8 +33,15 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 	@$(BIN)/python manage.py outbox_audit_demo $(ARGS)
 
 # They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
-test: $(VENV)/.dev ## run all tests this machine can run (ARGS="...")
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE))
+test: $(VENV)/.dev ## run the tests of the package that this machine can run (ARGS="...")
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) $(addprefix --ignore=,$(SHOP)))
+
+# The shop, its demo, the comparison and the compose files.
+SHOP = tests/demo tests/docker tests/project tests/shop tests/journeys/test_compare.py tests/journeys/test_demo.py \
+	tests/journeys/test_demo_on_rabbitmq.py
+
+test-shop: $(VENV)/.dev ## run the tests of the shop, its demo, the comparison and docker/ (ARGS="...")
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(BY_FILE) $(or $(ARGS),$(SHOP))
 
 # A file's tests share what they set up, so one process runs them all.
 BY_FILE = --dist loadfile --no-loadscope-reorder
