@@ -7,13 +7,6 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-# Consumer groups of each topic: on RabbitMQ a group gets what is sent after its queue was declared.
-GROUPS = {
-    "orders": ["cart", "points", "shipment"],
-    "order-cancellations": ["points"],
-    "shipments": ["letters"],
-}
-
 
 def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     """
@@ -36,7 +29,6 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
             "NODES": environ.get("RABBITMQ_NODES", "127.0.0.1:5672").split(","),
             "USER": environ.get("RABBITMQ_USER", "guest"),
             "PASSWORD": environ.get("RABBITMQ_PASSWORD", "guest"),
-            "GROUPS": GROUPS,
         }
         return {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": options}
     known = '"embedded", "rocketmq" and "rabbitmq"'

@@ -7,13 +7,14 @@ import pytest
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.message import TopicSpec, TopicType
-from project.brokers import GROUPS
 from project.servers import rabbitmq
 from project.servers.rabbitmq import RabbitMQ
 from tests.docker import compose
 from tests.docker.compose import DOCKER
 from tests.docker.machine import Machine, wait_for_letter
 from tests.docker.test_services import order
+
+READERS = [("orders", "cart"), ("order-cancellations", "points"), ("shipments", "letters")]  # topics and one group of each
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -66,7 +67,8 @@ class TestServer:
     def test_has_no_guest_and_keeps_the_promises(self, server):
         shop = compose.of_the_shop()["relay"]["environment"]
         options = {"NODES": [server.address], "USER": shop["RABBITMQ_USER"], "PASSWORD": shop["RABBITMQ_PASSWORD"]}
-        broker = RabbitMQBroker("rabbit", {**options, "GROUPS": GROUPS}, [TopicSpec(name, TopicType.NORMAL) for name in GROUPS])
+        topics = [TopicSpec(topic, TopicType.NORMAL, groups=frozenset({name})) for topic, name in READERS]
+        broker = RabbitMQBroker("rabbit", options, topics)
 
         problems = broker.check()
         broker.close()

@@ -4,8 +4,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 
-from outbox.consuming.register import groups
-from project.brokers import GROUPS, broker
+from project.brokers import broker
 
 SETTINGS = "project/settings.py"
 
@@ -64,12 +63,6 @@ class TestBroker:
 
         options = found["OPTIONS"]
         assert (options["NODES"], options["USER"], options["PASSWORD"]) == (["a:1", "b:2"], "shop", "secret")
-
-    def test_has_queues_on_rabbitmq_for_all_groups_of_the_shop(self):
-        topics = {topic for group in groups().values() for topic in group.topics if topic in GROUPS}
-        listed = {topic: {name for name, group in groups().items() if topic in group.topics} for topic in topics}
-
-        assert {topic: set(names) for topic, names in GROUPS.items()} == listed
 
     def test_is_none_that_is_not_there(self):
         with pytest.raises(ImproperlyConfigured, match="BROKER=kafka"):

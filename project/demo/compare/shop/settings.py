@@ -7,7 +7,6 @@ queues and persistent messages by the shop's settings and Celery's defaults.
 
 import os
 
-from project.brokers import GROUPS
 from project.demo.compare.shop import way
 from project.settings import *  # noqa: F403
 from project.settings import OUTBOX as SHOP_OUTBOX
@@ -26,7 +25,7 @@ OUTBOX = {
     "BROKERS": {
         "default": {
             "BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker",
-            "OPTIONS": {"NODES": [NODE], "GROUPS": GROUPS},
+            "OPTIONS": {"NODES": [NODE]},
         },
     },
     "CELERY_WAKEUP": False,
