@@ -24,8 +24,7 @@ from benchmarks.settings import with_rabbitmq
 from outbox import conf
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.celery import CeleryBroker, OutboxTask
-from outbox.celery.canvas import capture
-from outbox.celery.capturing import CapturingProducer
+from outbox.celery.canvas import CapturingProducer, capture
 from outbox.celery.stored import TOPIC, decode
 from outbox.relay.hosts import RelayTarget, run_once
 from project.servers.rabbitmq import RabbitMQ

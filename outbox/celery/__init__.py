@@ -2,8 +2,8 @@
 Celery tasks through the outbox: a task is sent if the transaction commits, and not if it is rolled back.
 
 `send.py` is what callers use, `task.py` puts it on tasks, `django_tasks.py` is a backend for Django's own tasks. `canvas.py`
-and `capturing.py` have Celery build the very messages that it would send, and `stored.py` writes them into message rows. A
-relay hands them to Celery's broker over `broker.py`: with `confirms.py` to RabbitMQ, with `direct.py` to all others.
+has Celery build the very messages that it would send, and `stored.py` writes them into message rows. A relay hands them to
+Celery's broker over `broker.py`: with `confirms.py` to RabbitMQ, with `direct.py` to all others.
 
 The public names are imported on first use, so that the name of the broker in the settings needs no Celery app.
 """

@@ -20,8 +20,7 @@ from outbox.celery.direct import DirectProducer
 from outbox.celery.errors import not_connected
 from outbox.celery.link import OUT_OF_TIME, has_confirms, open_connection
 from outbox.celery.options import CeleryOptions, find_app
-from outbox.celery.parcel import Parcel
-from outbox.celery.stored import TOPIC, decode
+from outbox.celery.stored import TOPIC, TaskMessage, decode
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import TopicType
 
@@ -84,15 +83,15 @@ class CeleryBroker(SendOnly):
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Publish tasks, and wait until the server has them."""
         results: dict[int, SendResult] = {}
-        parcels = []
+        tasks = []
         for number, message in enumerate(messages):
             read = self._read(number, message)
-            if isinstance(read, Parcel):
-                parcels.append(read)
+            if isinstance(read, TaskMessage):
+                tasks.append(read)
             else:
                 results[number] = read
         with self._sending:
-            results |= self._publish(parcels)
+            results |= self._publish(tasks)
         return [results[number] for number in range(len(messages))]
 
     def close(self) -> None:
@@ -101,23 +100,23 @@ class CeleryBroker(SendOnly):
         with self._sending:
             self._drop()
 
-    def _read(self, number: int, message: Outgoing) -> Parcel | SendResult:
+    def _read(self, number: int, message: Outgoing) -> TaskMessage | SendResult:
         if rejection := validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes):
             return rejection
         try:
-            return Parcel(number, message.message_id, decode(message.body))
+            return TaskMessage(number, message.message_id, decode(message.body))
         except msgspec.MsgspecError as error:
             reason = f"This is no task: {error}. Send tasks by outbox.celery.send_in_transaction()."
             return SendResult(SendStatus.REFUSED, reason=reason)
 
-    def _publish(self, parcels: Sequence[Parcel]) -> dict[int, SendResult]:
-        if not parcels:
+    def _publish(self, tasks: Sequence[TaskMessage]) -> dict[int, SendResult]:
+        if not tasks:
             return {}
         deadline = monotonic() + self._settings.timeout.total_seconds()
-        results, closed = self._call(parcels, deadline)
+        results, closed = self._call(tasks, deadline)
         while closed is not None:
             alone = self._find_refused(closed, results, deadline)
-            rest = [one for one in parcels if results[one.number].status in NO_ANSWER and one.number not in alone]
+            rest = [one for one in tasks if results[one.number].status in NO_ANSWER and one.number not in alone]
             results |= alone
             again, closed = self._call(rest, deadline)
             results |= _still_unsure(results, again)
@@ -130,28 +129,28 @@ class CeleryBroker(SendOnly):
         Where the server closes the connection again, the task is MISCONFIGURED, and so are others of a queue that it declared.
         """
         results: dict[int, SendResult] = {}
-        for parcel in first.suspects:
-            result, closed = self._call([parcel], deadline)
+        for task in first.suspects:
+            result, closed = self._call([task], deadline)
             if closed is None:
                 results |= _still_unsure(before, result)
             elif closed.queue is not None and closed.queue == first.queue:
                 return results | {one.number: closed.result for one in first.suspects if one.number not in results}
             else:
-                results[parcel.number] = closed.result
+                results[task.number] = closed.result
         return results
 
-    def _call(self, parcels: Sequence[Parcel], deadline: float) -> tuple[dict[int, SendResult], Refusal | None]:
+    def _call(self, tasks: Sequence[TaskMessage], deadline: float) -> tuple[dict[int, SendResult], Refusal | None]:
         """Publish over the connection, or a new one; return the results, and why the server closed it, if because of a task."""
-        if not parcels or self._is_closed or monotonic() >= deadline:
-            return {one.number: OUT_OF_TIME for one in parcels}, None
+        if not tasks or self._is_closed or monotonic() >= deadline:
+            return {one.number: OUT_OF_TIME for one in tasks}, None
         try:
             producer = self._connected()
         except Exception as error:  # whatever a transport raises
             self._drop()
             result = not_connected(error)
-            return {one.number: result for one in parcels}, None
+            return {one.number: result for one in tasks}, None
         try:
-            results = {parcel.number: result for parcel, result in producer.publish(parcels, deadline)}
+            results = {task.number: result for task, result in producer.publish(tasks, deadline)}
         except BaseException:  # a confirm that is still to come would be taken for another's
             self._drop()
             raise

@@ -31,7 +31,7 @@ from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import PendingConfirms
 from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
 from outbox.celery.link import OUT_OF_TIME
-from outbox.celery.parcel import Parcel
+from outbox.celery.stored import TaskMessage
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
 
@@ -59,7 +59,7 @@ class Refusal:
     """
 
     result: SendResult
-    suspects: Sequence[Parcel]
+    suspects: Sequence[TaskMessage]
     queue: str | None
 
 
@@ -98,36 +98,36 @@ class ConfirmingProducer:
                 self.is_broken = True
         return not self.is_broken
 
-    def publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
+    def publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
         """Publish a batch, and wait for its confirms until the deadline of `monotonic`; return the result of each."""
         returned = []
-        for parcel, result in self._publish(parcels, deadline):
-            if self._was_returned(parcel) and parcel.task.queues:
-                returned.append(parcel)  # its queue was deleted since it was declared
+        for task, result in self._publish(tasks, deadline):
+            if self._was_returned(task) and task.stored.queues:
+                returned.append(task)  # its queue was deleted since it was declared
             else:
-                yield parcel, result
+                yield task, result
         if returned:
             self._forget_queues()
-            for parcel, result in self._publish(returned, deadline):
-                self._was_returned(parcel)
-                yield parcel, result
+            for task, result in self._publish(returned, deadline):
+                self._was_returned(task)
+                yield task, result
 
-    def _publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
-        rest: Sequence[Parcel] = yield from self._with_queues(parcels, deadline)
+    def _publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
+        rest: Sequence[TaskMessage] = yield from self._with_queues(tasks, deadline)
         if rest and not self._is_proved:
             results = self._publish_together(rest[:1], deadline)
             self._is_proved = results[0].status is SendStatus.ACCEPTED
             yield rest[0], results[0]
             rest = rest[1:]
-        again: list[tuple[Parcel, SendResult]] = []
-        for parcel, result in zip(rest, self._publish_together(rest, deadline), strict=True):
+        again: list[tuple[TaskMessage, SendResult]] = []
+        for task, result in zip(rest, self._publish_together(rest, deadline), strict=True):
             if result.status is SendStatus.UNSURE and not self.is_broken:
-                again.append((parcel, result))  # the channel was closed by one of them
+                again.append((task, result))  # the channel was closed by one of them
             else:
-                yield parcel, result
-        for parcel, unsure in again:
-            [result] = self._publish_together([parcel], deadline)
-            yield parcel, unsure if result.status is SendStatus.UNAVAILABLE else result  # it may be stored since the first time
+                yield task, result
+        for task, unsure in again:
+            [result] = self._publish_together([task], deadline)
+            yield task, unsure if result.status is SendStatus.UNAVAILABLE else result  # it may be stored since the first time
 
     def close(self) -> None:
         """Close the connection."""
@@ -139,28 +139,28 @@ class ConfirmingProducer:
             self._connection.collect()  # without a word, where the server does not answer
 
     def _with_queues(
-        self, parcels: Sequence[Parcel], deadline: float
-    ) -> Generator[tuple[Parcel, SendResult], None, Sequence[Parcel]]:
-        """Declare the queues of parcels; yield the results of those whose queue cannot be, and return the others."""
+        self, tasks: Sequence[TaskMessage], deadline: float
+    ) -> Generator[tuple[TaskMessage, SendResult], None, Sequence[TaskMessage]]:
+        """Declare the queues of tasks; yield the results of those whose queue cannot be, and return the others."""
         refused: dict[str, SendResult] = {}
         stopped_by = AWAY if self.is_broken else self._why_stop(deadline)
-        for name in dict.fromkeys(name for parcel in parcels for name in parcel.task.queues):
+        for name in dict.fromkeys(name for task in tasks for name in task.stored.queues):
             if stopped_by:
                 break
             try:
                 with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
                     maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
-                stopped_by = self._break(error, [one for one in parcels if name in one.task.queues], queue=name)
+                stopped_by = self._break(error, [one for one in tasks if name in one.stored.queues], queue=name)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
-        for parcel in parcels:
-            result = stopped_by or next((refused[name] for name in parcel.task.queues if name in refused), None)
+        for task in tasks:
+            result = stopped_by or next((refused[name] for name in task.stored.queues if name in refused), None)
             if result is None:
-                rest.append(parcel)
+                rest.append(task)
             else:
-                yield parcel, result
+                yield task, result
         return rest
 
     def _declaring_channel(self) -> Any:
@@ -169,29 +169,29 @@ class ConfirmingProducer:
             self._declaring = self._wire.channel()
         return self._declaring
 
-    def _publish_together(self, parcels: Sequence[Parcel], deadline: float) -> list[SendResult]:
+    def _publish_together(self, tasks: Sequence[TaskMessage], deadline: float) -> list[SendResult]:
         """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""
         if self.is_broken:  # since the last message; py-amqp would connect again by itself, and without a login
-            return [AWAY] * len(parcels)
-        if not parcels:
+            return [AWAY] * len(tasks)
+        if not tasks:
             return []
         batch = PendingConfirms(0, NACKED, _explain_return)
-        written: list[Parcel] = []
+        written: list[TaskMessage] = []
         results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
             channel = self._open_channel(deadline)
             batch.first_tag = self._next_tag
             batch.listen(channel)
-            for parcel in parcels:
-                written.append(parcel)
-                if result := self._why_stop(deadline) or _write(channel, batch, parcel, deadline):
+            for task in tasks:
+                written.append(task)
+                if result := self._why_stop(deadline) or _write(channel, batch, task, deadline):
                     results[written.pop().number] = result
             self._next_tag = batch.next_tag
             self._wait(batch, deadline)
         except self._connection.channel_errors as error:
             self._channel = None
             status = SendStatus.UNSURE
-            if len(parcels) == 1:
+            if len(tasks) == 1:
                 status = SendStatus.REFUSED if isinstance(error, TOO_LARGE) else SendStatus.MISCONFIGURED
             unanswered = not_written = failed(status, error)
         except (*self._connection.connection_errors, OSError) as error:
@@ -201,8 +201,8 @@ class ConfirmingProducer:
             self.is_broken = batch.pending > 0  # a late ack would be taken for that of another message
             unanswered = not_written = NOT_CONFIRMED
         self._returned |= {message_id for _, message_id in batch.returned}
-        results |= {parcel.number: result for parcel, result in zip(written, batch.finish(unanswered), strict=False)}
-        return [results.get(parcel.number, not_written) for parcel in parcels]
+        results |= {task.number: result for task, result in zip(written, batch.finish(unanswered), strict=False)}
+        return [results.get(task.number, not_written) for task in tasks]
 
     def _open_channel(self, deadline: float) -> Any:
         """Return the channel for messages; its confirms are on."""
@@ -213,7 +213,7 @@ class ConfirmingProducer:
             self._channel, self._next_tag = channel, 1
         return self._channel
 
-    def _break(self, error: BaseException, suspects: list[Parcel], queue: str | None = None) -> SendResult:
+    def _break(self, error: BaseException, suspects: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Note that the connection broke, and whether the server closed it because of one of these tasks."""
         self.is_broken = True
         closed = closed_by_server(error)
@@ -221,10 +221,10 @@ class ConfirmingProducer:
             self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), suspects, queue)
         return failed(SendStatus.UNAVAILABLE, closed or error)
 
-    def _was_returned(self, parcel: Parcel) -> bool:
+    def _was_returned(self, task: TaskMessage) -> bool:
         """Return whether the server has returned a message, once."""
-        was_returned = parcel.message_id in self._returned
-        self._returned.discard(parcel.message_id)
+        was_returned = task.message_id in self._returned
+        self._returned.discard(task.message_id)
         return was_returned
 
     def _why_stop(self, deadline: float) -> SendResult | None:
@@ -253,18 +253,18 @@ class ConfirmingProducer:
         self._is_blocked = False
 
 
-def _write(channel: Any, batch: PendingConfirms, parcel: Parcel, deadline: float) -> SendResult | None:
+def _write(channel: Any, batch: PendingConfirms, task: TaskMessage, deadline: float) -> SendResult | None:
     """Write a message to the connection. Return a result only if it cannot be written."""
     try:
-        message = parcel.prepare(channel, message_id=parcel.message_id)
+        message = task.prepare(channel, message_id=task.message_id)
     except Exception as error:  # whatever is wrong with it
         return failed(SendStatus.REFUSED, error)
-    batch.extend([(parcel.task.exchange, parcel.message_id)])
+    batch.extend([(task.stored.exchange, task.message_id)])
     try:
         channel.basic_publish(
             message,
-            exchange=parcel.task.exchange,
-            routing_key=parcel.task.routing_key,
+            exchange=task.stored.exchange,
+            routing_key=task.stored.routing_key,
             mandatory=True,
             timeout=max(SHORTEST, deadline - monotonic()),
         )

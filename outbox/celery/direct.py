@@ -18,8 +18,7 @@ from kombu.transport import virtual
 from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
 from outbox.celery.errors import REDIS_OUTAGES, failed, redis_code
 from outbox.celery.link import OUT_OF_TIME
-from outbox.celery.parcel import Parcel
-from outbox.celery.stored import StoredTask
+from outbox.celery.stored import StoredTask, TaskMessage
 
 
 class DirectProducer:
@@ -44,14 +43,14 @@ class DirectProducer:
         """Return whether the connection may be used; whether it still works, the next call finds out."""
         return not self.is_broken
 
-    def publish(self, parcels: Sequence[Parcel], deadline: float) -> Iterator[tuple[Parcel, SendResult]]:
+    def publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
         """Publish one after the other until the deadline of `monotonic`; return the result of each."""
         trouble: SendResult | None = None
-        for parcel in parcels:
+        for task in tasks:
             if trouble is None and (monotonic() >= deadline or self._is_closing()):
                 trouble = OUT_OF_TIME
-            result = trouble or self._publish(parcel)
-            yield parcel, result
+            result = trouble or self._publish(task)
+            yield task, result
             if self.is_broken and trouble is None:
                 trouble = SendResult(SendStatus.UNAVAILABLE, reason=result.reason)
 
@@ -59,24 +58,24 @@ class DirectProducer:
         """Close the connection."""
         self._connection.release()
 
-    def _publish(self, parcel: Parcel) -> SendResult:
-        task, status = parcel.task, SendStatus.MISCONFIGURED
+    def _publish(self, task: TaskMessage) -> SendResult:
+        stored, status = task.stored, SendStatus.MISCONFIGURED
         try:
-            queues = self._queues_of(task)
+            queues = self._queues_of(stored)
         except KeyError as error:  # kombu counts it among the errors of a connection
             return failed(SendStatus.MISCONFIGURED, error)
         try:
             for queue in queues:
                 maybe_declare(queue, self._channel)
-            if not self._reaches_a_queue(task):
+            if not self._reaches_a_queue(stored):
                 self._connection.declared_entities.clear()
-                where = f"exchange {task.exchange!r} with routing key {task.routing_key!r}"
+                where = f"exchange {stored.exchange!r} with routing key {stored.routing_key!r}"
                 reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
                 return SendResult(SendStatus.MISCONFIGURED, reason=reason)
             status = SendStatus.REFUSED
-            message = parcel.prepare(self._channel)
+            message = task.prepare(self._channel)
             status = SendStatus.UNSURE
-            self._channel.basic_publish(message, exchange=task.exchange, routing_key=task.routing_key)
+            self._channel.basic_publish(message, exchange=stored.exchange, routing_key=stored.routing_key)
         except self._connection.channel_errors as error:  # the server has answered, and did not store it
             self.is_broken = redis_code(error) in REDIS_OUTAGES  # another server may take over behind the same address
             return failed(SendStatus.UNAVAILABLE if self.is_broken else SendStatus.MISCONFIGURED, error)
@@ -87,17 +86,17 @@ class DirectProducer:
             return failed(status, error)
         return ACCEPTED
 
-    def _queues_of(self, task: StoredTask) -> list[Queue]:
+    def _queues_of(self, stored: StoredTask) -> list[Queue]:
         """Return the queues of a task, or those of its exchange where it names none: Redis does not know the type of that."""
         known = self._app.amqp.queues
-        if task.queues or not task.exchange:
-            return [known[name] for name in task.queues]
-        return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == task.exchange]
+        if stored.queues or not stored.exchange:
+            return [known[name] for name in stored.queues]
+        return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == stored.exchange]
 
-    def _reaches_a_queue(self, task: StoredTask) -> bool:
-        """Return whether a queue takes the task. A virtual transport drops one that none takes, and says nothing."""
-        if not task.exchange or not isinstance(self._channel, virtual.Channel):
+    def _reaches_a_queue(self, stored: StoredTask) -> bool:
+        """Return whether a queue takes a task. A virtual transport drops one that none takes, and says nothing."""
+        if not stored.exchange or not isinstance(self._channel, virtual.Channel):
             return True
-        if self._channel.typeof(task.exchange).type == "fanout":
+        if self._channel.typeof(stored.exchange).type == "fanout":
             return True
-        return bool(self._channel._lookup(task.exchange, task.routing_key))
+        return bool(self._channel._lookup(stored.exchange, stored.routing_key))

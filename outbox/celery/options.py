@@ -32,5 +32,5 @@ def find_app(options: CeleryOptions) -> Celery:
     except ImportError as error:
         raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} cannot be imported: {error}. Correct the path.') from error
     if not isinstance(app, Celery):
-        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} is no Celery app. Name the object that Celery() made.')
+        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} is not a Celery app. Name the object that Celery() made.')
     return app

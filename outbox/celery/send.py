@@ -13,8 +13,7 @@ from kombu.serialization import dumps
 
 from outbox import conf
 from outbox.brokers.options import read_options
-from outbox.celery.canvas import capture, refuse_unfit
-from outbox.celery.capturing import CapturingProducer, EncodedTask
+from outbox.celery.canvas import CapturingProducer, EncodedTask, capture, refuse_unfit
 from outbox.celery.options import CeleryOptions, find_app
 from outbox.celery.stored import CONTENT_TYPE, TOPIC
 from outbox.errors import ConfigurationError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,3 +155,34 @@ def _load(values: msgspec.Raw) -> dict[str, Any]:
 
 def _aware(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMessage:
+    """
+    A task with its place in a batch.
+
+    Args:
+        number: its place among the messages of a send, from 0.
+        message_id: that of its message row.
+    """
+
+    number: int
+    message_id: str
+    stored: StoredTask
+
+    def prepare(self, channel: Any, **more: Any) -> Any:
+        """Make the transport's message of it, with more properties."""
+        stored, headers = self.stored, self.stored.read_headers()
+        properties = stored.read_properties(expires=headers.get("expires"), now=datetime.now(UTC)) | more
+        body: str | bytes = stored.payload
+        if stored.content_encoding != "binary" and "compression" not in headers:
+            body = stored.payload.decode(stored.content_encoding)
+        return channel.prepare_message(
+            body,
+            priority=properties.pop("priority", 0),
+            content_type=stored.content_type,
+            content_encoding=stored.content_encoding,
+            headers=headers,
+            properties=properties,
+        )

@@ -21,8 +21,7 @@ from outbox.brokers.base import Broker, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.celery import CeleryBroker
-from outbox.celery.canvas import capture
-from outbox.celery.capturing import CapturingProducer
+from outbox.celery.canvas import CapturingProducer, capture
 from outbox.celery.stored import TOPIC
 from outbox.embedded import EmbeddedBroker, halves, wakeup
 from outbox.message import TopicSpec, TopicType

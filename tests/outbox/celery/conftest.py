@@ -12,8 +12,7 @@ from celery import Celery, current_app
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.celery import CeleryBroker
-from outbox.celery.canvas import capture
-from outbox.celery.capturing import CapturingProducer
+from outbox.celery.canvas import CapturingProducer, capture
 from outbox.celery.stored import TOPIC, StoredTask, decode
 from outbox.message import TopicSpec, TopicType
 from outbox.models import MessageRow

@@ -14,8 +14,7 @@ from outbox.brokers.base import SendStatus
 from outbox.celery.confirms import ConfirmingProducer
 from outbox.celery.direct import DirectProducer
 from outbox.celery.errors import closed_by_server, not_connected, redis_code
-from outbox.celery.parcel import Parcel
-from outbox.celery.stored import decode
+from outbox.celery.stored import TaskMessage, decode
 from tests.outbox.celery.app import app
 from tests.outbox.celery.conftest import task
 
@@ -79,8 +78,8 @@ class Failing:
         return self
 
 
-def parcels() -> list[Parcel]:
-    return [Parcel(number, str(number), decode(task(number).body)) for number in range(2)]
+def parcels() -> list[TaskMessage]:
+    return [TaskMessage(number, str(number), decode(task(number).body)) for number in range(2)]
 
 
 def from_server(text: str) -> Exception:
