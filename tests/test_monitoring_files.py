@@ -50,6 +50,13 @@ def test_each_kind_of_attention_is_in_one_alert():
     assert sorted(found) == sorted(Kind)
 
 
+def test_each_kind_of_attention_has_a_test_of_its_alert():
+    tried = re.findall(r'outbox_attention\{database="default", kind="(\w+)"\}', RULES.read_text())
+    fired = re.findall(r"exp_labels: .*kind: (\w+)", RULES.read_text())
+
+    assert sorted(tried) == sorted(fired) == sorted(Kind)
+
+
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool, of Prometheus, is not installed")
 def test_prometheus_alerts_as_it_should():
     done = subprocess.run(["promtool", "test", "rules", RULES], capture_output=True, text=True)

@@ -38,7 +38,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "media": model_admin.media,
         "attention": [
             {"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step}
-            | {"error": shown(one.error, 500) if has_errors else ""}
+            | {"error": shown(one.error.rstrip("."), 500) if has_errors else ""}
             for one in status.attention
         ],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
@@ -67,14 +67,16 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     letters = sum(sum((group.dead_letters or {}).values()) for group in status.groups)
     parked = sum(status.parked.values())
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
+    silent = sum(process.is_silent and not _is_history(process, status) for process in status.processes)
     alive = sum(not process.is_silent for process in status.processes)
+    tone = "waiting" if alive and silent else "good" if alive else "bad"
     return [
         _card("Backlog", waiting, f"oldest {age(oldest)}" if waiting else "nothing waits", "waiting" if waiting else "good"),
         _card("Awaiting commit", prepared, "half messages, decided", "plain"),
         _card("Dead messages", dead, "rejected by the broker", "bad" if dead else "good"),
         _card("Dead letters", letters, "failed in a consumer group", "bad" if letters else "good"),
         _card("Half messages", parked, "check-back unanswered", "bad" if parked else "good"),
-        _card("Processes", alive, "running", "good" if alive else "bad"),
+        _card("Processes", alive, f"running, {silent} silent" if silent else "running", tone),
     ]
 
 
@@ -101,7 +103,8 @@ def _process(process: ProcessStatus) -> dict[str, Any]:
         "broker": process.broker,
         "group": process.consumer_group,
         "lane": process.lane,
-        "breaker": process.breaker,
+        "breaker": process.breaker if process.kind == "relay" else "",
+        "fails": ", ".join(sorted(process.errors)),
         "heartbeat": age(process.silent_seconds),
         "is_silent": process.is_silent,
     }

@@ -235,7 +235,7 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
-        step = "Correct it at the broker; outbox_retry then sends at once."
+        step = "Correct it at the broker. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.tries >= ALERT_TRIES:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from outbox.relay.backoff import Backoff
 
 NAMED_TOPICS = 3  # topics named in the description of open breakers
+NO_ANSWER = "The broker did not answer."
 PROBE_SECONDS = 60.0  # if a topic is not probed for so long after its wait, it has nothing to send
 
 
@@ -97,6 +98,7 @@ class Breakers:
         self._make = make
         self._broker = make()
         self._topics: dict[str, Breaker] = {}  # of topics whose last send got no answer
+        self._reasons: dict[str, str] = {}  # topic -> why its last send got no answer
         self._unanswered: set[str] = set()  # topics whose breakers have opened since any topic got an answer
 
     @property
@@ -134,14 +136,21 @@ class Breakers:
     def note_answer(self, topic: str) -> None:
         """Close the breakers of a topic and of the broker: there was an answer, whatever it said."""
         self._topics.pop(topic, None)
+        self._reasons.pop(topic, None)
         self._unanswered.clear()
         if self.state is not BreakerState.CLOSED:  # the broker is back, so its other topics may be, too
             for breaker in list(self._topics.values()):
                 breaker.end_wait()
         self._broker.note_answer()
 
-    def note_unavailable(self, topic: str) -> float:
+    def reason(self, topic: str = "") -> str:
+        """Return why the last send of a topic got no answer; where that is unknown, of any topic."""
+        return self._reasons.get(topic) or next(iter(self._reasons.values()), NO_ANSWER)
+
+    def note_unavailable(self, topic: str, reason: str = "") -> float:
         """Count a batch that got no answer; return for how many seconds its topic, or the broker, is now skipped."""
+        if reason:
+            self._reasons[topic] = reason
         breaker = self._topics.setdefault(topic, self._make())
         is_opened = breaker.note_unavailable()
         if is_opened:

@@ -118,8 +118,6 @@ OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; tw
 
 GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
 
-BREAKER_OPEN = Unaccepted(SplitReason.UNAVAILABLE, "The broker has just failed to answer for this topic.")
-
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
 
@@ -154,7 +152,7 @@ class Sender:
         """
         results = {batch.id: BatchSendResult(batch, source=self.source) for batch in batches}
         is_probe = self.breakers.state is BreakerState.HALF_OPEN
-        unavailable = {} if is_probe else dict.fromkeys(self.breakers.open_topics, BREAKER_OPEN)
+        unavailable = {} if is_probe else {topic: self._why_open(topic) for topic in self.breakers.open_topics}
         stopped_by = self._send_all(batches, results, unavailable, is_half=is_half, shed_at=shed_at)
         for one in results.values():
             if reason := unavailable.get(one.batch.topic, stopped_by):
@@ -179,7 +177,7 @@ class Sender:
             unavailable: topic that got no answer -> reason; this method adds to it.
         """
         if self.breakers.state is BreakerState.OPEN:
-            return BREAKER_OPEN
+            return self._why_open()
         has_begun = False
         for messages in self._calls(batches, results, unavailable):
             if has_begun and (stopped_by := self._why_shed(shed_at)):
@@ -289,6 +287,10 @@ class Sender:
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         return outcomes
 
+    def _why_open(self, topic: str = "") -> Unaccepted:
+        """Return the reason for a message that is not sent because a breaker is open: the error that opened it."""
+        return Unaccepted(SplitReason.UNAVAILABLE, self.breakers.reason(topic))
+
     def _log_fields(self, batches: Sequence[Batch]) -> dict[str, Any]:
         topics = (batch.topic for batch in batches)
         return log_fields(broker=self.broker.alias, batches=_batch_ids(batches), topics=topics)
@@ -310,7 +312,7 @@ class Sender:
             if reason is None:
                 continue
             unavailable[topic] = Unaccepted(SplitReason.UNAVAILABLE, reason)
-            if seconds := self.breakers.note_unavailable(topic):
+            if seconds := self.breakers.note_unavailable(topic, reason):
                 logger.warning(
                     "Topic %r of broker %r gets no answer (%s). The relay skips it for %.1f s.",
                     topic,

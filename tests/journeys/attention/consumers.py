@@ -1,15 +1,33 @@
-"""A handler that does what its message says."""
+"""Handlers that do what their message says."""
 
 from __future__ import annotations
 
 import threading
+import time
+from datetime import timedelta
 
-from outbox import Reject, consumer
+from outbox import Reject, Retry, consumer
+from tests.journeys.attention.given import given
+
+if given["celery"]:
+    from tests.journeys.attention import app  # noqa: F401
 
 
-@consumer(topic="orders", group="shipping")
-def ship(message: dict[str, str], context: object) -> None:
+def handle(message: dict[str, str], context: object) -> None:
+    if given["mended"]:
+        return
     if message["do"] == "hang":
-        threading.Event().wait(60)
+        threading.Event().wait(600)
+    if message["do"] == "slow":
+        time.sleep(1)
+    if message["do"] == "fail":
+        raise ValueError("the order has no address")
     if message["do"] == "reject":
         raise Reject("no such parcel")
+
+
+RETRY = Retry(limit=1000, delays=[timedelta(seconds=5)])
+
+for group in given["groups"]:
+    for topic in sorted({*given["topics"]} & {*given["handles"]}):
+        consumer(topic=topic, group=group, retry=RETRY)(handle)

@@ -139,6 +139,31 @@ class TestOverview:
         assert "h:7" in page
         assert "silent" in page
 
+    def test_counts_the_silent_on_the_card_of_processes(self, overview):
+        Process.objects.create(kind="relay", host="h", pid=7, beat_at="2026-01-01T12:00:00Z")
+        Process.objects.create(kind="consumer", host="h", pid=8)
+
+        page = overview()
+
+        [card] = [one for one in page.context["cards"] if one["name"] == "Processes"]
+        assert (card["number"], card["text"], card["tone"]) == (1, "running, 1 silent", "waiting")
+
+    def test_says_which_loop_of_a_process_fails_and_why(self, overview):
+        Process.objects.create(kind="consumer", consumer_group="points", host="h", pid=7, errors={"consumer": "no <b>right</b>"})
+
+        page = overview().text
+
+        assert '<span class="outbox-badge outbox-bad">consumer fails</span>' in page
+        assert "no &lt;b&gt;right&lt;/b&gt;</bdi>. <em>" in page
+
+    def test_shows_breakers_of_relays_only(self, overview):
+        for kind in ("relay", "consumer"):
+            Process.objects.create(kind=kind, host="h", pid=7)
+
+        page = overview()
+
+        assert [one["breaker"] for one in page.context["processes"]] == ["", "closed"]
+
     def test_draws_what_was_published(self, overview):
         MessageRowFactory()
 

@@ -15,6 +15,7 @@ from outbox.message import Message
 from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
+from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
@@ -156,6 +157,7 @@ class TestTopics:
             "Wrong type.",
         )
         assert "not configured correctly at the broker. Wrong type. Correct it" in str(one)
+        assert one.step.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
 
     def test_name_parked_half_messages(self, read, settings):
         settings.OUTBOX = {"TOPICS": {"parked": {"TYPE": "transaction"}}}

@@ -214,6 +214,19 @@ class TestBreakersOfASender:
         assert reasons(result) == {1: SplitReason.UNAVAILABLE}
         assert broker.calls == []
 
+    def test_say_why_they_are_open(self, sender, broker, breakers, make_topic):
+        topic = make_topic()
+        broker.fail("send", SendStatus.UNAVAILABLE, times=None, reason="low on memory")
+        for _ in range(2):
+            send(sender, make_claimed(topic=topic))
+
+        of_topic = send(sender, make_claimed(topic=topic))
+        open_broker(breakers)
+        of_broker = send(sender, make_claimed(topic=make_topic()))
+
+        assert [one.unaccepted[1].text for one in (of_topic, of_broker)] == ["low on memory"] * 2
+        assert len(broker.calls) == 2
+
     def test_send_the_other_topics_of_a_call_that_one_got_no_answer_in(self, sender, broker, make_topic):
         away, well = make_topic(), make_topic()
         batches = [make_claimed(topic=topic, message_ids=make_large(topic, 2)) for topic in (away, well)]

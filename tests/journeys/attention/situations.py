@@ -1,0 +1,841 @@
+"""
+Everything that goes wrong, and what an operator reads then: one table, which docs/how-to/watch.md contains.
+
+Each function plays one situation: it does the harm, yields, and mends it. `test_situations.py` plays them and holds the page to
+this list. Messages flow to topic `orders` in all of them, one a second, and group `shipping` handles them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from outbox.ids import first_id, uuid7
+from outbox.monitoring.attention import Kind
+from tests.journeys.attention.stage import ROLE, UNREACHABLE, Stage
+from tests.waiting import wait_until
+
+Play = Callable[[Stage], Iterator[None]]
+
+NOTHING = ""  # is named
+
+RELAY_AND_CONSUMER = ("relay", "consumer")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """
+    One line of the table.
+
+    Args:
+        name: what is wrong.
+        entry: kind and subject of the entry that names it.
+        within: seconds until it is named, on a busy machine.
+        do: what the operator does.
+        in_suite: whether `make test` plays it.
+        needs, given, starts, web: of its stage.
+    """
+
+    name: str
+    entry: str
+    within: int
+    do: str
+    play: Play
+    needs: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    starts: tuple[str, ...] = RELAY_AND_CONSUMER
+    web: Mapping[str, str] = field(default_factory=dict)
+    in_suite: bool = False
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of its entry; None where the database cannot be asked, or nothing is named."""
+        return None if self.entry in (UNREACHABLE, NOTHING) else Kind(self.entry.split(" ", 1)[0])
+
+
+SITUATIONS: list[Situation] = []
+
+
+def situation(name: str, entry: str, *, within: int, do: str, **more: Any) -> Callable[[Play], Play]:
+    """Add a situation to the table."""
+
+    def add(play: Play) -> Play:
+        SITUATIONS.append(Situation(name, entry, within, do, play, **more))
+        return play
+
+    return add
+
+
+NO_RELAY = "no_relay of broker 'default'"
+NO_CONSUMER = "no_consumer of group 'shipping'"
+BROKER_AWAY = "broker_away of broker 'default'"
+TASKS_AWAY = "broker_away of broker 'celery'"
+
+# Processes
+
+
+@situation("The relay is killed", NO_RELAY, within=12, do="start `outbox_relay`")
+def relay_killed(stage: Stage) -> Iterator[None]:
+    stage.kill("relay")
+    yield
+    stage.start("relay")
+
+
+@situation("The relay is frozen", NO_RELAY, within=12, do="kill it, and start another", in_suite=True)
+def relay_frozen(stage: Stage) -> Iterator[None]:
+    stage.freeze("relay")
+    yield
+    stage.kill("relay")
+    stage.start("relay")
+
+
+@situation("The relay was stopped", NO_RELAY, within=8, do="start `outbox_relay`")
+def relay_stopped(stage: Stage) -> Iterator[None]:
+    stage.stop("relay")
+    yield
+    stage.start("relay")
+
+
+@situation(
+    "One of two relays is frozen",
+    "process_silent of broker 'default'",
+    within=12,
+    do="kill it, and start another",
+)
+def one_relay_frozen(stage: Stage) -> Iterator[None]:
+    stage.start("relay", "second relay")
+    wait_until(lambda: stage.execute(f"{RELAYS} OFFSET 1"))
+    stage.freeze("second relay")
+    yield
+    stage.kill("second relay")
+    stage.start("relay", "second relay")
+
+
+@situation("The consumer is killed", NO_CONSUMER, within=12, do="start `outbox_consume`", in_suite=True)
+def consumer_killed(stage: Stage) -> Iterator[None]:
+    stage.kill("consumer")
+    yield
+    stage.start("consumer")
+
+
+@situation("The consumer is frozen", NO_CONSUMER, within=12, do="kill it, and start another")
+def consumer_frozen(stage: Stage) -> Iterator[None]:
+    stage.freeze("consumer")
+    yield
+    stage.kill("consumer")
+    stage.start("consumer")
+
+
+@situation(
+    "One of two consumers is killed",
+    "process_silent of group 'shipping'",
+    within=12,
+    do="start another",
+)
+def one_consumer_killed(stage: Stage) -> Iterator[None]:
+    stage.start("consumer", "second consumer")
+    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    stage.kill("second consumer")
+    yield
+    stage.start("consumer", "second consumer")
+
+
+BY_CELERY = {"needs": ("redis",), "given": {"wakeup": True}, "starts": ("worker", "beat", "consumer")}
+
+
+@situation("Celery's worker, which relays, is killed", NO_RELAY, within=20, do="start the worker", **BY_CELERY)
+def worker_killed(stage: Stage) -> Iterator[None]:
+    stage.kill("worker")
+    yield
+    stage.start("worker")
+
+
+@situation("Celery's worker, which relays, is frozen", NO_RELAY, within=20, do="kill it, and start another", **BY_CELERY)
+def worker_frozen(stage: Stage) -> Iterator[None]:
+    stage.freeze("worker")
+    yield
+    stage.kill("worker")
+    stage.start("worker")
+
+
+@situation(
+    "Celery's beat is killed, and wakeups still come", "no_beat of broker 'default'", within=60, do="start beat", **BY_CELERY
+)
+def beat_killed(stage: Stage) -> Iterator[None]:
+    stage.kill("beat")
+    yield
+    stage.start("beat")
+
+
+@situation(
+    "Celery's beat is frozen, and wakeups still come",
+    "no_beat of broker 'default'",
+    within=60,
+    do="kill it, and start another",
+    **BY_CELERY,
+)
+def beat_frozen(stage: Stage) -> Iterator[None]:
+    stage.freeze("beat")
+    yield
+    stage.kill("beat")
+    stage.start("beat")
+
+
+@situation(
+    "Celery's worker, which consumes, is killed",
+    NO_CONSUMER,
+    within=20,
+    do="start the worker",
+    needs=("redis",),
+    given={"wakeup": True, "consumes": ["shipping"]},
+    starts=("relay", "worker", "beat"),
+)
+def consuming_worker_killed(stage: Stage) -> Iterator[None]:
+    stage.kill("worker")
+    yield
+    stage.start("worker")
+
+
+@situation(
+    "No worker takes the wakeups, and a relay sends the messages",
+    "no_worker of database 'default'",
+    within=90,
+    do="start a worker for the queue, or set `CELERY_WAKEUP` to `False`",
+    needs=("redis",),
+    given={"wakeup": True},
+)
+def no_worker(stage: Stage) -> Iterator[None]:
+    yield
+    stage.start("worker")
+    stage.start("beat")
+
+
+@situation("The Redis of wakeups and beat is killed", NO_RELAY, within=20, do="start Redis", **BY_CELERY)
+def wakeup_redis_killed(stage: Stage) -> Iterator[None]:
+    stage.redis.kill()
+    yield
+    stage.redis.start()
+
+
+# PostgreSQL
+
+
+def on_its_own_postgres(**more: Any) -> dict[str, Any]:
+    return {"needs": ("postgres",), **more}
+
+
+@situation("PostgreSQL is killed", UNREACHABLE, within=5, do="start it", in_suite=True, **on_its_own_postgres())
+def postgres_killed(stage: Stage) -> Iterator[None]:
+    stage.postgres.kill()
+    yield
+    stage.postgres.start()
+
+
+@situation("PostgreSQL is frozen", UNREACHABLE, within=12, do="see why its machine stands still", **on_its_own_postgres())
+def postgres_frozen(stage: Stage) -> Iterator[None]:
+    stage.postgres.freeze()
+    yield
+    stage.postgres.thaw()
+
+
+@situation("PostgreSQL has no free connection", UNREACHABLE, within=5, do="raise `max_connections`, or use a pooler")
+def postgres_without_connections(stage: Stage) -> Iterator[None]:
+    stage.execute(f"ALTER DATABASE {_name(stage)} CONNECTION LIMIT 0")
+    yield
+    stage.execute(f"ALTER DATABASE {_name(stage)} CONNECTION LIMIT -1")
+
+
+@situation(
+    "PostgreSQL is read-only",
+    "read_only of database 'default'",
+    within=5,
+    do="set `default_transaction_read_only = off`, or see why it was made read-only",
+    in_suite=True,
+)
+def postgres_read_only(stage: Stage) -> Iterator[None]:
+    stage.execute(f"ALTER ROLE {ROLE} IN DATABASE {_name(stage)} SET default_transaction_read_only = on")
+    _end_sessions(stage)
+    yield
+    stage.execute(f"ALTER ROLE {ROLE} IN DATABASE {_name(stage)} RESET default_transaction_read_only")
+    _end_sessions(stage)
+
+
+@situation(
+    "The relay may not delete tickets",
+    "process_fails of broker 'default'",
+    within=12,
+    do="grant what the error names",
+    in_suite=True,
+)
+def relay_without_permission(stage: Stage) -> Iterator[None]:
+    stage.execute(f"REVOKE DELETE ON outbox_ticket FROM {ROLE}")
+    yield
+    stage.execute(f"GRANT DELETE ON outbox_ticket TO {ROLE}")
+
+
+@situation(
+    "The consumer may not write the inbox", "process_fails of group 'shipping'", within=12, do="grant what the error names"
+)
+def consumer_without_permission(stage: Stage) -> Iterator[None]:
+    stage.execute(f"REVOKE INSERT ON outbox_inbox FROM {ROLE}")
+    yield
+    stage.execute(f"GRANT INSERT ON outbox_inbox TO {ROLE}")
+
+
+@situation("The processes may not write heartbeats", NO_RELAY, within=12, do="grant what the processes log")
+def no_heartbeats(stage: Stage) -> Iterator[None]:
+    stage.execute(f"REVOKE INSERT, UPDATE ON outbox_process FROM {ROLE}")
+    yield
+    stage.execute(f"GRANT INSERT, UPDATE ON outbox_process TO {ROLE}")
+
+
+@situation("A table of the outbox is gone", UNREACHABLE, within=5, do="restore it, or run `migrate`")
+def table_gone(stage: Stage) -> Iterator[None]:
+    stage.execute("ALTER TABLE outbox_lane RENAME TO elsewhere")
+    yield
+    stage.execute("ALTER TABLE elsewhere RENAME TO outbox_lane")
+
+
+@situation(
+    "The disk of PostgreSQL is full",
+    "process_fails of broker 'default'",
+    within=30,
+    do="make room",
+    needs=("postgres", "small disk"),
+)
+def postgres_full(stage: Stage) -> Iterator[None]:
+    stage.kill("relay")
+    stage.publish("x" * 2000, 3000)
+    wait_until(lambda: stage.execute("SELECT pos FROM outbox_ticket OFFSET 2999"))
+    filler = stage.disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+    stage.start("relay")
+    yield
+    filler.unlink()
+
+
+# RabbitMQ
+
+ON_RABBITMQ = {"needs": ("rabbitmq",)}
+ON_VIRTUAL_HOST = {"needs": ("virtual host",)}
+
+
+@situation("RabbitMQ is killed", BROKER_AWAY, within=15, do="start it", in_suite=True, **ON_RABBITMQ)
+def rabbitmq_killed(stage: Stage) -> Iterator[None]:
+    stage.rabbitmq.kill()
+    yield
+    stage.rabbitmq.start()
+
+
+@situation("RabbitMQ is frozen", BROKER_AWAY, within=15, do="see why its machine stands still", **ON_RABBITMQ)
+def rabbitmq_frozen(stage: Stage) -> Iterator[None]:
+    stage.rabbitmq.freeze()
+    yield
+    stage.rabbitmq.thaw()
+
+
+@situation("RabbitMQ has no memory", BROKER_AWAY, within=20, do="see its memory alarm", **ON_RABBITMQ)
+def rabbitmq_memory(stage: Stage) -> Iterator[None]:
+    stage.rabbitmq.control("set_vm_memory_high_watermark", "0.00001")
+    yield
+    stage.rabbitmq.control("set_vm_memory_high_watermark", "0.6")
+
+
+@situation("RabbitMQ's disk is full", BROKER_AWAY, within=25, do="see its disk alarm", **ON_RABBITMQ)
+def rabbitmq_disk(stage: Stage) -> Iterator[None]:
+    stage.rabbitmq.control("set_disk_free_limit", "1000GB")
+    yield
+    stage.rabbitmq.control("set_disk_free_limit", "50MB")
+
+
+@situation(
+    "A queue of RabbitMQ is full",
+    BROKER_AWAY,
+    within=30,
+    do="start the group's consumers, or raise `MAX_LENGTH`",
+    given={"max_length": 5},
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_queue_full(stage: Stage) -> Iterator[None]:
+    stage.kill("consumer")
+    yield
+    stage.start("consumer")
+
+
+@situation(
+    "The queue of a group was deleted with messages, and the relay declared it again",
+    "gap of group 'shipping'",
+    within=15,
+    do="run `outbox_audit`, and send them again",
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
+    stage.kill("consumer")
+    stage.wait_for(lambda one: one.has(NO_CONSUMER), 30)
+    stage.rabbitmq.control("delete_queue", "-p", stage.given["virtual_host"], "orders:shipping")
+    stage.start("consumer")
+    stage.wait_for(lambda one: not one.has(NO_CONSUMER), 30)
+    yield
+    stage.execute(ARRIVE)
+
+
+@situation(
+    "The queue of a group that `GROUPS` does not name was deleted",
+    "misconfigured of topic 'orders'",
+    within=10,
+    do="start its consumers again, then `outbox_audit`",
+    given={"named": []},
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_queue_gone(stage: Stage) -> Iterator[None]:
+    stage.kill("consumer")
+    stage.rabbitmq.control("delete_queue", "-p", stage.given["virtual_host"], "orders:shipping")
+    yield
+    stage.start("consumer")
+
+
+@situation(
+    "The exchange of a topic was deleted, and the user may not declare it",
+    "misconfigured of topic 'orders'",
+    within=10,
+    do="give it the permission; with it, the relay declares the exchange again",
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_exchange_gone(stage: Stage) -> Iterator[None]:
+    name = stage.given["virtual_host"]
+    stage.rabbitmq.control("set_permissions", "-p", name, name, "^$", ".*", ".*")
+    exchange = f'rabbit_misc:r(<<"{name}">>, exchange, <<"orders">>)'
+    stage.rabbitmq.control("eval", f'rabbit_exchange:delete({exchange}, false, <<"operator">>).')
+    yield
+    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", ".*", ".*")
+
+
+@situation(
+    "The user of RabbitMQ may not write",
+    "misconfigured of topic 'orders'",
+    within=20,
+    do="give it the permission",
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_without_permission(stage: Stage) -> Iterator[None]:
+    name = stage.given["virtual_host"]
+    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", "^$", ".*")
+    stage.rabbitmq.control("close_all_user_connections", name, "permissions changed")
+    yield
+    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", ".*", ".*")
+
+
+@situation("RabbitMQ's password was changed", BROKER_AWAY, within=15, do="correct the password", **ON_VIRTUAL_HOST)
+def rabbitmq_password(stage: Stage) -> Iterator[None]:
+    name = stage.given["virtual_host"]
+    stage.rabbitmq.control("change_password", name, "another")
+    stage.rabbitmq.control("close_all_user_connections", name, "password changed")
+    yield
+    stage.rabbitmq.control("change_password", name, name)
+
+
+# Redis, of tasks that are sent in the transaction
+
+WITH_TASKS = {"needs": ("redis",)}
+
+
+@situation("The Redis of Celery's tasks is killed", TASKS_AWAY, within=15, do="start it", **WITH_TASKS)
+def redis_killed(stage: Stage) -> Iterator[None]:
+    stage.redis.kill()
+    yield
+    stage.redis.start()
+
+
+@situation("The Redis of Celery's tasks is frozen", TASKS_AWAY, within=20, do="see why its machine stands still", **WITH_TASKS)
+def redis_frozen(stage: Stage) -> Iterator[None]:
+    stage.redis.freeze()
+    yield
+    stage.redis.thaw()
+
+
+@situation("The Redis of Celery's tasks is full", TASKS_AWAY, within=20, do="raise `maxmemory`, or start workers", **WITH_TASKS)
+def redis_full(stage: Stage) -> Iterator[None]:
+    stage.redis.say("CONFIG SET maxmemory 1")
+    yield
+    stage.redis.say("CONFIG SET maxmemory 0")
+
+
+@situation("The Redis of Celery's tasks is a replica", TASKS_AWAY, within=20, do="point Celery at the master", **WITH_TASKS)
+def redis_read_only(stage: Stage) -> Iterator[None]:
+    stage.redis.say("REPLICAOF 127.0.0.1 1")
+    yield
+    stage.redis.say("REPLICAOF NO ONE")
+
+
+@situation(
+    "The user of Redis may not write",
+    "misconfigured of topic 'celery-tasks'",
+    within=20,
+    do="give it the permission",
+    **WITH_TASKS,
+)
+def redis_without_permission(stage: Stage) -> Iterator[None]:
+    stage.redis.say("ACL SETUSER default -LPUSH")
+    yield
+    stage.redis.say("ACL SETUSER default +@all")
+
+
+# What is gone
+
+
+@situation(
+    "A topic was removed from the settings, with messages waiting",
+    "unknown_topic of topic 'refunds'",
+    within=10,
+    do="restore the topic until they are sent",
+)
+def topic_removed(stage: Stage) -> Iterator[None]:
+    stage.kill("relay")
+    stage.publish("ok", 3, "refunds")
+    wait_until(
+        lambda: stage.execute("SELECT pos FROM outbox_ticket JOIN outbox_topic t ON t.id = topic_id WHERE name = 'refunds'")
+    )
+    _deploy(stage, topics=["orders"])
+    yield
+    _deploy(stage)
+
+
+@situation(
+    "A group was removed from the code, with messages waiting",
+    "no_handler of group 'billing'",
+    within=10,
+    do="restore its handlers, or `outbox_forget`",
+    given={"groups": ["shipping", "billing"]},
+)
+def group_removed(stage: Stage) -> Iterator[None]:
+    _deploy(stage, groups=["shipping"])
+    yield
+    _deploy(stage)
+
+
+@situation(
+    "A topic of a group was removed from the code, with messages waiting",
+    "no_handler of group 'shipping'",
+    within=10,
+    do="restore its handler, or `outbox_forget`",
+)
+def type_removed(stage: Stage) -> Iterator[None]:
+    _deploy(stage, handles=["refunds"])
+    yield
+    _deploy(stage)
+
+
+@situation(
+    "The partition of tomorrow is missing",
+    "no_maintenance of database 'default'",
+    within=5,
+    do="run `outbox_maintenance`",
+    in_suite=True,
+)
+def partition_of_tomorrow_gone(stage: Stage) -> Iterator[None]:
+    names = _partitions(stage, "current_date + 1")
+    for name in names:
+        stage.execute(f"DROP TABLE {name}")
+    yield
+    stage.run("outbox_maintenance")
+
+
+@situation("The partition of today is missing", "no_maintenance of database 'default'", within=10, do="run `outbox_maintenance`")
+def partition_of_today_gone(stage: Stage) -> Iterator[None]:
+    [today, *_] = _partitions(stage, "current_date")
+    stage.execute(
+        f"ALTER TABLE outbox_message DETACH PARTITION {today};"
+        f"INSERT INTO outbox_message_default SELECT * FROM {today};"
+        f"DROP TABLE {today}"
+    )
+    yield
+    stage.run("outbox_maintenance")
+
+
+@situation(
+    "Messages are kept past their retention",
+    "no_maintenance of database 'default'",
+    within=5,
+    do="run `outbox_maintenance`",
+)
+def old_partition(stage: Stage) -> Iterator[None]:
+    day = datetime.now(UTC).date() - timedelta(days=30)
+    first, end = first_id(day), first_id(day + timedelta(days=1))
+    stage.execute(
+        f"CREATE TABLE outbox_message_{day:%Y%m%d} PARTITION OF outbox_message FOR VALUES FROM ('{first}') TO ('{end}');"
+        f"ALTER TABLE outbox_message_{day:%Y%m%d} OWNER TO {ROLE}"
+    )
+    yield
+    stage.run("outbox_maintenance")
+
+
+# Clocks
+
+
+def _clock(hours: int) -> dict[str, str]:
+    """Return an environment with a clock that is wrong by so much; only its wall clock."""
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), "")
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": f"{hours:+d}h",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@situation("The web server's clock is an hour ahead", NOTHING, within=0, do="correct it", web=_clock(1))
+def web_ahead(stage: Stage) -> Iterator[None]:
+    yield
+
+
+@situation("The web server's clock is an hour behind", NOTHING, within=0, do="correct it", web=_clock(-1))
+def web_behind(stage: Stage) -> Iterator[None]:
+    yield
+
+
+@situation("The relay's and the consumer's clocks are an hour ahead", NOTHING, within=0, do="correct them")
+def processes_ahead(stage: Stage) -> Iterator[None]:
+    stage.kill("relay", "consumer")
+    stage.start("relay", **_clock(1))
+    stage.start("consumer", **_clock(1))
+    stage.wait_for(lambda sample: sample.entries == {}, 30)
+    yield
+
+
+@situation("The relay's and the consumer's clocks are an hour behind", NOTHING, within=0, do="correct them")
+def processes_behind(stage: Stage) -> Iterator[None]:
+    stage.kill("relay", "consumer")
+    stage.start("relay", **_clock(-1))
+    stage.start("consumer", **_clock(-1))
+    stage.wait_for(lambda sample: sample.entries == {}, 30)
+    yield
+
+
+# Messages
+
+
+@situation("A message fails beside healthy ones", "group_fails of group 'shipping'", within=80, do="correct the handler")
+def lone_failure(stage: Stage) -> Iterator[None]:
+    stage.publish("fail")
+    yield
+    _mend_handlers(stage)
+
+
+@situation(
+    "All messages of another topic of the group fail", "group_fails of group 'shipping'", within=80, do="correct the handler"
+)
+def topic_fails(stage: Stage) -> Iterator[None]:
+    stage.publish("fail", 6, "refunds")
+    yield
+    _mend_handlers(stage)
+
+
+@situation(
+    "A message hangs beside healthy ones",
+    "group_stuck of group 'shipping'",
+    within=80,
+    do="kill the consumer; set a `time_limit`",
+)
+def lone_hang(stage: Stage) -> Iterator[None]:
+    stage.start("consumer", "second consumer")
+    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    stage.publish("hang")
+    yield
+    stage.kill("second consumer")
+    _mend_handlers(stage)
+
+
+@situation(
+    "A message of another topic of the group hangs",
+    "group_stuck of group 'shipping'",
+    within=80,
+    do="kill the consumer; set a `time_limit`",
+)
+def topic_hangs(stage: Stage) -> Iterator[None]:
+    stage.start("consumer", "second consumer")
+    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    stage.publish("hang", 1, "refunds")
+    yield
+    stage.kill("second consumer")
+    _mend_handlers(stage)
+
+
+@situation(
+    "A handler rejected a message",
+    "dead_letters of group 'shipping'",
+    within=10,
+    do="correct the cause, then `outbox_replay`, or discard",
+    in_suite=True,
+)
+def dead_letter(stage: Stage) -> Iterator[None]:
+    stage.publish("reject")
+    yield
+    stage.run("outbox_replay", "--all", "--discard", "--no-input")
+
+
+@situation(
+    "The broker rejected a message",
+    "rejected of topic 'orders'",
+    within=10,
+    do="`outbox_retry`, or skip it",
+)
+def rejected(stage: Stage) -> Iterator[None]:
+    one = uuid7()
+    stage.execute(PUBLISH_TOO_LARGE, one, json.dumps({"ce-id": str(one), "content-type": "application/json"}))
+    yield
+    stage.run("outbox_retry", "--all-dead", "--skip", "--no-input")
+
+
+@situation(
+    "A message was lost by the broker",
+    "gap of group 'shipping'",
+    within=30,
+    do="run `outbox_audit`, and send it again",
+)
+def lost(stage: Stage) -> Iterator[None]:
+    stage.kill("consumer")
+    stage.publish("ok", 20)
+    waiting = wait_until(lambda: (found := stage.execute(NOT_HANDLED)) and len(found) > 15 and found)
+    stage.execute("DELETE FROM outbox_embedded_message WHERE message_id = %s", waiting[3][0])
+    stage.start("consumer")
+    yield
+    stage.execute(ARRIVE)
+
+
+@situation(
+    "A half message was checked back about too often",
+    "parked of topic 'orders'",
+    within=5,
+    do="check back about it in the admin",
+)
+def parked(stage: Stage) -> Iterator[None]:
+    stage.execute(PARKED_HALF)
+    yield
+    stage.execute("DELETE FROM outbox_embedded_half")
+
+
+@situation(
+    "A group is too slow for what comes",
+    "group_slow of group 'shipping'",
+    within=60,
+    do="start more consumers, or set `batch_size`",
+)
+def slow(stage: Stage) -> Iterator[None]:
+    stage.publish("slow", 3000)
+    yield
+    stage.kill("consumer")
+    for number in range(2):
+        stage.start("consumer", f"consumer {number}", given={"mended": True})
+
+
+@situation(
+    "Two processes of a group have had different code for an hour",
+    "code_differs of group 'shipping'",
+    within=10,
+    do="deploy the same code to both",
+)
+def code_differs(stage: Stage) -> Iterator[None]:
+    stage.start("consumer", "second consumer", given={"handles": ["orders"]})
+    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    stage.execute("UPDATE outbox_process SET started_at = started_at - interval '2 hours'")
+    yield
+    stage.stop("second consumer")
+
+
+@situation("A topic is paused", NOTHING, within=0, do="its page shows who paused it; resume it")
+def paused(stage: Stage) -> Iterator[None]:
+    stage.run("outbox_pause", "orders", "--reason", "stock-taking")
+    yield
+
+
+NOT_HANDLED = """
+SELECT message_id FROM outbox_embedded_message m
+WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid) ORDER BY m.pos
+"""
+# As if all missing messages were sent again, and handled.
+ARRIVE = """
+INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+SELECT consumer_group, 'again ' || number, gen_random_uuid(), source, topic, lane, number, 0
+FROM outbox_gap, generate_series(first_number, last_number) number WHERE closed_at IS NULL
+"""
+CONSUMERS = "SELECT pid FROM outbox_process WHERE kind = 'consumer'"
+RELAYS = "SELECT pid FROM outbox_process WHERE kind = 'relay'"
+
+# As publish() writes a message, which refuses one of more than 4 MB.
+PUBLISH_TOO_LARGE = """
+WITH message AS (
+    INSERT INTO outbox_message (id, topic_id, key, headers, body)
+    SELECT %s, id, '', %s, convert_to(repeat('x', 5000000), 'UTF8') FROM outbox_topic WHERE name = 'orders' RETURNING id, topic_id
+)
+INSERT INTO outbox_ticket (message_id, topic_id) SELECT id, topic_id FROM message
+"""
+
+PARKED_HALF = """
+INSERT INTO outbox_embedded_half
+    (id, topic_id, queue, message_id, source, key, tag, headers, body, token, born_at, ask_at, asked, state)
+SELECT nextval('outbox_embedded_half_id'), id, 0, gen_random_uuid(), 'urn:warehouse', '', '', '{}', '{}', '',
+    now() - interval '3 hours', now() + interval '1 hour', 15, 1 FROM outbox_embedded_topic WHERE name = 'orders'
+"""
+
+
+def _name(stage: Stage) -> str:
+    return str(stage.execute("SELECT current_database()")[0][0])
+
+
+def _end_sessions(stage: Stage) -> None:
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    stage.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
+
+def _deploy(stage: Stage, **given: Any) -> None:
+    """End all processes, and start them with other code."""
+    names = ("relay", "consumer", "web")
+    stage.kill(*names)
+    for name in names:
+        stage.start(name, given=given)
+
+
+def _mend_handlers(stage: Stage) -> None:
+    stage.kill("consumer")
+    stage.start("consumer", given={"mended": True})
+
+
+def _partitions(stage: Stage, since: str) -> list[str]:
+    """Return the partitions from a day on."""
+    rows = stage.execute(
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_message'::regclass"
+        f" AND inhrelid::regclass::text BETWEEN to_char({since}, '\"outbox_message_\"YYYYMMDD') AND 'outbox_message_a' ORDER BY 1"
+    )
+    return [name for (name,) in rows]
+
+
+ALERTS = Path(__file__).parents[3] / "docs/monitoring/alerts.yml"
+
+
+def table() -> str:
+    """Return the table of docs/how-to/watch.md: each situation with its entry, and the alert rule that fires."""
+    rows = ["| situation | entry | named within | alert | do |", "|" + "---|" * 5]
+    for one in SITUATIONS:
+        if one.entry == NOTHING:
+            rows.append(f"| {one.name} | none | | | {one.do} |")
+        else:
+            entry = "`outbox_database_up` is 0" if one.kind is None else f"`{one.kind}`{one.entry.removeprefix(one.kind)}"
+            rows.append(f"| {one.name} | {entry} | {one.within} s | `{_alert(one.kind)}` | {one.do} |")
+    return "\n".join(rows)
+
+
+def _alert(kind: Kind | None) -> str:
+    """Return the rule of docs/monitoring/alerts.yml that fires at a kind of entry, or without a database."""
+    rules = re.findall(r"- alert: (\w+)\n +expr: (.*)", ALERTS.read_text())
+    [found] = [
+        name for name, expr in rules if (expr == "outbox_database_up == 0" if kind is None else kind in re.split(r"\W", expr))
+    ]
+    return str(found)

@@ -1,0 +1,27 @@
+"""The page for operators has the table of situations, neither less nor more."""
+
+from pathlib import Path
+
+from outbox.monitoring.attention import Kind
+from tests.journeys.attention.situations import SITUATIONS, table
+
+# Kinds that no situation here leads to: only RocketMQ asks checkers, the audit needs Spark, and the others come beside a cause.
+ELSEWHERE = {Kind.NO_CHECKER, Kind.AUDIT, Kind.LATE, Kind.SEND_FAILS, Kind.UNDELIVERABLE}
+
+
+class TestThePage:
+    def test_has_the_table_of_situations(self):
+        page = Path("docs/how-to/watch.md").read_text()
+
+        section = page.partition("## Situations\n")[2].partition("\n## ")[0]
+        assert [row for row in section.splitlines() if row.startswith("|")] == table().splitlines()
+
+
+class TestTheTable:
+    def test_has_a_situation_for_each_kind_of_entry(self):
+        assert {*Kind} - {one.kind for one in SITUATIONS} == ELSEWHERE
+
+    def test_has_each_situation_once(self):
+        names = [one.name for one in SITUATIONS]
+
+        assert len({*names}) == len(names)
