@@ -122,7 +122,7 @@ def _group(group: GroupStatus) -> list[dict[str, Any]]:
             "waiting": "?" if group.trouble else group.waiting.get(topic, 0),
             "letters": "?" if group.dead_letters is None else group.dead_letters.get(topic, 0),
             "consumers": group.consumers,
-            "per_minute": f"{group.per_minute:.0f}",
+            "per_minute": f"{group.progress[topic].per_minute:.0f}",
         }
         for topic in group.topics
     ]

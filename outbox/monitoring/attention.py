@@ -66,6 +66,21 @@ class Kind(enum.StrEnum):
     AUDIT = "audit"
 
 
+# Without writes there are no heartbeats, and nothing is sent or handled.
+FOLLOW_FROM_READ_ONLY = {
+    Kind.NO_RELAY,
+    Kind.NO_CHECKER,
+    Kind.NO_CONSUMER,
+    Kind.NO_WORKER,
+    Kind.NO_BEAT,
+    Kind.PROCESS_SILENT,
+    Kind.PROCESS_FAILS,
+    Kind.LATE,
+    Kind.GROUP_STUCK,
+    Kind.GROUP_SLOW,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """
@@ -102,7 +117,12 @@ def register(source: Source) -> None:
 
 
 def find(connection: Connection, status: Status) -> Iterator[Attention]:
-    """Yield what needs attention; causes come before their effects."""
+    """Yield what needs attention; causes come before their effects, or instead of them."""
+    found = _find(connection, status)
+    return (one for one in found if not (status.is_read_only and one.kind in FOLLOW_FROM_READ_ONLY))
+
+
+def _find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _read_only(status)
     away = list(_brokers(status))
     yield from away
@@ -264,8 +284,11 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         yield Attention(Kind.NO_HANDLER, subject, cause, step)
     waiting = sum(group.waiting.values()) - sum(group.unhandled.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
+    consumers = _consumers(group, status)
+    if consumers and all(one.error for one in consumers):  # another entry says why
+        return
     if group.consumers:
-        hanging = {one.handling.topic: one.handling for one in _consumers(group, status) if one.handling and one.hangs}
+        hanging = {one.handling.topic: one.handling for one in consumers if one.handling and one.hangs}
         stuck = [_hangs(subject, one) for _, one in sorted(hanging.items())]
         for topic, progress in sorted(group.progress.items()):
             stuck += _stuck(group, subject, topic, progress, is_explained=topic in hanging)

@@ -78,6 +78,7 @@ class TopicProgress:
         retrying: number of messages whose delivery failed, and that wait for the next one.
         failing_seconds: seconds since the first failed delivery of one of these.
         error: the error of one of these deliveries.
+        per_minute: messages of it that the group has handled per minute in the last minutes.
         is_gone: the group has handled messages of it, and the broker knows nothing of it in this topic.
     """
 
@@ -87,6 +88,7 @@ class TopicProgress:
     failing_seconds: float = 0.0
     error: str = ""
     is_gone: bool = False
+    per_minute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ def _progress(
     is_known = pace is not None and max(pace.seconds, pace.idle_seconds) > KNOWN_AFTER_SECONDS
     is_gone = is_known and topic not in answer.waiting and answer.can_tell and not answer.trouble
     number, seconds, error = retrying or (0, 0.0, "")
-    return TopicProgress(idle, _waits(sends, topic, idle), number, seconds, error, is_gone)
+    pace_of_topic = _per_minute([pace] if pace else [])
+    return TopicProgress(idle, _waits(sends, topic, idle), number, seconds, error, is_gone, pace_of_topic)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:

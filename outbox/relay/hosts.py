@@ -20,7 +20,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
-from outbox.database.heartbeats import SWEEP
+from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP
 from outbox.database.loop_errors import Loop
 from outbox.ending import Watch
 from outbox.errors import ConfigurationError
@@ -117,6 +117,7 @@ class RelayRunner:
         self._waker: Waker | None = None
         self._is_resident = True
         self._maintenance_at = 0.0
+        self._step_at = 0.0  # when the step under way began
 
     def run(self, *, at_most: timedelta | None = None, idle_timeout: timedelta | None = None) -> RelayResult:
         """
@@ -130,6 +131,10 @@ class RelayRunner:
         Raises:
             psycopg.Error: the database failed.
         """
+        with self._beating_beside():
+            return self._run(at_most, idle_timeout)
+
+    def _run(self, at_most: timedelta | None, idle_timeout: timedelta | None) -> RelayResult:
         self._is_resident = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
@@ -137,6 +142,7 @@ class RelayRunner:
         while not self.stopped.is_set() and time.monotonic() < ends_at:
             if self._maintain() or len(new) > FEW_TOPICS:
                 new = frozenset()  # look at all topics
+            self._step_at = time.monotonic()
             done = self.relay.step(new)
             if not self.has_worked:
                 loop_errors.clear(self.target.loop)
@@ -210,8 +216,15 @@ class RelayRunner:
         self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
         self.relay.sweep()
         forget_dead(self._connection)
+        self._beat(self._connection)
+        if self._waker is not None and self._waker.is_on_call:
+            self._waker.announce()
+        self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
+        return True
+
+    def _beat(self, connection: Connection) -> None:
         heartbeats.beat(
-            self._connection,
+            connection,
             "relay",
             broker=self.target.broker,
             lane=self.relay.lane.number,
@@ -219,10 +232,25 @@ class RelayRunner:
             note=self._note,
             errors=loop_errors.read(self.target.database, self.target.broker),
         )
-        if self._waker is not None and self._waker.is_on_call:
-            self._waker.announce()
-        self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
-        return True
+
+    @contextmanager
+    def _beating_beside(self) -> Iterator[None]:
+        """Send heartbeats in another thread, too, while a send waits for its broker for as long as that may take."""
+        ended = threading.Event()
+        name = f"Heartbeat of the relay of {self.target}"
+        threading.Thread(target=self._beat_beside, args=[ended], name=name, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _beat_beside(self, ended: threading.Event) -> None:
+        broker = self.relay.broker
+        longest = (SILENT_AFTER + broker.max_send_duration(broker.options)).total_seconds()
+        while not ended.wait(BEAT_SECONDS):
+            if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
+                with _heartbeat_connection(self.target) as connection:
+                    self._beat(connection)
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -272,12 +300,19 @@ def _open(target: RelayTarget, note: str, stack: ExitStack) -> RelayRunner:
 
 def _send_heartbeat(target: RelayTarget, note: str) -> None:
     """Send a heartbeat with the error of a relay that has no connection, so that operators can read it."""
+    with _heartbeat_connection(target) as connection:
+        errors = loop_errors.read(target.database, target.broker)
+        heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors)
+
+
+@contextmanager
+def _heartbeat_connection(target: RelayTarget) -> Iterator[Connection]:
+    """Yield a connection for a heartbeat. An error of the database is logged: the heartbeat is missing then."""
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            errors = loop_errors.read(target.database, target.broker)
-            heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors)
+            yield connection
     except psycopg.Error:
-        logger.warning("The error of the relay of %s could not be written into its heartbeat.", target, exc_info=True)
+        logger.warning("A heartbeat of the relay of %s could not be sent.", target, exc_info=True)
 
 
 def run_once(

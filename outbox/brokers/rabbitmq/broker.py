@@ -232,9 +232,9 @@ class RabbitMQBroker(DeadLetters):
         found: dict[str, int] = {}
         with self._asking("tell the backlog") as channel:
             for topic in self.topics.values():
-                for queue in topology.group_queues(topic, group):
-                    if (count := _count(channel, queue)) is not None:
-                        found[topic.name] = found.get(topic.name, 0) + count
+                first, *others = (_count(channel, queue) for queue in topology.group_queues(topic, group))
+                if first is not None or any(others):  # the group's queue may have been deleted, and not that of its retries
+                    found[topic.name] = (first or 0) + sum(count or 0 for count in others)
         return found
 
     def delayed(self) -> DelayedCount:

@@ -182,7 +182,7 @@ def _groups(groups: Sequence[GroupStatus]) -> str:
             [
                 *(one.consumer_group, one.broker, topic, "?" if one.trouble else one.waiting.get(topic, 0)),
                 "?" if one.dead_letters is None else one.dead_letters.get(topic, 0),
-                *(one.consumers, round(one.per_minute)),
+                *(one.consumers, round(one.progress[topic].per_minute)),
             ]
             for one in groups
             for topic in one.topics

@@ -180,4 +180,4 @@ class TestOverview:
 
         overview()
 
-        assert len(asked) <= 24 + len(groups())
+        assert len(asked) <= 26 + len(groups())

@@ -245,10 +245,11 @@ class TestProcesses:
 
 
 class TestADatabase:
-    def test_that_accepts_no_writes_is_named_first(self, relay, read):
+    def test_that_accepts_no_writes_is_named_without_what_follows_from_it(self, read):
+        a_process("relay", silent=60)
         database.raw("default").execute("SET transaction_read_only = on")
 
-        assert read()[0].kind is Kind.READ_ONLY
+        assert [one.kind for one in read()] == [Kind.READ_ONLY]
 
 
 class TestWakeupsByCelery:
@@ -567,6 +568,15 @@ class TestGroups:
             "again by itself."
         )
         assert [one.kind for one in away] == [Kind.BROKER_AWAY]
+
+    def test_need_none_about_its_backlog_while_its_consumers_fail(self, read):
+        a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
+        a_backlog(*map(str, range(50)))
+        handled(seconds=250, number=5)
+        handled(seconds=200, number=5)
+        sent(seconds=100)
+
+        assert [one.kind for one in read()] == [Kind.PROCESS_FAILS]
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
 from outbox import database, publish_raw, transaction
+from outbox.brokers.base import ACCEPTED
+from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
@@ -67,6 +71,30 @@ def sent() -> bool:
 def fails() -> list[str]:
     with database.connect("default") as connection:
         return [str(one) for one in read_status(connection, "default").attention if one.kind is Kind.PROCESS_FAILS]
+
+
+class TestASendThatTakesLong:
+    def test_does_not_silence_its_relay(self, relay, monkeypatch):
+        has_begun, may_end = threading.Event(), threading.Event()
+
+        def send(broker, messages):
+            has_begun.set()
+            may_end.wait(60)
+            return [ACCEPTED] * len(messages)
+
+        monkeypatch.setattr(MemoryBroker, "send", send)
+        monkeypatch.setattr(MemoryBroker, "max_send_duration", classmethod(lambda kind, options: timedelta(seconds=30)))
+        publish()
+        relay()
+        assert has_begun.wait(30)
+        began = Process.objects.get(kind="relay")
+
+        wait_until(lambda: Process.objects.get(kind="relay").beat_at > began.beat_at + timedelta(seconds=3))
+        row = Process.objects.get(kind="relay")
+        may_end.set()
+
+        assert (row.lane, row.breaker) == (began.lane, "closed")
+        assert wait_until(sent)
 
 
 class TestPublicationOfAllTables:

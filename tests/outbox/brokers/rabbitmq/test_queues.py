@@ -38,6 +38,21 @@ class TestFullQueue:
         assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
 
+class TestBacklog:
+    def test_leaves_a_topic_out_whose_queue_was_deleted_though_that_of_retries_is_there(
+        self, open_broker: Open, node: RabbitMQ, topic
+    ):
+        broker = open_broker(GROUPS={topic: ["billing"]})
+        drain(broker, topic)
+        before = broker.backlog("billing")
+
+        with amqp.Connection(node.address) as connection:
+            connection.channel().queue_delete(f"{topic}:billing")
+
+        assert before == {topic: 0}
+        assert broker.backlog("billing") == {}
+
+
 class TestFullQueueOfOneGroup:
     def test_leaves_copies_with_the_others(self, open_broker: Open, message: NewMessage, topic):
         broker = open_broker(MAX_LENGTH=3, GROUPS={topic: ["billing", "shipping"]})
