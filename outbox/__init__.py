@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.publishing.decorator import transactional
     from outbox.publishing.envelope import Envelope
     from outbox.publishing.functions import apublish, publish, publish_many, publish_raw
-    from outbox.publishing.transactions import transaction
+    from outbox.publishing.transactions import atomic
 
 _HOMES = {
     "Message": "outbox.message",
@@ -53,7 +53,7 @@ _HOMES = {
     "apublish": "outbox.publishing.functions",
     "publish_many": "outbox.publishing.functions",
     "publish_raw": "outbox.publishing.functions",
-    "transaction": "outbox.publishing.transactions",
+    "atomic": "outbox.publishing.transactions",
     "transactional": "outbox.publishing.decorator",
     "consumer": "outbox.consuming.register",
     "Context": "outbox.consuming.context",
@@ -85,12 +85,12 @@ __all__ = [
     "RetryLater",
     "TimeLimitExceeded",
     "apublish",
+    "atomic",
     "check_back",
     "consumer",
     "publish",
     "publish_many",
     "publish_raw",
-    "transaction",
     "transactional",
     "update_if",
     "update_or_raise",

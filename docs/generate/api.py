@@ -23,7 +23,7 @@ What a project imports. Nothing else is public: what stands in other modules may
 # Beside the names of `outbox` itself: where they are imported from.
 SECTIONS = {
     "Publish": ["outbox.publish", "outbox.apublish", "outbox.publish_many", "outbox.Envelope", "outbox.publish_raw",
-        "outbox.transaction", "outbox.transactional", "outbox.Receipt"],
+        "outbox.atomic", "outbox.transactional", "outbox.Receipt"],
     "Message types": ["outbox.Message"],
     "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.TimeLimitExceeded",
         "outbox.update_if", "outbox.update_or_raise", "outbox.RedisIdempotencyKey"],

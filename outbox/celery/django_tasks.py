@@ -35,7 +35,7 @@ class OutboxBackend(BaseTaskBackend):
     """
     Sends Django's tasks if the open transaction commits, and not if it is rolled back.
 
-    OPTIONS["USING"] names the database; by default that of the innermost `outbox.transaction()`, else that of the routers. The
+    OPTIONS["USING"] names the database; by default that of the innermost `outbox.atomic()`, else that of the routers. The
     queue "default" is where Celery's routes lead, every other is Celery's queue of that name.
 
     Results cannot be read by `get_result`: what Celery stores of a task is not what `TaskResult` holds. Priorities are refused:

@@ -35,7 +35,7 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
 
     Args:
         signature: `task.s(...)`, `task.si(...)`, `app.signature(...)`, `chain(...)` or `group(...)`.
-        using: the database. By default that of the innermost `outbox.transaction()`, else that of the routers.
+        using: the database. By default that of the innermost `outbox.atomic()`, else that of the routers.
 
     Returns:
         What `apply_async` returns; its id is that of the task. The result is there once a worker has stored it.

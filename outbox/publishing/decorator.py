@@ -8,12 +8,12 @@ from functools import partial, wraps
 from typing import Any, NoReturn, TypeVar, overload
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
-from django.db import transaction as django_transaction
+from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from outbox.errors import ConfigurationError
 from outbox.publishing.build import Build, part, remember
-from outbox.publishing.transactions import transaction
+from outbox.publishing.transactions import atomic
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -78,12 +78,12 @@ def _decorate(
             message, about = part(half_first(*args, **kwargs))
             opening = {"half_first": message, "about": about}
             kwargs["message"] = message
-        with transaction(using, **opening) as alias:
+        with atomic(using, **opening) as alias:
             result = function(*args, **kwargs)
             if inspect.iscoroutine(result):
                 _refuse_to_leave(result, function)
             if isinstance(result, HttpResponseBase) and _is_failure(result, rollback_on):
-                django_transaction.set_rollback(True, using=alias)
+                transaction.set_rollback(True, using=alias)
             return result
 
     if iscoroutinefunction(function):
@@ -131,5 +131,5 @@ def _refuse_unfit(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"@transactional cannot decorate the generator {name}: its body runs after the call has returned. "
-            "Use `with outbox.transaction():` in it."
+            "Use `with outbox.atomic():` in it."
         )

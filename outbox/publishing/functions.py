@@ -52,7 +52,7 @@ def publish(
         headers: headers of the caller, in addition to those of the outbox.
         delay: the message is not delivered earlier than this from now.
         dedupe_key: a second message with the same key, within `DEDUPE_RETENTION`, is not written.
-        using: the database. By default that of `about`, else of the innermost `transaction()`, else of the routers.
+        using: the database. By default that of `about`, else of the innermost `atomic()`, else of the routers.
 
     Returns:
         The receipt. `is_duplicate`: the dedupe key was used before, and this is the first message's receipt.

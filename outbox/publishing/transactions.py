@@ -27,14 +27,17 @@ logger = get_logger(__name__)
 
 
 @contextmanager
-def transaction(
+def atomic(
     using: str | None = None, *, durable: bool = False, half_first: Message | None = None, about: Model | None = None
 ) -> Iterator[str]:
     """
     Open a transaction, or a savepoint in the one that is open; messages published in it go to its database.
 
+    It is Django's `atomic`, which also works, and adds two things: messages go to its database by default, and the outermost block
+    raises where a commit would silently be a rollback.
+
     Args:
-        using: the database's alias. By default that of the innermost `transaction()` or of the handler that runs, else where the
+        using: the database's alias. By default that of the innermost `atomic()` or of the handler that runs, else where the
             routers write messages. It is also what `as` gives.
         durable: raise unless this is the outermost block, as Django's `atomic(durable=True)` does.
         half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
@@ -72,7 +75,7 @@ def _publish(draft: Draft, alias: str, about: str | None) -> None:
 def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:
     """
     Return the database a message goes to: `using`, else that of `about`, else that of the innermost
-    `outbox.transaction()` or handler, else where the routers write messages.
+    `outbox.atomic()` or handler, else where the routers write messages.
 
     Raises:
         WrongDatabase: the row it is about lives elsewhere.
@@ -168,9 +171,9 @@ def _explain(subject: str, alias: str) -> str:
     if elsewhere := [other for other in initialized if outermost.is_in_callers_transaction(other)]:
         return text + (
             f"Open are transactions of: {', '.join(sorted(elsewhere))}. If the rows are there, pass using= or about=; "
-            f"else open one by @transactional(using={alias!r}) or `with outbox.transaction({alias!r}):`."
+            f"else open one by @transactional(using={alias!r}) or `with outbox.atomic({alias!r}):`."
         )
-    return text + "Decorate the view or function with @transactional, or use `with outbox.transaction():`."
+    return text + "Decorate the view or function with @transactional, or use `with outbox.atomic():`."
 
 
 def is_in_event_loop() -> bool:

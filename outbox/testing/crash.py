@@ -63,7 +63,7 @@ def full_name(place: str) -> str:
 
 def _advice(name: str) -> str:
     if name.startswith("half_first."):
-        return "The block must publish half first, by transaction(half_first=...) or @transactional(half_first=...)."
+        return "The block must publish half first, by outbox.atomic(half_first=...) or @transactional(half_first=...)."
     if name in ("relay.before_half", "relay.after_half", "relay.after_decide", "relay.after_commit"):
         what = "a message of a topic that is sent in two phases (others reach relay.after_send)"
     elif name == "relay.after_send":

@@ -68,7 +68,7 @@ def require_commit(alias: str) -> None:
     if is_in_callers_transaction(alias):
         raise AssertionError(
             f"A transaction of database {alias!r} is open in this test. A relay sees messages after their commit: leave the "
-            "atomic() or transaction() block first."
+            "atomic() block first."
         )
     check_deferred(alias)
 

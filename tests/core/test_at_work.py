@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.core.management import call_command
 from django.urls import reverse
 
-from outbox import Message, conf, database, publish, transaction
+from outbox import Message, atomic, conf, database, publish
 from outbox.consuming import register
 from outbox.database import heartbeats, partitions
 from outbox.models import Batch, CheckBack, Inbox, MessageRow, State
@@ -48,7 +48,7 @@ def handled(monkeypatch):
 @pytest.fixture
 def message():
     """A message that was published and waits."""
-    with transaction():
+    with atomic():
         publish(Placed(order=1))
     return MessageRow.objects.get()
 
@@ -69,7 +69,7 @@ def relay():
 
 class TestAMessage:
     def test_comes_to_its_consumer_once(self, outbox, handled):
-        with transaction():
+        with atomic():
             publish(Placed(order=1))
 
         outbox.run_until_idle()
@@ -79,7 +79,7 @@ class TestAMessage:
         assert Inbox.objects.get().consumer_group == "core"
 
     def test_is_committed_by_a_check_back_where_its_relay_died(self, outbox, handled):
-        with transaction():
+        with atomic():
             publish(Placed(order=1))
         with outbox.crash("after_decide"):
             outbox.run_until_idle()
@@ -91,7 +91,7 @@ class TestAMessage:
         assert CheckBack.objects.get().answer == "COMMIT"
 
     def test_goes_half_first(self, outbox, handled):
-        with transaction(half_first=Placed(order=1)):
+        with atomic(half_first=Placed(order=1)):
             pass
 
         outbox.run_until_idle()

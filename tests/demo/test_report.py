@@ -6,7 +6,7 @@ import pytest
 from django.db.transaction import set_rollback
 from django.utils import timezone
 
-from outbox import database, models, publish, transaction
+from outbox import atomic, database, models, publish
 from outbox.embedded.models import EmbeddedMessage
 from project.demo import report
 from project.demo.brokers import Embedded
@@ -55,7 +55,7 @@ def order():
     """An order of which everything is done as it should be."""
     customer = Customer.objects.create(number="17850", country="United Kingdom")
     total = Decimal("139.12")
-    with transaction():
+    with atomic():
         order = Order.objects.create(
             invoice=INVOICE, customer=customer, country="United Kingdom", invoiced_at=timezone.now(), total=total
         )
@@ -222,7 +222,7 @@ class TestAppliedTwice:
 
 class TestCountOpen:
     def test_counts_a_message_that_waits_for_a_relay(self, order):
-        with transaction():
+        with atomic():
             publish(OrderPlaced(invoice="536366", customer=None, items=1, total=Decimal(1)))
 
         assert count_open() == 1
@@ -328,7 +328,7 @@ class TestAsDict:
 
 
 def publish_and_roll_back():
-    with transaction():
+    with atomic():
         receipt = publish(OrderPlaced(invoice="536366", customer=None, items=1, total=Decimal(1)))
         set_rollback(True)
     return receipt

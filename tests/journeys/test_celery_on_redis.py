@@ -24,9 +24,9 @@ pytestmark = [
 
 PUBLISH = """
 import time
-from outbox import publish_raw, transaction
+from outbox import publish_raw, atomic
 from outbox.publishing.wakeup import sender
-with transaction():
+with atomic():
     publish_raw("orders", {"number": 1})
 while not sender.sent + sender.failed:
     time.sleep(0.01)

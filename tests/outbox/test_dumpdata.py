@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db.models import Model
 
-from outbox import Retry, consumer, publish, transaction
+from outbox import Retry, atomic, consumer, publish
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import outbox_apps
@@ -47,7 +47,7 @@ def relay(alias: str) -> int:
 
 
 def publish_in(alias: str, number: int, **options: Any) -> None:
-    with transaction(alias):
+    with atomic(alias):
         publish(OrderMade(order_id=number), using=alias, **options)
 
 

@@ -15,7 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from outbox import Retry, consumer, database, publish, topics, transaction
+from outbox import Retry, atomic, consumer, database, publish, topics
 from outbox.batches.operators import retry_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
@@ -147,7 +147,7 @@ class TestARoleWithTheGrantsOfThePage:
 
         with as_role():
             for number in (1, 2):
-                with transaction():
+                with atomic():
                     publish(OrderMade(order_id=number))
             done = run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
             with closing(Worker(register.group("points"), "default")) as worker:
@@ -255,7 +255,7 @@ class TestAConsumerWhoseInboxIsRefused:
         def give_points(message, context):
             raise ValueError("no such customer")
 
-        with transaction():
+        with atomic():
             publish(OrderMade(order_id=1))
         run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
         as_owner(f"REVOKE INSERT ON {table} FROM {ROLE}")
@@ -316,7 +316,7 @@ class TestARoleThatOnlyPublishes:
         topics.forget("default")  # the first publish of a process looks more up
         with as_role():
             for options in ({}, {"delay": timedelta(days=1)}, {"dedupe_key": "a"}, {"dedupe_key": "a"}):
-                with transaction():
+                with atomic():
                     publish(OrderMade(order_id=1), **options)
             with pytest.raises(psycopg.errors.InsufficientPrivilege), database.connect("default") as own:
                 own.execute("SELECT FROM outbox_batch")

@@ -11,8 +11,8 @@ from django.contrib.auth.models import Group
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 
+from outbox import atomic as outbox_transaction
 from outbox import consumer, database, publish
-from outbox import transaction as outbox_transaction
 from outbox.check_backs.loop import CheckLoop
 from outbox.checks.servers import check_schemas
 from outbox.consuming import register

@@ -9,7 +9,7 @@ import pytest
 from celery import current_app
 from django.db import connections
 
-from outbox import database, ending, publish_raw, tasks, transaction
+from outbox import atomic, database, ending, publish_raw, tasks
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
 from outbox.models import Batch, CheckBack, MessageState, Process, State
 from outbox.relay import hosts
@@ -41,7 +41,7 @@ def connect():
 def publish(count=1):
     ids = []
     for _ in range(count):
-        with transaction():
+        with atomic():
             ids.append(publish_raw("orders", {}).message_id)
     return ids
 

@@ -136,10 +136,10 @@ def _dead_letters() -> list[Any]:
 
 
 def _double_points(pk: int) -> None:
-    from outbox import transaction
+    from outbox import atomic
     from tests.setups.shop.tasks import double_points
 
-    with transaction(settings.SHOP_DATABASE):
+    with atomic(settings.SHOP_DATABASE):
         double_points.delay_in_transaction(pk)
 
 

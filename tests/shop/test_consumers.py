@@ -3,7 +3,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import Context, Reject, transaction
+from outbox import Context, Reject, atomic
 from outbox.models import MessageRow
 from project.shop.consumers import book_points, clear_cart, ship, take_points_back, write_letter
 from project.shop.messages import OrderCancelled, OrderPlaced, OrderShipped
@@ -77,7 +77,7 @@ class TestTakePointsBack:
 
 class TestShip:
     def test_makes_the_shipment_and_tells_the_others(self, context):
-        with transaction():
+        with atomic():
             ship(ORDER, context)
 
         shipment = Shipment.objects.get()

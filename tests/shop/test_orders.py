@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from outbox import COMMIT, ROLLBACK, UNKNOWN, publish
-from outbox import transaction as outbox_transaction
+from outbox import atomic as outbox_transaction
 from outbox.testing.factories import TicketFactory
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Letter, Order, PointsEntry, Shipment

@@ -20,7 +20,7 @@ django.setup()
 import psycopg  # noqa: E402
 from django.db import connections  # noqa: E402
 
-from outbox import publish_raw, transaction  # noqa: E402
+from outbox import atomic, publish_raw  # noqa: E402
 from outbox.errors import OutboxError  # noqa: E402
 from outbox.monitoring.connection import connected  # noqa: E402
 from outbox.monitoring.metrics import STATEMENT_SECONDS  # noqa: E402
@@ -35,7 +35,7 @@ pause = threading.Event().wait  # libfaketime breaks time.sleep()
 
 
 def publish(topic: str, body: dict[str, str], count: int) -> None:
-    with transaction():
+    with atomic():
         for _ in range(count):
             if topic == "tasks":
                 from outbox.celery import send_in_transaction

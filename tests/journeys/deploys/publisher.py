@@ -13,14 +13,14 @@ import django
 
 django.setup()
 
-from outbox import publish, transaction  # noqa: E402
+from outbox import atomic, publish  # noqa: E402
 from tests.journeys.deploys.consumers import TYPES  # noqa: E402
 
 
 def main() -> None:
     """Publish all."""
     for type_, number, key, tag in json.loads(os.environ["MESSAGES"]):
-        with transaction():
+        with atomic():
             publish(TYPES[type_](number=number), key=key, tag=tag)
 
 

@@ -9,13 +9,13 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 
 django.setup()
 
-from outbox import publish_raw, transaction  # noqa: E402
+from outbox import atomic, publish_raw  # noqa: E402
 
 
 def publish(body: object) -> None:
     while True:
         try:
-            with transaction():
+            with atomic():
                 publish_raw("work", body)
         except (OperationalError, InterfaceError):
             close_old_connections()

@@ -33,7 +33,7 @@ def half_first() -> None:
     from tests.journeys.frozen.messages import FrozenPair, note
 
     number = -10 * os.getpid()
-    with outbox.transaction(half_first=FrozenPair(number=number)):
+    with outbox.atomic(half_first=FrozenPair(number=number)):
         note(number - 1)
 
 
@@ -59,7 +59,7 @@ def publisher() -> None:
     from tests.journeys.frozen.messages import FrozenParcel
 
     number = -10 * os.getpid()
-    with outbox.transaction():
+    with outbox.atomic():
         outbox.publish_many([FrozenParcel(parcel="frozen", number=number), FrozenParcel(parcel="frozen", number=number - 1)])
         outbox.publish_raw("letters", {"number": number})
 

@@ -115,7 +115,7 @@ def actor(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
 
 def publish(numbers: Iterator[int]) -> set[int]:
     """Publish messages of each type; return the numbers of those that consumers write down."""
-    with outbox.transaction():
+    with outbox.atomic():
         outbox.publish_raw("letters", {"number": next(numbers)})
         outbox.publish_raw("alarms", {"number": next(numbers)}, delay=timedelta(milliseconds=1))
         sent = [FrozenPair(number=next(numbers)), FrozenPair(number=next(numbers))]
@@ -199,7 +199,7 @@ class TestAFrozen:
 
         def go_on(_):
             number = next(numbers)
-            with outbox.transaction(half_first=FrozenPair(number=number)):
+            with outbox.atomic(half_first=FrozenPair(number=number)):
                 note(number + 1000)
             prepare()
             relay()
@@ -245,7 +245,7 @@ class TestAFrozen:
         numbers = count()
 
         def go_on(sent):
-            with outbox.transaction():
+            with outbox.atomic():
                 outbox.publish(FrozenParcel(parcel="another", number=next(numbers)))
             return relay()
 
@@ -255,7 +255,7 @@ class TestAFrozen:
         numbers = count()
 
         def go_on(sent):
-            with outbox.transaction():
+            with outbox.atomic():
                 outbox.publish(FrozenParcel(parcel="frozen", number=next(numbers)))
             return relay()
 

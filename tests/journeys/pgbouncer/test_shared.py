@@ -19,7 +19,7 @@ from django.test import Client
 from django.urls import reverse
 from standardwebhooks import Webhook
 
-from outbox import conf, database, publish, publish_raw, transaction
+from outbox import atomic, conf, database, publish, publish_raw
 from outbox.consuming import register
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.threads import ConsumerThreads
@@ -66,14 +66,14 @@ def relay() -> None:
 
 
 def publish_one(number: int) -> None:
-    with transaction():
+    with atomic():
         CartEntry.objects.create(invoice=str(number), change=1)
         publish(placed(number))
         publish_raw("ordered", {"number": number}, key=str(number % 5))
 
 
 def go_half_first(number: int) -> None:
-    with transaction(half_first=placed(number)):
+    with atomic(half_first=placed(number)):
         CartEntry.objects.create(invoice=str(number), change=1)
 
 
@@ -156,7 +156,7 @@ class TestConsumers:
 
 
 def publish_orders(numbers: Iterable[int]) -> None:
-    with transaction():
+    with atomic():
         for number in numbers:
             publish(placed(number))
 

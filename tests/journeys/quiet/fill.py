@@ -10,7 +10,7 @@ django.setup()
 from celery import shared_task  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 
-from outbox import publish, transaction  # noqa: E402
+from outbox import atomic, publish  # noqa: E402
 from outbox.celery import send_in_transaction  # noqa: E402
 from tests.journeys.quiet.consumers import Quiet  # noqa: E402
 
@@ -20,7 +20,7 @@ def quiet() -> None: ...
 
 
 def fill(number: int) -> None:
-    with transaction():
+    with atomic():
         publish(Quiet(number=number))
         send_in_transaction(quiet.s())
 

@@ -19,7 +19,7 @@ django.setup()
 
 from django.db import Error, connection  # noqa: E402
 
-from outbox import publish_raw, transaction  # noqa: E402
+from outbox import atomic, publish_raw  # noqa: E402
 from tests.journeys.rabbitmq.given import given, names  # noqa: E402
 
 ALL = names(given["unique"])
@@ -48,7 +48,7 @@ def publish(number: int, topic: str, key: str = "") -> None:
     """Publish a message and write its number down, in one transaction."""
     [kind] = random.choices(list(KINDS[topic]), list(KINDS[topic].values()))
     delay = timedelta(seconds=random.randint(1, 8)) if topic == ALL.later else None
-    with transaction(), connection.cursor() as cursor:
+    with atomic(), connection.cursor() as cursor:
         receipt = publish_raw(topic, {"do": kind, "number": number}, key=key, delay=delay)
         cursor.execute(NOTE, [number, receipt.message_id, topic, kind, key])
         if number % 5 == 0:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from outbox import publish_raw, transaction
+from outbox import atomic, publish_raw
 from outbox.failpoints import VARIABLE as FAILPOINTS
 from outbox.message import TopicType
 from tests.journeys.processes import Processes
@@ -56,7 +56,7 @@ class Journey(Processes):
     def publish(self, topic: str, *numbers: int, key: str = "") -> None:
         """Publish numbered messages, each in a transaction of its own."""
         for number in numbers:
-            with transaction():
+            with atomic():
                 publish_raw(topic, {"number": number}, key=key)
 
     def start(self, *command: str, failpoints: str = "", **variables: str) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ django.setup()
 
 from django.db import Error, connection  # noqa: E402
 
-from outbox import HalfNotStored, publish_raw, transaction  # noqa: E402
+from outbox import HalfNotStored, atomic, publish_raw  # noqa: E402
 from tests.journeys.rocketmq.consumers import WORK, Numbered  # noqa: E402
 
 PAUSE = 0.02  # seconds
@@ -31,7 +31,7 @@ class Undone(Exception):
 
 def publish(number: int, *, is_half_first: bool) -> None:
     """Write a number down and publish it, in one transaction."""
-    with transaction(half_first=Numbered(number=number)) if is_half_first else transaction():
+    with atomic(half_first=Numbered(number=number)) if is_half_first else atomic():
         with connection.cursor() as cursor:
             cursor.execute(NOTE, [number])
         if not is_half_first:

@@ -232,7 +232,7 @@ class TestHandlerOfAnotherDatabase:
     def test_publishes_in_its_own_transaction(self, opens_a_block):
         @consumer(Placed, group="cart", using="other")
         def clear_cart(message, context):
-            with outbox.transaction() if opens_a_block else nullcontext():
+            with outbox.atomic() if opens_a_block else nullcontext():
                 outbox.publish_raw("orders", {"n": 1})
 
         result = handle(group("cart"), delivery(Placed("A1")))

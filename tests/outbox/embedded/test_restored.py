@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox import conf, database, publish, transaction
+from outbox import atomic, conf, database, publish
 from outbox.brokers.base import Outgoing
 from outbox.brokers.capabilities import HalfMessages
 from outbox.models import Batch, State
@@ -59,7 +59,7 @@ def relay(broker):
 @pytest.fixture
 def decided() -> list[str]:
     """Publish messages whose relay dies after its decision; return their ids."""
-    with transaction():
+    with atomic():
         published = [str(publish(OrderMade(order_id=number)).message_id) for number in range(8)]
     with crash("after_decide"):
         relay("default")

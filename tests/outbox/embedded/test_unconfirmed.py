@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import Group
 
-from outbox import consumer, database, publish, transaction
+from outbox import atomic, consumer, database, publish
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.models import Batch, Inbox, State
@@ -63,7 +63,7 @@ def pass_time_and_prune():
 
 class TestACommitThatWasNotConfirmed:
     def test_is_published_and_applied_once_after_any_time(self):
-        with transaction():
+        with atomic():
             for number in range(10):
                 publish(OrderMade(order_id=number))
         with crash("relay.after_commit"):
@@ -79,7 +79,7 @@ class TestACommitThatWasNotConfirmed:
         assert Group.objects.count() == 10
 
     def test_holds_retention_up_no_longer_than_it_is_open(self):
-        with transaction():
+        with atomic():
             publish(OrderMade(order_id=1))
         with crash("relay.after_commit"):
             relay()

@@ -337,7 +337,7 @@ class TestWhereItIsRefused:
             class Meta:
                 topic = topic_name
 
-        with pytest.raises(ConfigurationError, match=text), outbox.transaction(half_first=Noted()):
+        with pytest.raises(ConfigurationError, match=text), outbox.atomic(half_first=Noted()):
             pytest.fail("the work began")
 
     @pytest.fixture
@@ -349,13 +349,13 @@ class TestTransaction:
     def test_takes_the_message_itself(self, broker):
         key = next_key()
 
-        with outbox.transaction(half_first=GroupMade(group_id=key), about=Group(pk=key)) as alias:
+        with outbox.atomic(half_first=GroupMade(group_id=key), about=Group(pk=key)) as alias:
             Group.objects.using(alias).create(pk=key)
 
         assert shown(broker) == [str(MessageRow.objects.get(about=f"auth.group:{key}").id)]
 
     def test_rolls_both_back(self):
-        with pytest.raises(Broken), outbox.transaction(half_first=GroupMade(group_id=1)):
+        with pytest.raises(Broken), outbox.atomic(half_first=GroupMade(group_id=1)):
             raise Broken
 
         assert is_rolled_back()

@@ -8,7 +8,7 @@ from django.db import connection, models
 from django.http import JsonResponse
 from django.test.utils import isolate_apps
 
-from outbox import Message, transaction
+from outbox import Message
 from outbox.models import Batch
 from tests.quotes import python_blocks
 
@@ -32,7 +32,7 @@ class TestThePage:
                 app_label = "shop"
                 db_table = "shop_order_of_the_page"
 
-        names = {"Order": Order, "OrderPlaced": OrderPlaced, "JsonResponse": JsonResponse, "transaction": transaction}
+        names = {"Order": Order, "OrderPlaced": OrderPlaced, "JsonResponse": JsonResponse}
         view, block = python_blocks("how-to/half-first.md")
         with connection.schema_editor() as editor:
             editor.create_model(Order)

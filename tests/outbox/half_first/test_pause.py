@@ -112,7 +112,7 @@ class TestWhatWasUnderWayWhenItsTopicWasPaused:
         return lambda: pause(other_connection, "orders", by="ada", reason="x")
 
     def test_is_committed_by_its_process(self, broker, pause_now):
-        with outbox.transaction(half_first=GroupMade(group_id=1)):
+        with outbox.atomic(half_first=GroupMade(group_id=1)):
             assert pause_now()
 
         assert len(shown(broker)) == 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.failpoints import VARIABLE
 from tests.database_url import url_of
 
@@ -40,7 +40,7 @@ def publish() -> Callable[[int], list[Any]]:
     def publish(count: int) -> list[Any]:
         ids = []
         for number in range(count):
-            with transaction():
+            with atomic():
                 ids.append(publish_raw(TOPIC, {"number": number}).message_id)
         return ids
 

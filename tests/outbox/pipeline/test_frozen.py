@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from django.db import connection as django_connection
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.database import partitions
 from outbox.database.locks import Lock
 from outbox.pipeline.audit_runs.run import run_and_store
@@ -75,7 +75,7 @@ class TestAnArchiveThatStandsStill:
         with stopped(process):
             began = time.monotonic()
 
-            with transaction():
+            with atomic():
                 publish_raw("orders", {})
 
             assert time.monotonic() - began < ENDED_WITHIN + 3

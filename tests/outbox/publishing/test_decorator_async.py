@@ -12,7 +12,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 
 from outbox import apublish, publish, transactional
-from outbox import transaction as outbox_transaction
+from outbox import atomic as outbox_transaction
 from outbox.errors import ConfigurationError, NotAwaited, NotInTransaction
 from outbox.message import Cause, Header, current_cause
 from tests.outbox.publishing.rows import OrderMade, bodies, headers_of, message_rows

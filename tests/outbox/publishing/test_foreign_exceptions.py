@@ -25,7 +25,7 @@ def write_and_publish(number: int) -> None:
 
 
 def in_a_block(number: int) -> None:
-    with outbox.transaction():
+    with outbox.atomic():
         write_and_publish(number)
 
 

@@ -8,7 +8,7 @@ from django.db.models.signals import post_save
 from django.test import TestCase, override_settings
 
 from outbox import Envelope, apublish, publish, publish_many, publish_raw
-from outbox import transaction as outbox_transaction
+from outbox import atomic as outbox_transaction
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.publishing.transactions import describe
 from tests.outbox.publishing.conftest import OUTBOX
@@ -33,7 +33,7 @@ class TestOutsideATransaction:
 
         assert str(caught.value) == (
             "OrderMade was published outside a transaction of database 'default', so nothing would tie it to the rows. "
-            "Decorate the view or function with @transactional, or use `with outbox.transaction():`."
+            "Decorate the view or function with @transactional, or use `with outbox.atomic():`."
         )
 
     def test_publish_raw_names_the_topic(self):
@@ -336,7 +336,7 @@ class TestATestsOwnTransaction:
             publish(OrderMade(order_id=1))
 
         assert "The transaction around this test does not count: in production it is not there." in str(caught.value)
-        assert "or use `with outbox.transaction():`" in str(caught.value)
+        assert "or use `with outbox.atomic():`" in str(caught.value)
         assert message_rows() == []
 
     def test_is_not_said_to_be_open_elsewhere(self):

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.batches.claim import CLAIM_TOPIC, ORDERED_WAITS
 from outbox.batches.steps import DECIDE, MARK_SENT
 from outbox.models import MessageState
@@ -56,7 +56,7 @@ def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterat
 
 
 def send_alone() -> None:
-    with transaction():
+    with atomic():
         receipt = publish_raw("alone", {})
     wait_until(lambda: MessageState.objects.get(id=receipt.message_id).state == "sent")
 

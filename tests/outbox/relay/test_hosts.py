@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.batches.claim import CLAIM_TOPIC
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.embedded import EmbeddedBroker
@@ -84,7 +84,7 @@ def _no_wakeup(settings):
 
 
 def publish():
-    with transaction():
+    with atomic():
         return publish_raw("orders", {}).message_id
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.brokers.base import ACCEPTED
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
@@ -60,7 +60,7 @@ def relay(memory_brokers: None) -> Iterator[Callable[[], ResidentRelay]]:
 
 
 def publish() -> None:
-    with transaction():
+    with atomic():
         publish_raw("orders", {"n": 1})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox import database, publish_raw, transaction
+from outbox import atomic, database, publish_raw
 from outbox.batches.claim import Scope, claim
 from outbox.models import Batch, MessageState, State, Topic
 from outbox.monitoring.attention import Kind
@@ -48,7 +48,7 @@ class Releases:
     def publish(self, outbox: dict[str, Any], topic: str, **options: Any) -> None:
         """Publish three messages as a process of a release does."""
         self.use(outbox)
-        with transaction():
+        with atomic():
             for number in range(3):
                 publish_raw(topic, {"number": number}, **options)
 

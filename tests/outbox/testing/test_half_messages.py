@@ -1,8 +1,8 @@
 import pytest
 from django.db import transaction
 
+from outbox import atomic as outbox_transaction
 from outbox import publish
-from outbox import transaction as outbox_transaction
 from outbox.models import Batch, CheckBack, State
 from tests.outbox.publishing.rows import OrderMade
 from tests.outbox.testing.orders import ORDER, commit

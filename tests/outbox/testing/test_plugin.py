@@ -29,7 +29,7 @@ USE_TZ = True
 
 TEST = """
 import os
-from outbox import Message, publish, transaction
+from outbox import Message, publish, atomic
 
 class OrderPlaced(Message):
     order_id: int
@@ -38,7 +38,7 @@ class OrderPlaced(Message):
         topic = "orders"
 
 def test_published(outbox):
-    with transaction():
+    with atomic():
         publish(OrderPlaced(order_id=1))
 
     outbox.assert_published(OrderPlaced, order_id=1)

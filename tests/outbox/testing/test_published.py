@@ -4,8 +4,8 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import transaction
 
+from outbox import atomic as outbox_transaction
 from outbox import publish, publish_raw
-from outbox import transaction as outbox_transaction
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved
 
 pytestmark = pytest.mark.usefixtures("own_topics")

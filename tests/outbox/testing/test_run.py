@@ -6,7 +6,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
 
 from outbox import Message, Reject, RetryLater, publish
-from outbox import transaction as outbox_transaction
+from outbox import atomic as outbox_transaction
 from outbox.consuming import register
 from outbox.models import Inbox
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved

@@ -1,7 +1,7 @@
 import pytest
 from django.test import override_settings
 
-from outbox import conf, publish_raw, transaction
+from outbox import atomic, conf, publish_raw
 from outbox.brokers.base import EndSemantics, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import store
@@ -111,7 +111,7 @@ class TestTheStandIn:
 
     def test_takes_messages_of_topics_that_settings_have_changed(self, own_topics, settings, outbox):
         settings.OUTBOX = outbox_of(f"{__name__}.OnePhase", orders="transaction")  # its row says so, too; it is sent one-phase
-        with transaction():
+        with atomic():
             publish_raw("orders", {})
 
         outbox.run_until_idle()

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db.models import Model
 
-from outbox import conf, consumer, database, publish, publish_raw, transaction
+from outbox import atomic, conf, consumer, database, publish, publish_raw
 from outbox.consuming import register
 from outbox.consuming.dead_letters import read_letters
 from outbox.consuming.worker import Worker
@@ -223,7 +223,7 @@ class TestOurMessage:
     def test_is_on_the_wire_as_the_page_says(self, topic, ours, orders):
         kind = type_of(topic)
         cause = current_cause.set(Cause("a-1", "c-9"))
-        with transaction():
+        with atomic():
             order = orders()
             publish(kind(order_id=4711), about=order, headers={"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "x-tenant": "eu"})
             publish_raw(topic, b"plain")

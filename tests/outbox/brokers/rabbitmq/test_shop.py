@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import Retry, conf, consumer, database, publish_raw, transaction
+from outbox import Retry, atomic, conf, consumer, database, publish_raw
 from outbox.brokers.base import Broker, Delivery, Outgoing
 from outbox.consuming import register, wants
 from outbox.consuming.worker import Worker
@@ -76,7 +76,7 @@ def worker() -> Iterator[Callable[[], Worker]]:
 
 
 def publish(topic: str, *numbers: int, key: str = "") -> None:
-    with transaction():
+    with atomic():
         for number in numbers:
             publish_raw(topic, {"n": number}, key=key)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox import conf, consumer, database, publish, publish_raw, transaction
+from outbox import atomic, conf, consumer, database, publish, publish_raw
 from outbox.brokers.rocketmq import RocketMQBroker  # before the client, whose log it replaces
 from outbox.consuming import register
 from outbox.consuming.dead_letters import read_letters
@@ -187,7 +187,7 @@ class TestOurMessage:
     def test_is_on_the_wire_as_the_page_says(self, topic, kind, server, read, django_user_model):
         made = type_of(topic)
         cause = current_cause.set(Cause("a-1", "c-9"))
-        with transaction():
+        with atomic():
             order = django_user_model.objects.create(username=uuid.uuid4().hex)
             trace = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
             receipt = publish(made(order_id=4711), about=order, headers={**trace, "X-Tenant": "eu"})

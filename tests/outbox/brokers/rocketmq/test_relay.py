@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from outbox import conf, database, publish_raw, transaction
+from outbox import atomic, conf, database, publish_raw
 from outbox.brokers.base import Broker, Delivery
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
@@ -60,7 +60,7 @@ class TestTransactionTopic:
 
     def test_delivers_all_tags_and_says_which(self, acts: Acts, broker: Broker, topic: Topic, connection: database.Connection):
         for tag in ("placed", "cancelled", "placed"):
-            with transaction():
+            with atomic():
                 publish_raw(topic.name, tag.encode(), tag=tag)
 
         relay(connection, broker).drain()
@@ -77,7 +77,7 @@ class TestOnePhaseTopics:
         self, acts: Acts, harness: RocketMQHarness, topic: Topic, connection: database.Connection
     ):
         due_at = timezone.now() + timedelta(seconds=2)
-        with transaction():
+        with atomic():
             publish_raw(acts.harness.topic(NORMAL), b"x" * 10_000, key="4711", tag="placed", headers={"who": "Zoë"})
             publish_raw(acts.harness.topic(DELAY), b"later", delay=timedelta(seconds=2))
 
@@ -96,7 +96,7 @@ class TestOnePhaseTopics:
         keys = ["a", "ключ", "two words", "long " * 30]  # the last two are no message groups as they are
         for number in range(4):
             for key in keys:
-                with transaction():
+                with atomic():
                     publish_raw(acts.harness.topic(FIFO), b"%d" % number, key=key)
 
         drained = relay(connection, broker).drain()

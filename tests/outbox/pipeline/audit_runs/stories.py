@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from outbox import publish_raw, transaction
+from outbox import atomic, publish_raw
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.models import Inbox
@@ -16,7 +16,7 @@ def relay(count: int) -> list[Any]:
     """Publish so many orders and relay all that waits; return their ids."""
     ids = []
     for _ in range(count):
-        with transaction():
+        with atomic():
             ids.append(publish_raw("orders", {}).message_id)
     hosts.run_once(
         hosts.RelayTarget("default", "default"), note="test", at_most=hosts.IDLE_TIMEOUT * 100, idle_timeout=hosts.NO_IDLE_TIMEOUT
