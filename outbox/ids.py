@@ -20,8 +20,8 @@ MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]  # how each of them
 
 
 def first_id_at(moment: datetime) -> UUID:
-    """Return the smallest id of a time."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80)
+    """Return the smallest id of a time; before 1970, the smallest of all."""
+    return UUID(int=max(0, int(moment.timestamp() * 1000)) << 80)
 
 
 def first_id(day: date) -> UUID:

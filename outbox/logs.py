@@ -47,6 +47,11 @@ def cut(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def storable(text: str) -> str:
+    """Escape what PostgreSQL's text cannot hold: NUL, and lone surrogates."""
+    return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")
+
+
 def cut_traceback(text: str) -> str:
     """Return a formatted traceback without its middle, if it is longer than `MAX_TRACEBACK_CHARACTERS`."""
     half = MAX_TRACEBACK_CHARACTERS // 2

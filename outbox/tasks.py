@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from celery import shared_task, signals
 
@@ -33,6 +33,9 @@ from outbox.relay.maintenance import maintain, prune_brokers
 from outbox.relay.resident import try_step
 
 T = TypeVar("T")
+
+RETRY_SECONDS = 60
+MAINTENANCE_RETRIES = 50  # less than an hour
 
 _main_process = os.getpid()
 _is_shutting_down = mmap.mmap(-1, 1)  # shared with the processes that this one forks
@@ -95,16 +98,21 @@ def sweep() -> None:
             try_step(hosts.run_once, target, note=BY_CELERY, **limits, ending=ending, is_sweep=True)
 
 
-@shared_task(name="outbox.tasks.maintenance", ignore_result=True)
-def maintenance() -> None:
-    """Create the partitions of coming days, prune, and look for gaps in what consumer groups have seen."""
+@shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=MAINTENANCE_RETRIES)
+def maintenance(self: Any) -> None:
+    """
+    Create the partitions of coming days, prune, and look for gaps in what consumer groups have seen.
+
+    It is repeated each minute while something fails, until beat's next one.
+    """
     targets = hosts.relay_targets()
     with _ending() as ending:
-        for database in sorted({target.database for target in targets}):
-            _unless_shutting_down(ending, maintain, database)
-        _unless_shutting_down(ending, prune_brokers, {target.broker for target in targets})
-        for group in groups().values():
-            _unless_shutting_down(ending, find_gaps, group)
+        done = [_unless_shutting_down(ending, maintain, one) for one in sorted({target.database for target in targets})]
+        done.append(_unless_shutting_down(ending, prune_brokers, {target.broker for target in targets}))
+        done += [_unless_shutting_down(ending, find_gaps, group) for group in groups().values()]
+        is_to_repeat = not (all(done) or ending.requested.is_set() or self.request.called_directly)
+    if is_to_repeat and self.request.retries < MAINTENANCE_RETRIES:
+        raise self.retry(countdown=RETRY_SECONDS)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
@@ -119,10 +127,9 @@ def consume(group: str) -> None:
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
-def _unless_shutting_down(ending: Watch, step: Callable[[T], object], subject: T) -> None:
-    """Do a step, unless the worker shuts down: another worker will do it."""
-    if not ending.requested.is_set():
-        try_step(step, subject)
+def _unless_shutting_down(ending: Watch, step: Callable[[T], object], subject: T) -> bool:
+    """Do a step, unless the worker shuts down: another worker will do it. Return whether it succeeded."""
+    return not ending.requested.is_set() and try_step(step, subject)
 
 
 def _listen(target: hosts.RelayTarget) -> None:

@@ -126,7 +126,9 @@ class Checker:
                 self._listen()
         finally:
             with database.connect(self._using, application_name="outbox checker") as connection:
-                heartbeats.beat(connection, "checker", broker=self.alias, errors=loop_errors.read(self._using, self.alias))
+                heartbeats.beat(
+                    connection, "checker", broker=self.alias, errors=loop_errors.read("checker", self._using, self.alias)
+                )
         return False
 
     def _listen(self) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import outbox
 from outbox.consuming.delivery_info import DeliveryInfo
-from outbox.logs import cut, cut_traceback, without_numbers
+from outbox.logs import cut, cut_traceback, storable, without_numbers
 from outbox.models import FailedDelivery
 
 MAX_FINGERPRINT_CHARACTERS = 200
@@ -98,8 +98,3 @@ def _place(trace: TracebackType | None) -> str:
         return "no frame"
     innermost = (own or frames)[-1]
     return f"{innermost.f_globals.get('__name__', '?')}.{innermost.f_code.co_qualname}"
-
-
-def storable(text: str) -> str:
-    """Escape what PostgreSQL's text cannot hold: NUL, and lone surrogates."""
-    return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")

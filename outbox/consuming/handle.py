@@ -279,7 +279,7 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) ->
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
     """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
-    with outermost_transaction(group.using):
+    with _own_statements(), outermost_transaction(group.using):
         wanted = wants.ignore(group, deliveries)
     return [FOR_ANOTHER if place in wanted else Result(Outcome.IGNORED) for place in range(len(deliveries))]
 

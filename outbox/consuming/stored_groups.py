@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.consuming.register import groups
+from outbox.consuming.wants import answers_to
 from outbox.database import Connection
 
 # The names in the inbox, each found by the index of its primary key; and those of tries, and of consumers of the last hour.
@@ -20,14 +21,15 @@ WITH RECURSIVE handled AS (
 SELECT name FROM known
 """
 
-# Those of them that have received from a topic, or whose consumers have subscribed to it. Numbered rows are found by an index.
+# Those of them whose consumers of the last hour want a message; of groups without such consumers, those that have received from
+# its topic. Numbered rows are found by an index.
 RECEIVES = f"""
-{STORED} WHERE EXISTS (
-    SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
-  OR EXISTS (SELECT FROM outbox_tries WHERE consumer_group = name AND outbox_tries.topic = %(topic)s)
-  OR EXISTS (
-    SELECT FROM outbox_process, unnest(wants) wanted
-    WHERE consumer_group = name AND split_part(wanted, chr(31), 1) = %(topic)s)
+{STORED} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
+    THEN EXISTS (
+        SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND wants && %(answers_to)s::text[])
+    ELSE EXISTS (
+        SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
+      OR EXISTS (SELECT FROM outbox_tries WHERE consumer_group = name AND outbox_tries.topic = %(topic)s) END
 """
 
 FORGET = """
@@ -41,9 +43,10 @@ def without_code(connection: Connection) -> list[str]:
     return sorted(name for (name,) in connection.execute(STORED).fetchall() if name not in groups())
 
 
-def without_code_on(connection: Connection, topic: str) -> list[str]:
-    """Return those of `without_code` that receive from a topic."""
-    return sorted(name for (name,) in connection.execute(RECEIVES, {"topic": topic}).fetchall() if name not in groups())
+def without_code_for(connection: Connection, topic: str, type_name: str, tag: str) -> list[str]:
+    """Return those of `without_code` that want a message, or have received from its topic."""
+    values = {"topic": topic, "answers_to": answers_to(topic, type_name, tag)}
+    return sorted(name for (name,) in connection.execute(RECEIVES, values).fetchall() if name not in groups())
 
 
 def forget(connection: Connection, group: str, topic: str) -> None:

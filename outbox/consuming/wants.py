@@ -78,7 +78,7 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         wants=wants_of(group),
         holds=found.held,
         refusals=found.refusals,
-        errors=loop_errors.read(group.using, alias, group.name),
+        errors=loop_errors.read("consumer", group.using, alias, group.name),
         handling=found.handling,
     )
     now = time.monotonic()
@@ -124,6 +124,9 @@ def _values(group: Group, **more: Any) -> dict[str, Any]:
 
 
 def _answers_to(delivery: Delivery) -> list[str]:
-    """Return each string of `wants_of` that matches a delivery."""
-    subjects = (delivery.headers.get(Header.TYPE, ""), plain_subject(delivery.topic))
-    return [_BETWEEN.join((delivery.topic, one, tag)) for one in subjects for tag in (_ANY, delivery.tag)]
+    return answers_to(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)
+
+
+def answers_to(topic: str, type_name: str, tag: str) -> list[str]:
+    """Return each string of `wants_of` that matches a message."""
+    return [_BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]

@@ -180,8 +180,10 @@ class Worker:
                     loop_errors.clear(self._loop)
                     troubles, well_at = 0, time.monotonic()
                 except Exception as error:
-                    if not isinstance(error, InboxRefused):
-                        loop_errors.note(self._loop, error)
+                    is_refused = isinstance(error, InboxRefused)
+                    loop_errors.note(self._inbox_loop if is_refused else self._loop, error)
+                    if is_refused or database.refuses_all(error):
+                        self._leave_session()
                     if patience is not None and time.monotonic() - well_at >= patience:
                         raise
                     pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
@@ -273,7 +275,8 @@ class Worker:
             results = [handle(self.group, deliveries[0], self._keeper)]
         is_outage = any(result.is_outage for result in results)
         self._has_unended |= is_outage  # before settling, since the broker may be away too
-        self._note_refusal(results)
+        if any(not result.is_outage for result in results):  # a step without messages says nothing about the inbox
+            loop_errors.clear(self._inbox_loop)
         try:
             for held, result in zip(taken, results, strict=True):
                 self._settle(broker, held, result)
@@ -283,13 +286,11 @@ class Worker:
                     raise result.ends_with
         return is_outage
 
-    def _note_refusal(self, results: Sequence[Result]) -> None:
-        """Note an error of the inbox until a message is handled without: a step without messages says nothing about it."""
-        for result in results:
-            if isinstance(result.ends_with, InboxRefused):
-                loop_errors.note(self._inbox_loop, result.ends_with)
-            elif not result.is_outage:
-                loop_errors.clear(self._inbox_loop)
+    def _leave_session(self) -> None:
+        """Close Django's connection: a handler may have left a setting in its session that has the database refuse."""
+        connection = connections[self.group.using]
+        if not connection.in_atomic_block:  # of a test
+            connection.close()
 
     def _settle(self, broker: Broker, held: Held, result: Result) -> None:
         self.tally.count(result.outcome)

@@ -43,7 +43,7 @@ HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('out
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 
 # SQLSTATE, by its beginning: the connection broke, an operator ended it, a conflict with another transaction, a lock was held.
-NO_REFUSALS = ("08", "57", "40", "55P03")
+NO_REFUSALS = ("08", "57P", "40", "55P03")
 
 # Not implemented, read-only, no such database or schema, no such table or no permission, no resources, no replica identity.
 REFUSES_ALL = ("0A", "25006", "3D", "3F", "42", "53", "55000")

@@ -12,7 +12,7 @@ from datetime import timedelta
 from psycopg.types.json import Jsonb
 
 from outbox.database import Connection
-from outbox.logs import cut
+from outbox.logs import cut, storable
 
 BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
 SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
@@ -22,11 +22,14 @@ STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers
 
 # Containers on one network may have the same host name and process id; a new process deletes the old row of its predecessor.
-BEAT = """
+FORGET_BEFORE = """
 WITH before AS (
     DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
       AND consumer_group = %(group)s AND instance <> %(instance)s AND beat_at < clock_timestamp() - interval '1 minute'
 )
+"""
+
+BEAT = """
 INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants, holds,
     refusals, errors, handling)
 VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s, %(holds)s,
@@ -98,6 +101,7 @@ def beat(
     refusals: Mapping[str, str] | None = None,
     errors: Mapping[str, str] | None = None,
     handling: Handling | None = None,
+    inserts_only: bool = False,
 ) -> None:
     """
     Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
@@ -106,16 +110,16 @@ def beat(
         note: what hosts it, for operators to read.
         wants: the subscriptions of a consumer: `consuming/wants.py`.
         holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
+        inserts_only: leave the row of a predecessor, for a process that may lack permissions.
         handling: the handler of a consumer that has been running for the longest time.
         errors: the last errors of loops of this process: `loop_errors.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
     said = {"refusals": refusals or {}, "errors": errors or {}}
-    texts = {name: Jsonb({one: cut(text) for one, text in found.items()}) for name, found in said.items()}
-    connection.execute(
-        BEAT, who | what | texts | {"holds": Jsonb(holds or {}), "handling": Jsonb(asdict(handling) if handling else {})}
-    )
+    texts = {name: Jsonb({one: cut(storable(text)) for one, text in found.items()}) for name, found in said.items()}
+    work = {"holds": Jsonb(holds or {}), "handling": Jsonb(asdict(handling) if handling else {})}
+    connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, who | what | texts | work)
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:

@@ -18,7 +18,12 @@ import psycopg
 from outbox.database.connections import is_refusal
 from outbox.errors import LaneNotHeld, NotMigrated
 
-FORGET_SECONDS = 4000.0  # the loops that repeat the slowest do so each hour; another process may have succeeded since
+# Each loop tries again within a minute after an error, and notes one that lasts. Older ones are forgotten: another process may
+# have succeeded since, or there was nothing to do.
+FORGET_SECONDS = 180.0
+
+# The heartbeats of consumers and checkers carry the errors of these loops only, those of relays all others.
+OF_CONSUMERS, OF_CHECKERS = {"consumer", "search for gaps"}, {"checker"}
 
 
 class Loop(NamedTuple):
@@ -67,25 +72,33 @@ def noting(loop: Loop) -> Iterator[None]:
     clear(loop)
 
 
-def clear(loop: Loop) -> None:
-    """Forget the error of a loop: its last step succeeded, or it has ended."""
-    if _errors:  # mostly there is none
-        with _lock:
-            _errors.pop(loop, None)
+def clear(loop: Loop) -> bool:
+    """Forget the error of a loop, whose last step succeeded, or which has ended; return whether it had one."""
+    if not _errors:  # as mostly
+        return False
+    with _lock:
+        return _errors.pop(loop, None) is not None
 
 
-def read(database: str, broker: str, group: str = "") -> dict[str, str]:
-    """Return the errors that concern a database, a broker and a group, by the name of their loop."""
+def read(kind: str, database: str, broker: str, group: str = "") -> dict[str, str]:
+    """Return the errors for the heartbeat of a relay, consumer or checker (`kind`), by the name of their loop."""
     with _lock:
         noted = list(_errors.items())
     return {
         loop.name: text
         for loop, (text, noted_at) in noted
-        if loop.database in ("", database)
+        if _carries(kind, loop.name)
+        and loop.database in ("", database)
         and loop.broker in ("", broker)
         and loop.group in ("", group)
         and time.monotonic() - noted_at < FORGET_SECONDS
     }
+
+
+def _carries(kind: str, loop: str) -> bool:
+    if kind == "consumer":
+        return loop in OF_CONSUMERS
+    return loop in OF_CHECKERS if kind == "checker" else loop not in OF_CONSUMERS | OF_CHECKERS
 
 
 def passes_by_itself(error: BaseException) -> bool:

@@ -33,7 +33,7 @@ STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message w
 SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
 
-HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s)"
+HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
 
 
 class Kind(enum.StrEnum):
@@ -224,11 +224,16 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
 def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
     """Yield the loops of live processes whose last step failed, except for brokers that are away."""
     step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
+    named: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
     for process in status.processes:
         subject = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
         for loop, error in sorted(process.errors.items()):
             if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in away):
                 continue
+            one = (process.name, loop, error)
+            if one in named:
+                continue
+            named.add(one)
             cause = f"The {loop} of process {process.name} fails."
             yield Attention(Kind.PROCESS_FAILS, subject, cause, step, error=error)
 
@@ -280,7 +285,10 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
             yield Attention(Kind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
-        step = f"Restore the handler until they are handled, or drop them: outbox_forget {group.consumer_group} --topic {topic}."
+        step = (
+            "Start the consumers of the release that has one, or restore it until they are handled. If it was removed for good, "
+            f"drop them: outbox_forget {group.consumer_group} --topic {topic}."
+        )
         yield Attention(Kind.NO_HANDLER, subject, cause, step)
     waiting = sum(group.waiting.values()) - sum(group.unhandled.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
@@ -289,9 +297,10 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         return
     if group.consumers:
         hanging = {one.handling.topic: one.handling for one in consumers if one.handling and one.hangs}
+        within_limit = {one.handling.topic for one in consumers if one.handling and one.handling.limit_seconds and not one.hangs}
         stuck = [_hangs(subject, one) for _, one in sorted(hanging.items())]
         for topic, progress in sorted(group.progress.items()):
-            stuck += _stuck(group, subject, topic, progress, is_explained=topic in hanging)
+            stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
         yield from stuck or _slow(group, subject, waiting, wait)
     elif waiting or (group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)):
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"

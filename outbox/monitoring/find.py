@@ -30,7 +30,7 @@ from outbox.publishing.transactions import describe, describe_key
 LOOK_AT = 100_000  # newest messages of a range
 SECONDS = 10.0
 BODY_BYTES = 256 * 1024  # larger bodies are not searched
-CHUNK = 500  # bodies that are read at once
+CHUNK = 100  # bodies that are read at once
 
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 

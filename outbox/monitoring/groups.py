@@ -42,11 +42,14 @@ FROM newest GROUP BY 1, 2
 """
 
 # Messages whose last delivery failed, of the newest failed deliveries, and that the group has not handled since: they wait for
-# their next delivery. And how long ago the first delivery of one of them failed.
+# their next delivery. And how long ago the first delivery of one of them failed, where its handler did not ask for a later one.
 RETRYING = """
-SELECT consumer_group, topic, count(*), extract(epoch FROM clock_timestamp() - min(first_failed_at))::float8, max(fingerprint)
+SELECT consumer_group, topic, count(*),
+    coalesce(extract(epoch FROM clock_timestamp() - min(first_failed_at) FILTER (WHERE NOT is_asked_for))::float8, 0),
+    coalesce(max(fingerprint) FILTER (WHERE NOT is_asked_for), '')
 FROM (
     SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint,
+        fingerprint LIKE 'RetryLater in %%' AS is_asked_for,
         min(failed_at) OVER (PARTITION BY consumer_group, message_id) AS first_failed_at
     FROM (
         SELECT id, consumer_group, topic, message_id, outcome, fingerprint, failed_at
@@ -108,7 +111,7 @@ class GroupStatus:
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
         dead_letters: topic -> number of dead letters, without topics that have none. None: the broker cannot tell now.
-        unhandled: topic -> number of messages that wait, of topics that no handler here and no live consumer takes.
+        unhandled: topic -> messages that wait, of topics that neither code here handles nor a consumer of the last hour.
         has_code: whether this process has a handler of the group.
     """
 
@@ -178,6 +181,7 @@ def read_groups(
         keys = [(one.name, topic) for topic in topics]
         own_paces = [paces[key] for key in keys if key in paces]
         consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
+        lately = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
         live = [process for process in consumers if not process.is_silent]
         found.append(
             GroupStatus(
@@ -185,7 +189,10 @@ def read_groups(
                 alias,
                 topics,
                 _add(answer.waiting, live),
-                {key[1]: _progress(key[1], sends, paces.get(key), retrying.get(key), answer) for key in keys},
+                {
+                    topic: _progress(topic, sends, paces.get((one.name, topic)), retrying.get((one.name, topic)), answer, live)
+                    for topic in topics
+                },
                 answer.trouble,
                 consumers=len(live),
                 silent_seconds=min((process.silent_seconds for process in consumers), default=None),
@@ -194,7 +201,7 @@ def read_groups(
                 can_tell=answer.can_tell,
                 refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
                 dead_letters=_letters(alias, answer, {key[1]: counted[key] for key in keys if key in counted}),
-                unhandled=_unhandled(answer, one.topics, live),
+                unhandled=_unhandled(answer, one.topics, lately),
                 has_code=has_code,
             )
         )
@@ -223,9 +230,9 @@ def _topics_of(group: str, answer: _Answer, letters: Sequence[DeadLetterCount], 
     return sorted(found)
 
 
-def _unhandled(answer: _Answer, handled: Sequence[str], live: Sequence[ProcessStatus]) -> dict[str, int]:
-    """Return what waits in topics that neither code here nor a live consumer handles."""
-    wanted = {*handled, *(topic for process in live for topic in process.topics)}
+def _unhandled(answer: _Answer, handled: Sequence[str], lately: Sequence[ProcessStatus]) -> dict[str, int]:
+    """Return what waits in topics that neither code here handles nor a consumer of the last hour, at any broker."""
+    wanted = {*handled, *(topic for process in lately for topic in process.topics)}
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
 
 
@@ -249,11 +256,16 @@ def _per_minute(paces: Sequence[_Pace]) -> float:
 
 
 def _progress(
-    topic: str, sends: Sequence[tuple[str, float]], pace: _Pace | None, retrying: Sequence[Any] | None, answer: _Answer
+    topic: str,
+    sends: Sequence[tuple[str, float]],
+    pace: _Pace | None,
+    retrying: Sequence[Any] | None,
+    answer: _Answer,
+    live: Sequence[ProcessStatus],
 ) -> TopicProgress:
     idle = pace.idle_seconds if pace else None
-    is_known = pace is not None and max(pace.seconds, pace.idle_seconds) > KNOWN_AFTER_SECONDS
-    is_gone = is_known and topic not in answer.waiting and answer.can_tell and not answer.trouble
+    is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
+    is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
     number, seconds, error = retrying or (0, 0.0, "")
     pace_of_topic = _per_minute([pace] if pace else [])
     return TopicProgress(idle, _waits(sends, topic, idle), number, seconds, error, is_gone, pace_of_topic)

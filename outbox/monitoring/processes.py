@@ -16,6 +16,7 @@ from outbox.database import Connection
 from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER, Handling
 
 HANGS_AFTER = timedelta(minutes=1)
+UNKNOWN_INTERVAL = timedelta(minutes=2)
 
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
@@ -111,7 +112,9 @@ def _beats_within(process: ProcessStatus) -> float:
     task, takes = (CONSUME, settings.consumer.task_time) if is_consumer else (SWEEP, settings.relay.task_time)
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
-    every = max((seconds_between(entry["schedule"]) for entry in entries), default=0.0)
+    # A group of another service is in the schedule of that service's beat, which is not known here.
+    unknown = UNKNOWN_INTERVAL.total_seconds() if is_consumer and not entries else 0.0
+    every = max((seconds_between(entry["schedule"]) for entry in entries), default=unknown)
     is_shared = len({topic.broker for topic in settings.topics.values()}) > 1
     return SILENT_AFTER.total_seconds() + 2 * every + takes.total_seconds() * is_shared
 

@@ -12,7 +12,7 @@ from outbox import conf
 from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
-from outbox.consuming.stored_groups import without_code_on
+from outbox.consuming.stored_groups import without_code_for
 from outbox.database import Connection
 from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
@@ -180,7 +180,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
     subscribed = [one for one in groups().values() if one.find(message.topic, type_name, tag)]
     waiting = [one for one in subscribed if one.name not in handled]
-    without_handler = [one for one in without_code_on(connection, message.topic) if one not in handled]
+    without_handler = [one for one in without_code_for(connection, message.topic, type_name, tag) if one not in handled]
     if waiting or without_handler:
         yield "It was sent."
     else:
@@ -188,7 +188,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
             "It was sent, and every known group has handled it." if handled else "It was sent. No consumer group of it is known."
         )
     for name in without_handler:
-        yield f"Group {name!r}, for which there is no handler here, has not handled it."
+        yield f"Group {name!r}, which reads the topic and has no handler here, has not handled it."
     for group in waiting:
         outcome, error, by = failed.get(group.name, ("", "", ""))
         does = "consumer", message.broker, group.name

@@ -33,8 +33,8 @@ def atomic(
     """
     Open a transaction, or a savepoint in the one that is open; messages published in it go to its database.
 
-    It is Django's `atomic`, which also works, and adds two things: messages go to its database by default, and the outermost block
-    raises where a commit would silently be a rollback.
+    It is Django's `atomic`, which also works, and adds two things: messages go to its database by default, and the outermost
+    block raises where a commit would silently be a rollback.
 
     Args:
         using: the database's alias. By default that of the innermost `atomic()` or of the handler that runs, else where the

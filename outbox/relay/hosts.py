@@ -23,7 +23,7 @@ from outbox.database import Connection, heartbeats, loop_errors
 from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP
 from outbox.database.loop_errors import Loop
 from outbox.ending import Watch
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
@@ -145,8 +145,9 @@ class RelayRunner:
             self._step_at = time.monotonic()
             done = self.relay.step(new)
             if not self.has_worked:
-                loop_errors.clear(self.target.loop)
                 self.has_worked = True
+                if loop_errors.clear(self.target.loop):
+                    self._beat(self._connection)
             if done.batches:
                 idle_since = None
                 if done.claimed >= BUSY_MESSAGES:
@@ -230,7 +231,7 @@ class RelayRunner:
             lane=self.relay.lane.number,
             breaker=self.relay.breakers.describe(),
             note=self._note,
-            errors=loop_errors.read(self.target.database, self.target.broker),
+            errors=loop_errors.read("relay", self.target.database, self.target.broker),
         )
 
     @contextmanager
@@ -301,8 +302,8 @@ def _open(target: RelayTarget, note: str, stack: ExitStack) -> RelayRunner:
 def _send_heartbeat(target: RelayTarget, note: str) -> None:
     """Send a heartbeat with the error of a relay that has no connection, so that operators can read it."""
     with _heartbeat_connection(target) as connection:
-        errors = loop_errors.read(target.database, target.broker)
-        heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors)
+        errors = loop_errors.read("relay", target.database, target.broker)
+        heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
 
 
 @contextmanager
@@ -335,12 +336,17 @@ def run_once(
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
     """
-    with open_runner(target, note=note) as runner:
-        if ending is not None:
-            ending.on_request(runner.stop)
-        if is_sweep:
-            runner.note_sweep()
-        return runner.run(at_most=at_most, idle_timeout=idle_timeout)
+    try:
+        with open_runner(target, note=note) as runner:
+            if ending is not None:
+                ending.on_request(runner.stop)
+            if is_sweep:
+                runner.note_sweep()
+            return runner.run(at_most=at_most, idle_timeout=idle_timeout)
+    except LaneNotHeld:
+        with _heartbeat_connection(target) as connection:  # a worker took the task, though other relays do the work
+            heartbeats.beat(connection, SWEEP if is_sweep else "relay", broker=target.broker, note=note)
+        raise
 
 
 _breakers: dict[RelayTarget, tuple[conf.Settings, Breakers]] = {}

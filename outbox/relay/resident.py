@@ -127,10 +127,11 @@ def run_until_stopped(residents: Sequence[Resident], ending: Ending) -> bool:
     return is_asked
 
 
-def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
-    """Run a step; log an error, so that the next steps are not left out."""
+def try_step(step: Callable[..., object], *args: Any, **options: Any) -> bool:
+    """Run a step; log an error, so that the next steps are not left out. Return whether it succeeded."""
     try:
         step(*args, **options)
+        return True
     except LaneNotHeld as error:
         logger.debug("%s", error)  # other relays are at work
     except NotMigrated as error:
@@ -139,3 +140,4 @@ def try_step(step: Callable[..., object], *args: Any, **options: Any) -> None:
         logger.warning("%s failed for now: %s", step.__qualname__, str(error).strip())
     except Exception as error:
         logger.exception("%s failed: %s", step.__qualname__, str(error).strip() or repr(error))
+    return False

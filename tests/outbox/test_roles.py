@@ -20,7 +20,7 @@ from outbox.batches.operators import retry_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, InboxRefused
 from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.doctor import databases
@@ -275,6 +275,21 @@ class TestAConsumerWhoseInboxIsRefused:
         assert f"permission denied for table {table}" in named[0]
         assert "Group 'points': The consumer of process " in named[0]
         assert worker.tally.dead_letters == 1
+
+    def test_gives_up_no_message_that_nobody_wants(self, granted, as_owner):
+        consumer(OrderMade, group="points", tags=["other"])(lambda message, context: None)
+        with atomic():
+            publish(OrderMade(order_id=1), tag="mine")
+        run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
+        as_owner(f"REVOKE INSERT ON outbox_inbox FROM {ROLE}")
+
+        with as_role(), closing(Worker(register.group("points"), "default")) as worker:
+            with pytest.raises(InboxRefused):
+                worker.step(timedelta(0))
+            as_owner(f"GRANT INSERT ON outbox_inbox TO {ROLE}")
+            wait_until(lambda: worker.step(timedelta(0)) and worker.tally.ignored)
+
+        assert worker.tally.dead_letters == 0
 
     def _run(self, worker: Worker) -> None:
         try:

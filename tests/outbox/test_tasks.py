@@ -73,8 +73,10 @@ class TestRelay:
         publish()
 
         tasks.relay()
+        tasks.sweep()
 
         assert sent() == 0
+        assert sorted(Process.objects.values_list("kind", "note")) == [("relay", "celery"), ("sweep", "celery")]
 
     def test_leaves_nothing_behind(self, connect):
         tasks.relay()

@@ -267,7 +267,15 @@ class RabbitMQBroker(DeadLetters):
         return self._letters.discard(group, letters)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
-        """Delete the group's queues, and the notes of its owner. The queues of topics that settings no longer have, too."""
+        """
+        Delete the group's queues, and the notes of its owner; those of topics that settings no longer have, too.
+
+        A retry whose delay is not over becomes undeliverable then, as a message without a group does.
+
+        Raises:
+            UnsupportedByBroker: OPTIONS["GROUPS"] names the group.
+            BrokerUnavailable: a consumer receives from a queue.
+        """
         self._require_owner(group)
         for topic in topics:
             if group in self._settings.groups.get(topic, ()):
@@ -276,9 +284,13 @@ class RabbitMQBroker(DeadLetters):
                     "declare its queue again. Remove it there, and restart them."
                 )
         with self._asking("delete the group's queues") as channel:
+            queues = [queue for topic in topics for queue in topology.all_group_queues(topic, group)]
+            for queue in queues:
+                if (state := topology.state_of(channel, queue)) and state[1]:
+                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}. Stop it, and try again.")
+            for queue in queues:
+                channel.queue_delete(queue)
             for topic in topics:
-                for queue in topology.all_group_queues(topic, group):
-                    channel.queue_delete(queue)
                 channel.exchange_delete(topology.queue_name(topic, group))
 
     def close(self) -> None:

@@ -23,8 +23,9 @@ from outbox.management.confirm import confirm
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.monitoring.connection import connected
-from outbox.monitoring.groups import GroupStatus
-from outbox.monitoring.status import Status, read_status
+from outbox.monitoring.processes import read_processes
+from outbox.monitoring.status import read_status
+from outbox.monitoring.text import age
 from outbox.relay.hosts import databases
 
 logger = get_logger(__name__)
@@ -58,13 +59,20 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         group, only = options["group"], options["topic"]
+        done: list[Dropped] = []
         try:
             found = list(_find(group, only))
+            for alias in {one.broker for one in found}:
+                _forget(group, alias, [])  # raises where the broker cannot
             if found and not options["no_input"]:
                 confirm(f"{_as_table(found)}\n\n{FINAL}")
+                _require_stopped(group, [one.topic for one in found])
             for one in found:
                 _drop(group, one)
+                done.append(one)
         except (OutboxError, psycopg.Error) as error:
+            if done:
+                self.stderr.write(f"{_as_table(done)}\n\nThese were dropped, the others were not.")
             raise unable(error) from error
         if options["json"]:
             self.stdout.write(json.dumps({"group": group, "dropped": [asdict(one) for one in found]}))
@@ -87,30 +95,32 @@ def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
         with connected(alias, "outbox forget") as connection:
             status = read_status(connection, alias)
         for one in (one for one in status.groups if one.consumer_group == group):
+            if one.trouble:
+                raise unable(f"Broker {one.broker!r} cannot tell what waits for group {group!r}: {one.trouble}")
             topics = [topic for topic in {*one.waiting, *(one.dead_letters or ())} if topic not in handled]
             chosen = sorted(topic for topic in topics if only is None or topic in only)
-            _require_stopped(one, status, chosen)
+            _require_stopped(group, chosen)
             for topic in chosen:
                 yield Dropped(alias, one.broker, topic, one.waiting.get(topic, 0), (one.dead_letters or {}).get(topic, 0))
 
 
-def _require_stopped(group: GroupStatus, status: Status, topics: Sequence[str]) -> None:
-    name = group.consumer_group
-    if group.trouble:
-        raise unable(f"Broker {group.broker!r} cannot tell what waits for group {name!r}: {group.trouble}")
-    for process in status.processes:
-        taken = sorted({*topics} & {*process.topics})
-        if process.does == ("consumer", group.broker, name) and not process.is_silent and taken:
-            raise unable(
-                f"A consumer of group {name!r} takes topic {taken[0]!r}: process {process.name}. Stop it, and all others of that "
-                "release, before you drop its messages."
-            )
+def _require_stopped(group: str, topics: Sequence[str]) -> None:
+    """Raise CommandError if a consumer has taken one of the topics in the last hour and has not been stopped cleanly."""
+    for alias in databases():
+        with connected(alias, "outbox forget") as connection:
+            processes = read_processes(connection)
+        for process in processes:
+            taken = sorted({*topics} & {*process.topics})
+            if (process.kind, process.consumer_group) == ("consumer", group) and taken:
+                raise unable(
+                    f"A consumer of group {group!r} takes topic {taken[0]!r}: process {process.name}, whose last heartbeat came "
+                    f"{age(process.silent_seconds)} ago. Stop it, and all others of that release, before you drop its messages. "
+                    "One that was killed counts for an hour."
+                )
 
 
 def _drop(group: str, one: Dropped) -> None:
-    with closing(conf.make_broker(one.broker)) as broker:
-        set_owner(broker, group, one.database)
-        broker.forget_group(group, [one.topic])
+    _forget(group, one.broker, [one.topic], one.database)
     with connected(one.database, "outbox forget") as connection:
         stored_groups.forget(connection, group, one.topic)
     logger.warning(
@@ -121,6 +131,13 @@ def _drop(group: str, one: Dropped) -> None:
         one.waiting,
         one.dead_letters,
     )
+
+
+def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = None) -> None:
+    with closing(conf.make_broker(alias)) as broker:
+        if using is not None:
+            set_owner(broker, group, using)
+        broker.forget_group(group, topics)
 
 
 def _in(only: Sequence[str] | None) -> str:

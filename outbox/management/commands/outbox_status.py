@@ -106,7 +106,7 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}))
+            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}, default=str))
         else:
             self.stdout.write("\n\n".join(map(_as_text, found)))
         if any(status.attention for status in found):

@@ -19,9 +19,6 @@ from outbox.relay.hosts import relay_targets
 
 STATEMENT_SECONDS = 30
 
-# Said here or by databases.py, whether or not messages wait.
-SAID = {Kind.NO_RELAY, Kind.NO_CONSUMER, Kind.NO_MAINTENANCE}
-
 
 def check() -> Iterator[Finding]:
     """Check the heartbeats of relays and consumers, then yield what needs attention."""
@@ -29,13 +26,15 @@ def check() -> Iterator[Finding]:
     for target in relay_targets():
         if target.database in read:
             yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
+    said = [(Kind.NO_RELAY, f"broker {target.broker!r}") for target in relay_targets()]
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         for alias in group.brokers:
             if group.using in read and group.name not in by_beat:
+                said.append((Kind.NO_CONSUMER, f"group {group.name!r}"))
                 yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
     for status in read.values():
-        yield from (_finding(one) for one in status.attention if one.kind not in SAID)
+        yield from (_finding(one) for one in status.attention if (one.kind, one.subject) not in said)
 
 
 def _errors(status: Status, *does: str) -> list[str]:

@@ -87,12 +87,12 @@ class TestOverHttp:
 
     def test_notes_that_nobody_is_there_until_there_is_an_answer(self, endpoint):
         over_http("http://127.0.0.1:1/", SECRET)(HALF)
-        away = loop_errors.read("default", "default")
+        away = loop_errors.read("relay", "default", "default")
         over_http(endpoint.url, SECRET)(HALF)
 
         [text] = away.values()
         assert text.startswith("The check-back endpoint http://127.0.0.1:1/ cannot be reached: ConnectionRefusedError")
-        assert loop_errors.read("default", "default") == {}
+        assert loop_errors.read("relay", "default", "default") == {}
 
     @pytest.mark.parametrize(
         ("status", "says"),

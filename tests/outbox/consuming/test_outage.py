@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
@@ -19,6 +20,7 @@ from outbox.models import FailedDelivery, Tries
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,6 +49,34 @@ def worker(worker) -> Worker:
                 raise
 
     return worker()
+
+
+class TestASessionThatAHandlerLeftReadOnly:
+    def test_is_left_for_another_one(self, broker, clock):
+        handled: list[str] = []
+
+        @consumer(Placed, group="cart")
+        def spoil(message, context):
+            handled.append(message.invoice)
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION default_transaction_read_only = on")
+
+        broker.send([outgoing(Placed("A1"))])
+        one = Worker(group("cart"), "default")
+        thread = threading.Thread(target=self._run, args=[one])
+        thread.start()
+        try:
+            wait_until(lambda: handled == ["A1"])
+            broker.send([outgoing(Placed("A2"))])
+            wait_until(lambda: clock.forward(timedelta(seconds=30)) or handled == ["A1", "A2"])
+        finally:
+            one.stop()
+            thread.join(20)
+
+    def _run(self, one: Worker) -> None:
+        one.run()
+        one.close()
+        connections.close_all()
 
 
 class TestWorker:

@@ -41,6 +41,12 @@ class TestBeat:
 
         assert Process.objects.count() == 3
 
+    def test_stores_errors_that_postgresql_cannot_hold_as_they_are(self, connection):
+        heartbeats.beat(connection, "relay", errors={"check loop": "a\x00b\ud800"}, refusals={"orders": "\x00"})
+
+        row = Process.objects.get()
+        assert (row.errors, row.refusals) == ({"check loop": "a\\x00b\\ud800"}, {"orders": "\\x00"})
+
 
 class TestLeave:
     def test_takes_its_own_row_away(self, connection):

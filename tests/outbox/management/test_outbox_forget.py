@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
@@ -15,6 +15,7 @@ from outbox import conf, consumer
 from outbox.brokers.base import Outgoing
 from outbox.consuming import register
 from outbox.embedded.models import EmbeddedOffset
+from outbox.management.commands import outbox_forget
 from outbox.models import Gap, Process, Tries
 from tests.factories import message_id
 
@@ -96,6 +97,18 @@ class TestForget:
         assert "orders" in capsys.readouterr().err
         assert waiting() == ({"orders": 2, "parcels": 1}, {"orders": 1})
 
+    def test_refuses_where_a_consumer_has_started_during_the_confirmation(self, mail, monkeypatch):
+        def answer(warning):
+            wants = ["orders\x1ftopic orders\x1f*"]
+            Process.objects.create(kind="consumer", host="web", pid=7, broker="default", consumer_group="mail", wants=wants)
+
+        monkeypatch.setattr(outbox_forget, "confirm", answer)
+
+        with pytest.raises(CommandError, match="A consumer of group 'mail' takes topic 'orders'"):
+            forget("mail")
+
+        assert waiting() == ({"orders": 2, "parcels": 1}, {"orders": 1})
+
     def test_says_that_nothing_waits(self, db):
         assert forget("nobody", "--no-input") == ("Nothing waits for group 'nobody'.\n", 1)
 
@@ -105,9 +118,11 @@ class TestForget:
         with pytest.raises(CommandError, match="has a handler for topic 'orders'"):
             forget("mail", "--topic", "orders", "--no-input")
 
-    def test_refuses_while_a_process_of_another_release_takes_the_messages(self, mail):
+    @pytest.mark.parametrize("silent", [0, 50])
+    def test_refuses_while_a_process_of_another_release_takes_the_messages(self, silent, mail):
         wants = ["orders\x1ftopic orders\x1f*"]
-        Process.objects.create(kind="consumer", host="web", pid=7, broker="default", consumer_group="mail", wants=wants)
+        made = Process.objects.create(kind="consumer", host="web", pid=7, broker="other", consumer_group="mail", wants=wants)
+        Process.objects.filter(id=made.id).update(beat_at=datetime.now(UTC) - timedelta(minutes=silent))
 
         with pytest.raises(CommandError, match="A consumer of group 'mail' takes topic 'orders': process web:7"):
             forget("mail", "--no-input")

@@ -2,7 +2,7 @@ import json
 import re
 import socket
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -312,6 +312,14 @@ class TestMessage:
     def test_refuses_what_it_cannot_read(self, arguments, error):
         with pytest.raises(CommandError, match=error):
             status(*arguments)
+
+
+class TestOverdueDays:
+    def test_are_printed_as_json(self, capsys, monkeypatch):
+        monkeypatch.setattr("outbox.monitoring.status.overdue", lambda days: [date(2001, 2, 3)])
+
+        assert status("--json") == 1
+        assert json.loads(capsys.readouterr().out)["databases"][0]["overdue"] == ["2001-02-03"]
 
 
 class TestAlive:

@@ -282,6 +282,11 @@ class TestWakeupsByCelery:
 
         assert read() == []
 
+    def test_are_not_sent_by_a_tombstone_of_a_check_back(self, read, relay):
+        MessageRowFactory(id=message_id(ago(minutes=2)), topic_id=0)
+
+        assert read() == []
+
     def test_that_come_while_beat_is_away_are_no_sign_of_it(self, read):
         a_process("relay", note="celery", age=300)
         a_process("sweep", note="celery", age=300, silent=120)
@@ -500,6 +505,22 @@ class TestGroups:
 
         assert read() == []
 
+    def test_need_none_about_what_waits_for_a_handler_within_its_time_limit(self, read):
+        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": 600.0}
+        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
+        a_backlog("a", "b", "c")
+        handled(seconds=400)
+
+        assert read() == []
+
+    def test_need_none_while_a_handler_asks_for_a_later_delivery(self, read):
+        a_process("consumer", consumer_group="cart")
+        handled(seconds=1)
+        failed = a_failure(fingerprint="RetryLater in shop.add_points: the shop is closed")
+        FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(minutes=12))
+
+        assert read() == []
+
     def test_name_a_hanging_handler_once_with_those_that_wait_behind_it(self, read):
         about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": None}
         a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
@@ -509,7 +530,7 @@ class TestGroups:
         assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
 
     def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_process("consumer", consumer_group="cart", wants=["parcels\x1fattention.parcel\x1f*"])
         handled(seconds=40)
 
         [one] = read()
@@ -536,15 +557,18 @@ class TestGroups:
 
         assert (one.kind, one.subject) == (Kind.NO_HANDLER, "group 'cart'")
         assert one.cause == "2 messages of topic 'parcels' wait, and no handler takes them."
-        assert one.step.endswith("or drop them: outbox_forget cart --topic parcels.")
+        assert one.step.endswith("If it was removed for good, drop them: outbox_forget cart --topic parcels.")
 
-    def test_need_none_while_a_process_of_another_release_takes_them(self, read, monkeypatch):
+    @pytest.mark.parametrize(("silent", "kinds"), [(0, []), (60, [Kind.NO_CONSUMER])])
+    def test_have_a_handler_in_another_release_whose_process_has_taken_them_lately(self, silent, kinds, read, monkeypatch):
         a_backlog("a", "b")
         handled(seconds=1)
         monkeypatch.setattr(register, "registered", {})
-        a_process("consumer", consumer_group="cart", wants=["parcels\x1fattention.parcel\x1f*"])
+        wants = ["parcels\x1fattention.parcel\x1f*"]
+        a_process("consumer", broker="another", consumer_group="cart", silent=silent, wants=wants)
+        a_process("consumer", consumer_group="cart", silent=silent, wants=wants)
 
-        assert read() == []
+        assert [one.kind for one in read()] == kinds
 
     def test_name_messages_of_a_topic_whose_handler_was_removed(self, read, settings, monkeypatch):
         a_backlog("a", "b")

@@ -190,7 +190,16 @@ class TestSent:
         about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
 
-        assert ask(message) == "It was sent. Group 'mail', for which there is no handler here, has not handled it."
+        assert ask(message) == "It was sent. Group 'mail', which reads the topic and has no handler here, has not handled it."
+
+    def test_to_a_group_of_another_service_that_wants_other_types(self, message, ask):
+        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+        about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
+        Inbox.objects.create(message_id=message_id(), **about)
+        wants = ["orders\x1fshop.Billed\x1f*"]
+        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="mail", wants=wants)
+
+        assert ask(message) == "It was sent, and every known group has handled it."
 
     def test_though_no_group_is_known(self, message, ask, monkeypatch):
         monkeypatch.setattr(register, "registered", {})

@@ -55,7 +55,7 @@ class TestKeepUp:
         with pytest.raises(kind):
             maintain("default")
 
-        assert loop_errors.read("default", "default") == {MAINTENANCE: "no"}
+        assert loop_errors.read("relay", "default", "default") == {MAINTENANCE: "no"}
 
     @pytest.mark.parametrize("kind", [errors.DeadlockDetected, errors.LockNotAvailable, errors.AdminShutdown])
     def test_does_not_note_what_passes_by_itself(self, refuse_days, kind):
@@ -64,17 +64,17 @@ class TestKeepUp:
         with pytest.raises(kind):
             maintain("default")
 
-        assert loop_errors.read("default", "default") == {}
+        assert loop_errors.read("relay", "default", "default") == {}
 
     def test_forgets_an_error_after_which_another_process_had_its_turn(self, refuse_days, monkeypatch):
         refuse_days(errors.InsufficientPrivilege("no"))
         with pytest.raises(errors.InsufficientPrivilege):
             maintain("default")
-        assert loop_errors.read("default", "default") == {MAINTENANCE: "no"}
+        assert loop_errors.read("relay", "default", "default") == {MAINTENANCE: "no"}
 
         monkeypatch.setattr(loop_errors, "FORGET_SECONDS", 0.0)
 
-        assert loop_errors.read("default", "default") == {}
+        assert loop_errors.read("relay", "default", "default") == {}
 
     def test_forgets_silent_processes(self):
         Process.objects.create(kind="relay", host="h", pid=1, beat_at=datetime.now(UTC) - timedelta(minutes=6))

@@ -1,3 +1,4 @@
+from datetime import date
 from importlib import import_module
 
 import celery
@@ -48,6 +49,14 @@ class TestProcesses:
         [(level, text)] = about(processes, named)
         assert level is Level.WARNING
         assert text.endswith("fails. permission denied for table outbox_ticket.")
+
+    def test_are_not_all_that_needs_attention(self, about, monkeypatch):
+        monkeypatch.setattr("outbox.monitoring.status.overdue", lambda days: [date(2001, 2, 3)])
+
+        [(level, text)] = about(processes, "database 'default'")
+
+        assert level is Level.WARNING
+        assert text.startswith("Messages of 1 day are kept past their retention, from 2001-02-03 on.")
 
     @pytest.mark.parametrize("subject", [RELAY, CONSUMER])
     def test_are_missed_when_they_send_none(self, about, subject):
