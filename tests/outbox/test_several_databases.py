@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox import consumer, database, publish
 from outbox.check_backs.loop import CheckLoop
 from outbox.checks.servers import check_schemas
@@ -50,7 +50,7 @@ def consume(group):
 
 
 def publish_in(alias, number, **options):
-    with outbox_transaction(alias):
+    with outbox_atomic(alias):
         publish(OrderMade(order_id=number), **options)
 
 
@@ -96,7 +96,7 @@ class TestTwoDatabasesOnOneBroker:
         assert not CheckBack.objects.using("default").exists()
 
     def test_have_no_transaction_in_common(self):
-        with transaction.atomic(), outbox_transaction("other"):
+        with transaction.atomic(), outbox_atomic("other"):
             publish(OrderMade(order_id=1))
             transaction.set_rollback(True, using="other")
 
@@ -220,7 +220,7 @@ class TestASchemaForEachTenant:
         with connection.cursor() as cursor:
             cursor.execute("CREATE TABLE north.auth_group (LIKE public.auth_group INCLUDING ALL)")
 
-        with outbox_transaction():
+        with outbox_atomic():
             group = Group.objects.create(name="the north's")
             publish(OrderMade(order_id=1), about=group, headers={"tenant": schema})
         relay("default")

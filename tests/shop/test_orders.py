@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from outbox import COMMIT, ROLLBACK, UNKNOWN, publish
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox.testing.factories import TicketFactory
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Letter, Order, PointsEntry, Shipment
@@ -45,7 +45,7 @@ class TestPlacingAnOrder:
 
 class TestPublishingByHand:
     def test_leads_to_points(self, outbox):
-        with outbox_transaction():
+        with outbox_atomic():
             publish(ORDER)
 
         outbox.run_until_idle()

@@ -12,7 +12,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 
 from outbox import apublish, publish, transactional
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox.errors import ConfigurationError, NotAwaited, NotInTransaction
 from outbox.message import Cause, Header, current_cause
 from tests.outbox.publishing.rows import OrderMade, bodies, headers_of, message_rows
@@ -179,7 +179,7 @@ class TestACoroutineFunction:
             await apublish(OrderMade(order_id=1))
             raise Broken
 
-        with outbox_transaction():
+        with outbox_atomic():
             with pytest.raises(Broken):
                 async_to_sync(place)()
             assert message_rows() == []
@@ -265,7 +265,7 @@ class TestApublish:
 
     def test_is_not_helped_by_a_block_in_a_coroutine(self):
         async def place():
-            with outbox_transaction():
+            with outbox_atomic():
                 await apublish(OrderMade(order_id=1))
 
         with pytest.raises(SynchronousOnlyOperation):
@@ -312,7 +312,7 @@ class TestACallThatIsNotAwaited:
 
     @staticmethod
     def forget_in_a_block(name):
-        with outbox_transaction():
+        with outbox_atomic():
             Group.objects.create(name=name)
             apublish(OrderMade(order_id=1))
 
@@ -339,7 +339,7 @@ class TestACallThatIsNotAwaited:
         assert Group.objects.count() == len(message_rows()) == 0
 
     def test_rolls_back_no_more_than_the_block_that_it_is_in(self):
-        with outbox_transaction():
+        with outbox_atomic():
             Group.objects.create(name="staff")
             with pytest.raises(NotAwaited):
                 self.forget_in_a_block("other")

@@ -8,7 +8,7 @@ from django.db.models.signals import post_save
 from django.test import TestCase, override_settings
 
 from outbox import Envelope, apublish, publish, publish_many, publish_raw
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.publishing.transactions import describe
 from tests.outbox.publishing.conftest import OUTBOX
@@ -99,7 +99,7 @@ class TestPublishingWhenARowIsSaved:
         assert message_rows() == []
 
     def test_commits_both_in_a_transaction_around_it(self):
-        with outbox_transaction():
+        with outbox_atomic():
             Group.objects.create(name="staff")
 
         assert Group.objects.filter(name="staff").exists()
@@ -149,16 +149,16 @@ class TestTheDatabase:
         assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
 
     def test_is_that_of_the_innermost_transaction_of_ours(self):
-        with outbox_transaction(), outbox_transaction("other"):
+        with outbox_atomic(), outbox_atomic("other"):
             publish(OrderMade(order_id=1))
 
         assert (len(message_rows()), len(message_rows("other"))) == (0, 1)
 
     def test_is_that_of_the_outer_one_again_when_the_inner_has_ended(self):
-        with outbox_transaction(), outbox_transaction("other"):
+        with outbox_atomic(), outbox_atomic("other"):
             pass
-        with outbox_transaction():
-            with outbox_transaction("other"):
+        with outbox_atomic():
+            with outbox_atomic("other"):
                 pass
             publish(OrderMade(order_id=1))
 
@@ -169,7 +169,7 @@ class TestTheDatabase:
 
         with transaction.atomic(using="other"):
             publish(OrderMade(order_id=1))
-        with outbox_transaction() as alias:
+        with outbox_atomic() as alias:
             publish(OrderMade(order_id=2))
 
         assert alias == "other"
@@ -301,7 +301,7 @@ class TestTheKeyOfTheRow:
 class TestTransaction:
     def test_rolls_back_on_an_exception(self):
         def fail():
-            with outbox_transaction():
+            with outbox_atomic():
                 publish(OrderMade(order_id=1))
                 raise ZeroDivisionError
 
@@ -311,9 +311,9 @@ class TestTransaction:
         assert message_rows() == []
 
     def test_is_a_savepoint_in_another(self):
-        with outbox_transaction():
+        with outbox_atomic():
             publish(OrderMade(order_id=1))
-            with outbox_transaction():
+            with outbox_atomic():
                 publish(OrderMade(order_id=2))
                 transaction.set_rollback(True)
 
@@ -321,9 +321,9 @@ class TestTransaction:
 
     @pytest.mark.django_db(transaction=True)
     def test_can_insist_on_being_the_outermost(self):
-        with outbox_transaction(durable=True):
+        with outbox_atomic(durable=True):
             publish(OrderMade(order_id=1))
-        with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), outbox_transaction(durable=True):
+        with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), outbox_atomic(durable=True):
             pass
 
         assert len(message_rows()) == 1
@@ -345,7 +345,7 @@ class TestATestsOwnTransaction:
 
         assert "Open are transactions of" not in str(caught.value)
 
-    @pytest.mark.parametrize("block", [transaction.atomic, outbox_transaction])
+    @pytest.mark.parametrize("block", [transaction.atomic, outbox_atomic])
     def test_holds_what_a_block_in_it_publishes(self, block):
         with block():
             publish(OrderMade(order_id=1))
@@ -359,7 +359,7 @@ class TestATestCasesOwnTransaction(TestCase):
 
     @classmethod
     def setUpTestData(cls):
-        with outbox_transaction():
+        with outbox_atomic():
             publish(OrderMade(order_id=1))
         try:
             publish(OrderMade(order_id=2))

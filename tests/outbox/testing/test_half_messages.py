@@ -1,7 +1,7 @@
 import pytest
 from django.db import transaction
 
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox import publish
 from outbox.models import Batch, CheckBack, State
 from tests.outbox.publishing.rows import OrderMade
@@ -34,7 +34,7 @@ class TestCheckBack:
 
     @pytest.mark.django_db(databases=["default", "other"])
     def test_asks_the_database_that_the_message_is_from(self, outbox):
-        with outbox_transaction("other"):
+        with outbox_atomic("other"):
             publish(ORDER)
         with outbox.crash("after_decide"):
             outbox.run_until_idle()
@@ -50,7 +50,7 @@ class TestHalfFirst:
             request.getfixturevalue("transactional_db")
         outbox = request.getfixturevalue("outbox")
         seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
+        with outbox_atomic(half_first=ORDER):
             pass
 
         outbox.run_until_idle()
@@ -60,7 +60,7 @@ class TestHalfFirst:
 
     def test_is_rolled_back_with_its_transaction(self, outbox, handled):
         seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
+        with outbox_atomic(half_first=ORDER):
             transaction.set_rollback(True)
 
         outbox.run_until_idle()
@@ -69,7 +69,7 @@ class TestHalfFirst:
 
     def test_is_committed_by_the_check_back_where_its_process_died(self, outbox, handled):
         seen = handled(OrderMade)
-        with outbox_transaction(half_first=ORDER):
+        with outbox_atomic(half_first=ORDER):
             pass
         with outbox.crash("half_first.after_commit"):
             outbox.run_until_idle()

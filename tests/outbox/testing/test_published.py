@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import transaction
 
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox import publish, publish_raw
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved
 
@@ -44,7 +44,7 @@ class TestPublished:
         assert one.database == "default"
 
     def test_leaves_out_what_was_rolled_back(self, outbox):
-        with outbox_transaction():
+        with outbox_atomic():
             publish(OrderMade(order_id=1))
             transaction.set_rollback(True)
 
@@ -71,7 +71,7 @@ class TestPublished:
     @pytest.mark.django_db(databases=["default", "other"])
     def test_looks_into_each_database_of_the_test(self, outbox):
         publish_orders("Ann")
-        with outbox_transaction("other"):
+        with outbox_atomic("other"):
             publish(OrderMade(order_id=2))
 
         assert [one.database for one in outbox.published(OrderMade)] == ["default", "other"]

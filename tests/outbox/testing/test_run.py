@@ -6,7 +6,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
 
 from outbox import Message, Reject, RetryLater, publish
-from outbox import atomic as outbox_transaction
+from outbox import atomic as outbox_atomic
 from outbox.consuming import register
 from outbox.models import Inbox
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved
@@ -153,14 +153,14 @@ class TestRunUntilIdle:
             outbox.run_until_idle()
 
     def test_refuses_to_relay_what_is_not_committed(self, outbox):
-        with outbox_transaction():
+        with outbox_atomic():
             publish(ORDER)
             with pytest.raises(AssertionError, match="A transaction of database 'default' is open in this test"):
                 outbox.run_until_idle()
 
     @pytest.mark.django_db(transaction=True)
     def test_refuses_it_where_tests_commit_too(self, outbox):
-        with outbox_transaction(), pytest.raises(AssertionError, match="is open in this test"):
+        with outbox_atomic(), pytest.raises(AssertionError, match="is open in this test"):
             outbox.run_until_idle()
 
     def test_says_that_a_transaction_of_the_test_is_broken(self, outbox):
@@ -186,7 +186,7 @@ class TestRunUntilIdle:
     def test_serves_each_database_of_the_test(self, outbox, handled):
         here, there = handled(OrderMade), handled(OrderMade, group="other", using="other")
         commit()
-        with outbox_transaction("other"):
+        with outbox_atomic("other"):
             publish(OrderMade(order_id=2))
 
         outbox.run_until_idle()
