@@ -86,7 +86,7 @@ storm-celery: $(VENV)/.dev ## hurt RabbitMQ and Redis, relays, workers and publi
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")
 	@$(BIN)/python -m pytest -m "browser or million" --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,browser|million))
 
-screenshots: $(VENV)/.browser ## take the README's screenshots anew
+screenshots: $(VENV)/.browser ## take the screenshots of docs/ anew
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 	@cp $(addprefix var/screenshots/,$(notdir $(wildcard docs/screenshots/*.png))) docs/screenshots/
 

@@ -10,6 +10,10 @@ from outbox.models import State
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docker/README.md")
 PAGES = [ROOT / name for name in ALONE] + sorted((ROOT / "docs").rglob("*.md"))
+# All but what is looked up in, and the pages of decisions, which have a form of their own.
+READ_THROUGH = sorted(
+    page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "reference" and not page.match("decisions/0*.md")
+)
 STATE_MACHINE = (ROOT / "docs/state-machine.md").read_text()
 
 
@@ -26,6 +30,22 @@ class TestLinks:
         folder = ROOT / "docs/decisions"
 
         assert set(links(folder / "README.md")) == {page.name for page in folder.glob("0*.md")}
+
+
+class TestTheIndex:
+    def test_leads_to_every_page(self):
+        pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+        pages = {page for page in pages if not page.startswith("decisions/0")}
+
+        assert set(links(ROOT / "docs/README.md")) == pages - {"README.md"}
+
+
+class TestAPage:
+    @pytest.mark.parametrize("page", READ_THROUGH, ids=lambda page: str(page.relative_to(ROOT)))
+    def test_opens_with_what_its_reader_can_do_after_it(self, page):
+        _, _, text = page.read_text().partition("\n\n")
+
+        assert text.startswith("After this page you ")
 
 
 class TestTheStateMachine:

@@ -16,7 +16,7 @@ from docs.generate.markdown import code, document, table
 from docs.generate.source import comments_of_names
 
 INTRODUCTION = """
-What a project imports. Nothing else is public: what stands in other modules may change with any release. Errors have
+What a project imports. Nothing else is public: other modules may change with any release. Errors have
 [a page of their own](errors.md), and so have [settings](settings.md) and [commands](commands.md).
 """
 

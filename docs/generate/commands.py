@@ -18,8 +18,9 @@ INTRODUCTION = """
 
 {codes}
 
-Before they begin, commands run the system checks; an error there ends them with 1. Beside what stands here each takes Django's
-own options, such as `--settings`, `--verbosity` and `--traceback`. `--json` prints one line at the end and nothing else.
+Before they begin, commands run the system checks; an error there ends them with 1. Beside what is listed here each takes
+Django's own options, such as `--settings`, `--verbosity` and `--traceback`. All but {silent} take `--json`, which prints
+one line at the end and nothing else.
 """
 
 FOLDERS = {"outbox": "outbox/management/commands", "outbox.pipeline": "outbox/pipeline/management/commands"}
@@ -30,7 +31,11 @@ def page() -> str:
     _, _, codes = (exits.__doc__ or "").strip().partition("\n\n")
     listed = "\n".join(f"- **{number}** {text}" for number, text in _codes(flat(codes)))
     overview = table(["command", "what for"], [[code(name), reasons.COMMANDS[name]] for name in names()])
-    parts = [INTRODUCTION.strip().format(codes=listed), overview, *(_section("outbox", name) for name in names_of("outbox"))]
+    parts = [
+        INTRODUCTION.strip().format(codes=listed, silent=_without_json()),
+        overview,
+        *(_section("outbox", name) for name in names_of("outbox")),
+    ]
     pipeline = [_section("outbox.pipeline", name) for name in names_of("outbox.pipeline")]
     return document("Commands", " and ".join(FOLDERS.values()), *parts, *pipeline)
 
@@ -43,6 +48,16 @@ def names() -> list[str]:
 def names_of(app: str) -> list[str]:
     """Return the names of an app's commands."""
     return sorted(path.stem for path in (ROOT / FOLDERS[app]).glob("outbox_*.py"))
+
+
+def _without_json() -> str:
+    """Return the commands that do not take --json, as text."""
+    takes = {
+        name: "--json" in load_command_class(app, name).create_parser("manage.py", name).format_help()
+        for app in FOLDERS
+        for name in names_of(app)
+    }
+    return ", ".join(code(name) for name, does in takes.items() if not does)
 
 
 def _codes(text: str) -> Iterator[tuple[str, str]]:

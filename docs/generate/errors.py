@@ -11,9 +11,9 @@ from outbox.pipeline import errors as pipeline_errors
 
 INTRODUCTION = """
 All inherit `outbox.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
-`ValueError`. Each text says what happened, to which row or topic, and what to do. They stand in `outbox.errors`; `OutboxError`,
+`ValueError`. Each text says what happened, to which row or topic, and what to do. They are in `outbox.errors`; `OutboxError`,
 `NotInTransaction`, `HalfNotStored`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors never leave its
-adapter: sends answer with a verdict, other calls raise `BrokerUnavailable`.
+adapter: a send returns a result for each message, other calls raise `BrokerUnavailable`.
 """
 
 

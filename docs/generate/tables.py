@@ -17,8 +17,8 @@ from docs.generate.source import ROOT, attributes, docstring
 
 INTRODUCTION = """
 The tables are written in SQL by the migrations; the models of the same names read them. `outbox_message` is partitioned by day,
-and nothing refers to it by a foreign key. What a state becomes, and by which statement, stands in
-[the state machine](../state-machine.md).
+and nothing refers to it by a foreign key. [The state machine](../state-machine.md) has the
+steps between the states, and their functions.
 """
 
 STATES = [

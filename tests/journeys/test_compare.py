@@ -74,7 +74,7 @@ class TestTheComparison:
         assert ways["delay"]["failed_requests"] > 4
 
     def test_is_what_the_readme_shows(self, played):
-        shown, seen = rows(readme.section("See it")), rows(played.stderr)
+        shown, seen = rows(readme.section(readme.WHY)), rows(played.stderr)
 
         assert len(seen) == 8
         assert shown == seen

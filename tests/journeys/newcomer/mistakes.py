@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tests.journeys.newcomer.project import SETTINGS, Command, Play
 
-MESSAGES, CONSUMERS, VIEWS, URLS = "shop/messages.py", "shop/consumers.py", "shop/views.py", "mysite/urls.py"
+MESSAGES, CONSUMERS, ORDERS, URLS = "shop/messages.py", "shop/consumers.py", "shop/orders.py", "mysite/urls.py"
 APPS = '"outbox", "outbox.embedded", "shop"'
-TOPICS = '{"orders": {"TYPE": "transaction"}}'
+TOPICS = '{"orders": {}}'
 DECORATOR = '@consumer(OrderPlaced, group="points")'
 
 CHECK: Command = ("check",)
@@ -115,6 +115,7 @@ CHECKED = [
         'The project uses outbox, which is not in INSTALLED_APPS. Add to the settings: INSTALLED_APPS += ["outbox"]. '
         "Then run manage.py migrate.",
         (SETTINGS, APPS, '"shop"'),
+        (URLS, "", "from shop import orders"),
     ),
     checked(
         "the app is not in INSTALLED_APPS, and Celery's tasks use it",
@@ -192,7 +193,8 @@ CHECKED = [
     checked(
         "@transactional decorates a class",
         "@transactional cannot decorate the class Place. Decorate a method of it, or use @method_decorator",
-        (VIEWS, "", "@transactional\nclass Place: ..."),
+        (ORDERS, "", "from outbox import transactional\n@transactional\nclass Place: ..."),
+        (URLS, "", "from shop import orders"),
     ),
     checked(
         "a task's topic is in TOPICS",

@@ -27,13 +27,15 @@ NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"  # for what is to be said wi
 SECONDS = 60
 
 CELERY_APP = """
+import os
 from celery import Celery
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
 app = Celery("mysite")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 """
 
-# Said with the quick start, which has no Celery.
+# Of the README's example, which has no Celery.
 NO_CELERY = 'OUTBOX["CELERY_WAKEUP"] = False\n'
 
 Command = tuple[str, ...]
@@ -98,7 +100,7 @@ class Stage:
         return self._url(name)
 
     def set_up(self) -> None:
-        """Make the projects of both pages, and a database that the quick start has migrated."""
+        """Make the projects of both pages, and a database that the README's example has migrated."""
         shop, tasks = self.folder / "README.md", self.folder / "celery-tasks.md"
         for project in (shop, tasks):
             project.mkdir()

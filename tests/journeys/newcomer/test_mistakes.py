@@ -49,7 +49,7 @@ class TestAMistake:
 
 def may_have_traceback(said: str, command: Command) -> bool:
     """Return whether the user's code raised: in a shell, in a handler, or when Django imports it."""
-    return command[0] == "shell" or any(f"/shop/{file}.py" in said for file in ("consumers", "views", "messages", "tasks"))
+    return command[0] == "shell" or any(f"/shop/{file}.py" in said for file in ("consumers", "orders", "messages", "tasks"))
 
 
 NEVER_SAID = ["outbox.W", "outbox.E", "embedded", "'default', broker 'default'", "Traceback"]
