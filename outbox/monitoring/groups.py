@@ -149,6 +149,22 @@ class _Answer:
     can_tell: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """
+    What the database knows of all groups.
+
+    Args:
+        paces, retrying, letters: by group and topic; `letters` of brokers that keep dead letters in the database.
+        sends: topics of the newest sends, and how long ago each was.
+    """
+
+    paces: dict[tuple[str, str], _Pace]
+    retrying: dict[tuple[str, str], Sequence[Any]]
+    sends: Sequence[tuple[str, float]]
+    letters: dict[tuple[str, str], int]
+
+
 def read_groups(
     connection: Connection, using: str, processes: Sequence[ProcessStatus], brokers: Mapping[str, BrokerStatus]
 ) -> tuple[list[GroupStatus], dict[str, DelayedCount]]:
@@ -160,52 +176,51 @@ def read_groups(
     Args:
         brokers: the status of brokers that are stored in that database.
     """
-    letters = [letters for broker in brokers.values() for letters in broker.dead_letters]
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
     mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
     if not mine:
         return [], {}
     answers, delayed = _ask_brokers({(one.name, alias) for one, alias in mine})
+    facts = _read_facts(connection, [letters for broker in brokers.values() for letters in broker.dead_letters])
+    found = (_group_status(one, alias, answers[one.name, alias], facts, processes) for one, alias in mine)
+    return [one for one in found if one.has_code or one.topics], delayed
+
+
+def _read_facts(connection: Connection, letters: Sequence[DeadLetterCount]) -> _Facts:
     rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
-    paces = {(name, topic): _Pace(*row) for name, topic, *row in rows}
-    retrying = {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()}
-    sends = connection.execute(SENDS).fetchall()
-    counted = {(one.consumer_group, one.topic): one.letters for one in letters}
-    found = []
-    for one, alias in mine:
-        answer = answers[one.name, alias]
-        has_code = bool(one.consumers)
-        topics = sorted(one.topics_of(alias)) if has_code else _topics_of(one.name, answer, letters, alias)
-        if not (has_code or topics):
-            continue
-        keys = [(one.name, topic) for topic in topics]
-        own_paces = [paces[key] for key in keys if key in paces]
-        consumers = [process for process in processes if process.does == ("consumer", alias, one.name)]
-        lately = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
-        live = [process for process in consumers if not process.is_silent]
-        found.append(
-            GroupStatus(
-                one.name,
-                alias,
-                topics,
-                _add(answer.waiting, live),
-                {
-                    topic: _progress(topic, sends, paces.get((one.name, topic)), retrying.get((one.name, topic)), answer, live)
-                    for topic in topics
-                },
-                answer.trouble,
-                consumers=len(live),
-                silent_seconds=min((process.silent_seconds for process in consumers), default=None),
-                oldest_seconds=max((process.age_seconds for process in live), default=0.0),
-                per_minute=_per_minute(own_paces),
-                can_tell=answer.can_tell,
-                refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
-                dead_letters=_letters(alias, answer, {key[1]: counted[key] for key in keys if key in counted}),
-                unhandled=_unhandled(answer, one.topics, lately),
-                has_code=has_code,
-            )
-        )
-    return found, delayed
+    return _Facts(
+        {(name, topic): _Pace(*row) for name, topic, *row in rows},
+        {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()},
+        connection.execute(SENDS).fetchall(),
+        {(one.consumer_group, one.topic): one.letters for one in letters},
+    )
+
+
+def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
+    letters = answer.letters
+    if conf.broker_class(alias).is_stored_in_database:
+        letters = {topic: number for (name, topic), number in facts.letters.items() if name == one.name}
+    topics = sorted(one.topics_of(alias)) if one.consumers else _topics_of(answer, letters)
+    lately = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
+    consumers = [process for process in lately if process.broker == alias]
+    live = [process for process in consumers if not process.is_silent]
+    return GroupStatus(
+        one.name,
+        alias,
+        topics,
+        _add(answer.waiting, live),
+        {topic: _progress(one.name, topic, facts, answer, live) for topic in topics},
+        answer.trouble,
+        consumers=len(live),
+        silent_seconds=min((process.silent_seconds for process in consumers), default=None),
+        oldest_seconds=max((process.age_seconds for process in live), default=0.0),
+        per_minute=_per_minute([facts.paces[one.name, topic] for topic in topics if (one.name, topic) in facts.paces]),
+        can_tell=answer.can_tell,
+        refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
+        dead_letters=letters if letters is None else {topic: number for topic, number in letters.items() if topic in topics},
+        unhandled=_unhandled(answer, one.topics, lately),
+        has_code=bool(one.consumers),
+    )
 
 
 def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
@@ -222,23 +237,15 @@ def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -
             asked += [status] if status else []
 
 
-def _topics_of(group: str, answer: _Answer, letters: Sequence[DeadLetterCount], alias: str) -> list[str]:
+def _topics_of(answer: _Answer, letters: Mapping[str, int] | None) -> list[str]:
     """Return the topics in which something waits for a group without code."""
-    found = {topic for topic, waiting in answer.waiting.items() if waiting} | set(answer.letters or ())
-    if conf.broker_class(alias).is_stored_in_database:
-        found |= {one.topic for one in letters if one.consumer_group == group}
-    return sorted(found)
+    return sorted({topic for topic, waiting in answer.waiting.items() if waiting} | set(letters or ()))
 
 
 def _unhandled(answer: _Answer, handled: Sequence[str], lately: Sequence[ProcessStatus]) -> dict[str, int]:
     """Return what waits in topics that neither code here handles nor a consumer of the last hour, at any broker."""
     wanted = {*handled, *(topic for process in lately for topic in process.topics)}
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
-
-
-def _letters(alias: str, answer: _Answer, counted: dict[str, int]) -> dict[str, int] | None:
-    """Return the number of dead letters by topic, from the broker, or as `counted` in its tables."""
-    return counted if conf.broker_class(alias).is_stored_in_database else answer.letters
 
 
 def _add(waiting: dict[str, int], consumers: Sequence[ProcessStatus]) -> dict[str, int]:
@@ -255,20 +262,14 @@ def _per_minute(paces: Sequence[_Pace]) -> float:
     return 60 * sum(pace.handled for pace in paces) / max(seconds, MIN_SECONDS)
 
 
-def _progress(
-    topic: str,
-    sends: Sequence[tuple[str, float]],
-    pace: _Pace | None,
-    retrying: Sequence[Any] | None,
-    answer: _Answer,
-    live: Sequence[ProcessStatus],
-) -> TopicProgress:
+def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:
+    pace = facts.paces.get((group, topic))
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
-    number, seconds, error = retrying or (0, 0.0, "")
+    number, seconds, error = facts.retrying.get((group, topic)) or (0, 0.0, "")
     pace_of_topic = _per_minute([pace] if pace else [])
-    return TopicProgress(idle, _waits(sends, topic, idle), number, seconds, error, is_gone, pace_of_topic)
+    return TopicProgress(idle, _waits(facts.sends, topic, idle), number, seconds, error, is_gone, pace_of_topic)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:

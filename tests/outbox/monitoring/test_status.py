@@ -3,7 +3,7 @@ from uuid import uuid4
 
 import pytest
 
-from outbox import database
+from outbox import consumer, database
 from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedDelivery, EmbeddedTopic
 from outbox.models import FailedDelivery, Process, State, Topic
@@ -143,6 +143,17 @@ class TestDeadLetters:
         found = [(one.consumer_group, one.topic, one.letters) for one in read().dead_letters]
 
         assert found == [("cart", "orders", 2), ("points", "orders", 1)]
+
+    def test_are_none_of_a_group_where_its_database_has_none(self, read, no_consumers, settings):
+        settings.OUTBOX = {
+            "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
+            "TOPICS": {"orders": {"TYPE": "normal"}},
+        }
+        consumer(topic="orders", group="cart")(lambda message, context: None)
+
+        [group] = read().groups
+
+        assert group.dead_letters == {}
 
 
 class TestAge:
