@@ -35,7 +35,6 @@ from outbox.relay.resident import try_step
 T = TypeVar("T")
 
 RETRY_SECONDS = 60
-MAINTENANCE_RETRIES = 50  # less than an hour
 
 _main_process = os.getpid()
 _is_shutting_down = mmap.mmap(-1, 1)  # shared with the processes that this one forks
@@ -98,20 +97,21 @@ def sweep() -> None:
             try_step(hosts.run_once, target, note=BY_CELERY, **limits, ending=ending, is_sweep=True)
 
 
-@shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=MAINTENANCE_RETRIES)
+@shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=None)
 def maintenance(self: Any) -> None:
     """
     Create the partitions of coming days, prune, and look for gaps in what consumer groups have seen.
 
-    It is repeated each minute while something fails, until beat's next one.
+    It is repeated each minute while something fails. A repetition expires when beat's next one comes.
     """
     targets = hosts.relay_targets()
     with _ending() as ending:
         done = [_unless_shutting_down(ending, maintain, one) for one in sorted({target.database for target in targets})]
         done.append(_unless_shutting_down(ending, prune_brokers, {target.broker for target in targets}))
         done += [_unless_shutting_down(ending, find_gaps, group) for group in groups().values()]
-        is_to_repeat = not (all(done) or ending.requested.is_set() or self.request.called_directly)
-    if is_to_repeat and self.request.retries < MAINTENANCE_RETRIES:
+        is_by_worker = not (self.request.called_directly or self.request.is_eager)
+        is_to_repeat = is_by_worker and not (all(done) or ending.requested.is_set())
+    if is_to_repeat:
         raise self.retry(countdown=RETRY_SECONDS)
 
 

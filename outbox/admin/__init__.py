@@ -1,4 +1,4 @@
-"""The outbox in Django's admin. It translates and decides nothing: what reads and what acts stands in the rooms below."""
+"""The outbox in Django's admin. It only shows and calls: packages below read and act."""
 
 from outbox.admin import check_backs, dead, inbox, letters, messages, topics
 from outbox.admin.about import MessagesAboutMixin

@@ -291,7 +291,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if "broker" not in request.GET or timeline is None:
             return {}
         if not conf.broker_class(timeline.broker).supports_lookups:
-            return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} cannot look messages up."}
+            return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} does not support looking messages up."}
         found: list[StoredCopy] = []
         trouble = ""
         try:

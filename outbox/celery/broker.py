@@ -106,7 +106,7 @@ class CeleryBroker(SendOnly):
         try:
             return TaskMessage(number, message.message_id, decode(message.body))
         except msgspec.MsgspecError as error:
-            reason = f"This is no task: {error}. Send tasks by outbox.celery.send_in_transaction()."
+            reason = f"This is not a task: {error}. Send tasks by outbox.celery.send_in_transaction()."
             return SendResult(SendStatus.REFUSED, reason=reason)
 
     def _publish(self, tasks: Sequence[TaskMessage]) -> dict[int, SendResult]:

@@ -116,7 +116,7 @@ class CapturingProducer:
         for queue in maybe_list(declare) or ():
             if not isinstance(queue, Queue) or not queue.name or self.app.amqp.queues[queue.name] != queue:
                 raise InvalidMessage(
-                    f"Task {task} is to declare {queue!r}, which the relay would not know. Put it into task_queues of Celery's "
+                    f"Task {task} declares {queue!r}, which the relay does not know. Put it into task_queues of Celery's "
                     "settings, and name it by queue=."
                 )
             names.append(queue.name)

@@ -39,7 +39,9 @@ CLOSE_SECONDS = 2.0
 SHORTEST = 0.01  # seconds; 0 would not wait at all
 
 NACKED = SendResult(SendStatus.MISCONFIGURED, reason="Celery's broker: a queue is full and rejects what is published (nack).")
-BLOCKED = SendResult(SendStatus.UNAVAILABLE, reason="Celery's broker takes nothing now: an alarm blocks it (connection.blocked).")
+BLOCKED = SendResult(
+    SendStatus.UNAVAILABLE, reason="Celery's broker accepts no messages now: an alarm blocks the connection (connection.blocked)."
+)
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
 
 AWAY = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's broker broke before this task was handed over.")

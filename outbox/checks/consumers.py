@@ -124,7 +124,7 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
     if not broker.supports_consumers:
         yield Error(
             f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
-            hint="Publish to a topic of another broker what a consumer is to handle.",
+            hint="Publish messages that a consumer handles to a topic of another broker.",
             id="outbox.E016",
         )
     if one.ordered and topic.type is not TopicType.FIFO:

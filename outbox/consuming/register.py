@@ -194,8 +194,8 @@ class Group:
         for one in self.consumers.values():
             if not conf.broker_class(conf.topic_settings(one.topic).broker).supports_consumers:
                 raise ConfigurationError(
-                    f"{one.name} takes topic {one.topic!r}, whose broker only sends. Publish to a topic of another broker what a "
-                    "consumer is to handle."
+                    f"{one.name} takes topic {one.topic!r}, whose broker only sends. Publish messages that a consumer "
+                    "handles to a topic of another broker."
                 )
             is_ordered = conf.topic_settings(one.topic).type is TopicType.FIFO
             if one.ordered and not is_ordered:

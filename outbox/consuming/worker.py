@@ -290,6 +290,8 @@ class Worker:
         """Close Django's connection: a handler may have left a setting in its session that has the database refuse."""
         connection = connections[self.group.using]
         if not connection.in_atomic_block:  # of a test
+            if connection.connection is not None:
+                connection.connection.close()  # a pool of Django's would keep the session
             connection.close()
 
     def _settle(self, broker: Broker, held: Held, result: Result) -> None:

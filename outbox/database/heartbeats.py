@@ -17,6 +17,7 @@ from outbox.logs import cut, storable
 BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
 SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
 SWEEP = "sweep"  # the kind of heartbeats that relays of Celery's beat send
+WAKEUP = "wakeup"  # that of workers of Celery which took a wakeup, and did not relay because other relays hold all lanes
 BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers

@@ -43,7 +43,7 @@ class Inbox(models.Model):
 
 
 class InboxRow(models.Model):
-    """The inbox with one text as its key, for the admin, which takes no composite one. A view; never look for an id."""
+    """The inbox with one text as its key, for the admin, which does not support composite keys. A view; never look for an id."""
 
     id = models.TextField(primary_key=True)
     consumer_group = models.TextField()

@@ -17,7 +17,7 @@ from outbox.checks.celery import CONSUME as CONSUME_TASK
 from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.database import Connection, partitions
-from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, Handling
+from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
@@ -185,7 +185,7 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
     A worker that takes one runs a relay, whose heartbeat is kept for `STALE_AFTER`. So messages that are older than a minute and
     newer than that, without such a heartbeat, show that no worker takes them.
     """
-    relays = [one for one in status.processes if one.kind == "relay"]
+    relays = [one for one in status.processes if one.kind in ("relay", WAKEUP)]
     is_resident = any(one.note != BY_CELERY and not one.is_silent for one in relays)
     if not is_resident or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
         return
@@ -230,10 +230,11 @@ def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
         for loop, error in sorted(process.errors.items()):
             if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in away):
                 continue
-            one = (process.name, loop, error)
-            if one in named:
+            shared = (process.name, loop, error)
+            if shared in named:
                 continue
-            named.add(one)
+            if loop not in (process.kind, "search for gaps"):
+                named.add(shared)
             cause = f"The {loop} of process {process.name} fails."
             yield Attention(Kind.PROCESS_FAILS, subject, cause, step, error=error)
 
@@ -242,7 +243,7 @@ def _silent(status: Status) -> Iterator[Attention]:
     """Yield processes that were killed or are frozen, if others do their work; if none does, another entry says so."""
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
-        is_reported = process.kind in ("relay", SWEEP, "checker", "consumer") and not has_others
+        is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
             where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
@@ -306,6 +307,10 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
         cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."
+        if not group.has_code:
+            step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
+            yield Attention(Kind.NO_CONSUMER, subject, cause, step)
+            return
         by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
         or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
         yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}.")

@@ -21,11 +21,12 @@ from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.models import State
-from outbox.monitoring.processes import ProcessStatus
+from outbox.monitoring.processes import ProcessStatus, is_replaced
 
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
 PACE_WITHIN = timedelta(minutes=5)
 ROW_LIMIT = 10_000
+STOPPED_FOR_SECONDS = 600.0  # a group that handled messages since may be stopped for a deployment only
 KNOWN_AFTER_SECONDS = 30.0  # a server may tell of a new group late
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
@@ -201,8 +202,9 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
     if conf.broker_class(alias).is_stored_in_database:
         letters = {topic: number for (name, topic), number in facts.letters.items() if name == one.name}
     topics = sorted(one.topics_of(alias)) if one.consumers else _topics_of(answer, letters)
-    lately = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
-    consumers = [process for process in lately if process.broker == alias]
+    of_group = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
+    lately = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
+    consumers = [process for process in of_group if process.broker == alias]
     live = [process for process in consumers if not process.is_silent]
     return GroupStatus(
         one.name,
@@ -218,7 +220,7 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
         can_tell=answer.can_tell,
         refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
         dead_letters=letters if letters is None else {topic: number for topic, number in letters.items() if topic in topics},
-        unhandled=_unhandled(answer, one.topics, lately),
+        unhandled=_unhandled(one, answer, facts, lately),
         has_code=bool(one.consumers),
     )
 
@@ -242,9 +244,12 @@ def _topics_of(answer: _Answer, letters: Mapping[str, int] | None) -> list[str]:
     return sorted({topic for topic, waiting in answer.waiting.items() if waiting} | set(letters or ()))
 
 
-def _unhandled(answer: _Answer, handled: Sequence[str], lately: Sequence[ProcessStatus]) -> dict[str, int]:
+def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[ProcessStatus]) -> dict[str, int]:
     """Return what waits in topics that neither code here handles nor a consumer of the last hour, at any broker."""
-    wanted = {*handled, *(topic for process in lately for topic in process.topics)}
+    wanted = {*group.topics, *(topic for process in lately for topic in process.topics)}
+    if not any(not process.is_silent for process in lately):
+        paces = [(topic, pace) for (name, topic), pace in facts.paces.items() if name == group.name]
+        wanted |= {topic for topic, pace in paces if pace.idle_seconds < STOPPED_FOR_SECONDS}
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
 
 

@@ -281,7 +281,7 @@ def _key_of(message: Message) -> str:
         value = getattr(message, field)
     except AttributeError as error:
         raise InvalidMessage(
-            f"{type(message).__name__}.Meta.key names {field!r}, which is no field of it. "
+            f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields. "
             f"Its fields are {', '.join(message.__struct_fields__) or 'none'}."
         ) from error
     return "" if value is None else str(value)

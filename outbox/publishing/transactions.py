@@ -121,7 +121,7 @@ def _stored_key(model: type[Model], key: object) -> object:
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
     """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
     if not isinstance(about, Model):
-        raise InvalidMessage(f"{subject} is about {about!r}, which is no model instance. Pass the row itself.")
+        raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance. Pass the row itself.")
     if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk):
         raise InvalidMessage(
             f"{subject} is about a row of {about._meta.label} that has no primary key. Publish after it is saved, and before it "

@@ -144,12 +144,13 @@ class Breakers:
         self._broker.note_answer()
 
     def reason(self, topic: str = "") -> str:
-        """Return why the last send of a topic got no answer; where that is unknown, of any topic."""
-        return self._reasons.get(topic) or next(iter(self._reasons.values()), NO_ANSWER)
+        """Return why the last send of a topic got no answer; where that is unknown, of the latest topic."""
+        return self._reasons.get(topic) or next(reversed(self._reasons.values()), NO_ANSWER)
 
     def note_unavailable(self, topic: str, reason: str = "") -> float:
         """Count a batch that got no answer; return for how many seconds its topic, or the broker, is now skipped."""
         if reason:
+            self._reasons.pop(topic, None)  # so that the latest is the last
             self._reasons[topic] = reason
         breaker = self._topics.setdefault(topic, self._make())
         is_opened = breaker.note_unavailable()

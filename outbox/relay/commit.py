@@ -445,7 +445,7 @@ class Sweeper:
         try:
             statuses = broker.look_up_halves(halves)
         except Exception:
-            logger.exception("Broker %r cannot look %s half messages up.", broker.alias, len(halves), extra=extra)
+            logger.exception("Broker %r failed to look up %s half messages.", broker.alias, len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         if len(statuses) != len(halves):
             text = "Broker %r returned %s statuses for %s half messages."

@@ -20,7 +20,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
-from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP
+from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP, WAKEUP
 from outbox.database.loop_errors import Loop
 from outbox.ending import Watch
 from outbox.errors import ConfigurationError, LaneNotHeld
@@ -239,15 +239,18 @@ class RelayRunner:
         """Send heartbeats in another thread, too, while a send waits for its broker for as long as that may take."""
         ended = threading.Event()
         name = f"Heartbeat of the relay of {self.target}"
-        threading.Thread(target=self._beat_beside, args=[ended], name=name, daemon=True).start()
+        thread = threading.Thread(target=self._beat_beside, args=[ended], name=name, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             ended.set()
+            thread.join(BEAT_SECONDS)  # so that none is sent after the last one was deleted
 
     def _beat_beside(self, ended: threading.Event) -> None:
         broker = self.relay.broker
-        longest = (SILENT_AFTER + broker.max_send_duration(broker.options)).total_seconds()
+        sends = Breakers.TOPICS + 1  # in a step, until the breaker of the broker opens
+        longest = (SILENT_AFTER + sends * broker.max_send_duration(broker.options)).total_seconds()
         while not ended.wait(BEAT_SECONDS):
             if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
                 with _heartbeat_connection(self.target) as connection:
@@ -345,7 +348,7 @@ def run_once(
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)
     except LaneNotHeld:
         with _heartbeat_connection(target) as connection:  # a worker took the task, though other relays do the work
-            heartbeats.beat(connection, SWEEP if is_sweep else "relay", broker=target.broker, note=note)
+            heartbeats.beat(connection, SWEEP if is_sweep else WAKEUP, broker=target.broker, note=note)
         raise
 
 

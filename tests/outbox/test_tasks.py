@@ -76,7 +76,7 @@ class TestRelay:
         tasks.sweep()
 
         assert sent() == 0
-        assert sorted(Process.objects.values_list("kind", "note")) == [("relay", "celery"), ("sweep", "celery")]
+        assert sorted(Process.objects.values_list("kind", "note")) == [("sweep", "celery"), ("wakeup", "celery")]
 
     def test_leaves_nothing_behind(self, connect):
         tasks.relay()

@@ -30,7 +30,7 @@ from outbox.message import TopicSpec
 
 MIN_VERSION = (3, 10)
 MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message travel in one frame
-ALARM = "RabbitMQ takes no messages: it blocks connections that publish, because a node is short of memory or disk."
+ALARM = "RabbitMQ accepts no messages: it blocks connections that publish, because a node is short of memory or disk."
 ALARM_HINT = (
     "`rabbitmqctl status` shows the alarms. Free disk, drain the queues, or raise vm_memory_high_watermark. Messages wait in the "
     "outbox meanwhile."

@@ -16,7 +16,6 @@ given: dict[str, Any] = {
     "topics": ["orders", "refunds"],
     "groups": ["shipping"],
     "handles": ["orders", "refunds"],  # topics that the groups have handlers of
-    "named": ["orders", "refunds"],  # topics whose groups RabbitMQ's GROUPS names
     "mended": False,  # whether no message fails or hangs
     **json.loads(os.environ.get(VARIABLE, "{}")),
 }

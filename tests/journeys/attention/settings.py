@@ -18,7 +18,6 @@ RABBITMQ = {
         "USER": given.get("user", "guest"),
         "PASSWORD": given.get("password", "guest"),
         "VIRTUAL_HOST": given.get("virtual_host", "/"),
-        "GROUPS": dict.fromkeys(given["named"], given["groups"]),
         "HEARTBEAT": timedelta(seconds=4),
         "MAX_LENGTH": given.get("max_length"),
     },

@@ -372,7 +372,7 @@ CALLED = [
                 ),
             },
             call("publish(OrderPlaced(order_id=1), about=5)"): {
-                "a primary key is given as the row": "OrderPlaced is about 5, which is no model instance. Pass the row itself."
+                "a primary key is given as the row": "OrderPlaced is about 5, which is not a model instance. Pass the row itself."
             },
             call("publish(OrderPlaced(order_id=1), about=Order.objects.using('other').create())"): {
                 "the row is in another database": (

@@ -74,7 +74,9 @@ class TestTheDecorator:
         def work(request):
             pass
 
-        with pytest.raises(ConfigurationError, match=r"work goes half first and takes no `message`.* announce built"):
+        with pytest.raises(
+            ConfigurationError, match=r"work is published half first and has no parameter `message`.* announce built"
+        ):
             transactional(half_first=announce)(work)
 
     def test_takes_no_coroutine_function_to_build_the_message(self):

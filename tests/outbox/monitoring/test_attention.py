@@ -548,9 +548,19 @@ class TestGroups:
 
         assert one.step == "Start outbox_consume --group cart, or check that Celery's worker and beat run."
 
-    def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
+    def test_name_messages_of_a_group_that_was_stopped_and_has_no_code_here(self, read, monkeypatch):
         a_backlog("a", "b")
         handled(seconds=400)
+        monkeypatch.setattr(register, "registered", {})
+
+        [one] = read()
+
+        assert (one.kind, one.subject) == (Kind.NO_CONSUMER, "group 'cart'")
+        assert one.step.startswith("Start the consumers of the release that has the group.")
+
+    def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
+        a_backlog("a", "b")
+        handled(seconds=700)
         monkeypatch.setattr(register, "registered", {})
 
         [one] = read()
@@ -570,6 +580,16 @@ class TestGroups:
 
         assert [one.kind for one in read()] == kinds
 
+    def test_have_no_handler_where_a_newer_release_has_replaced_the_one_that_took_them(self, read, monkeypatch, settings):
+        a_backlog("a", "b")
+        monkeypatch.setattr(register, "registered", {})
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
+        consumer(topic="letters", group="cart")(lambda message, context: None)
+        a_process("consumer", consumer_group="cart", silent=60, wants=["parcels\x1fattention.parcel\x1f*"])
+        a_process("consumer", consumer_group="cart", age=30, wants=["letters\x1ftopic letters\x1f*"])
+
+        assert [one.kind for one in read()] == [Kind.NO_HANDLER]
+
     def test_name_messages_of_a_topic_whose_handler_was_removed(self, read, settings, monkeypatch):
         a_backlog("a", "b")
         monkeypatch.setattr(register, "registered", {})
@@ -578,6 +598,18 @@ class TestGroups:
         a_process("consumer", consumer_group="cart", wants=["letters\x1ftopic letters\x1f*"])
 
         assert [(one.kind, one.subject) for one in read()] == [(Kind.NO_HANDLER, "group 'cart'")]
+
+    def test_name_each_group_of_a_process_that_fails(self, read):
+        consumer(Parcel, group="points")(lambda message, context: None)
+        error = {"consumer": "permission denied for table outbox_inbox"}
+        a_process("consumer", consumer_group="cart", errors=error)
+        a_process("consumer", consumer_group="points", errors=error)
+        Process.objects.update(pid=1)
+
+        assert [(one.kind, one.subject) for one in read()] == [
+            (Kind.PROCESS_FAILS, "group 'cart'"),
+            (Kind.PROCESS_FAILS, "group 'points'"),
+        ]
 
     def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
         a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})

@@ -222,7 +222,7 @@ class ToOther:
 @pytest.mark.django_db
 class TestTheRowItIsAbout:
     def test_is_a_model_instance(self):
-        with pytest.raises(InvalidMessage, match="OrderMade is about 7, which is no model instance"):
+        with pytest.raises(InvalidMessage, match="OrderMade is about 7, which is not a model instance"):
             publish(OrderMade(order_id=1), about=7)  # type: ignore[arg-type]
 
     def test_is_saved(self):
