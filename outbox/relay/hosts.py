@@ -315,8 +315,8 @@ def _heartbeat_connection(target: RelayTarget) -> Iterator[Connection]:
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
             yield connection
-    except psycopg.Error:
-        logger.warning("A heartbeat of the relay of %s could not be sent.", target, exc_info=True)
+    except psycopg.Error as error:
+        logger.warning("A heartbeat of the relay of %s could not be sent: %s", target, str(error).strip())
 
 
 def run_once(

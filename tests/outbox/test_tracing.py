@@ -47,7 +47,7 @@ def seconds(monkeypatch):
 
 
 def publish(**options):
-    with package.transaction():
+    with package.atomic():
         return package.publish(Placed("A1"), **options)
 
 
