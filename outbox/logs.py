@@ -63,6 +63,11 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def line_of(error: BaseException) -> str:
+    """Return the text of an error in one line, and cut."""
+    return one_line(cut(" ".join(str(error).split())))
+
+
 def without_numbers(text: str) -> str:
     """Return a text with `#` for each id and number in it."""
     for pattern in (_UUID, _HEX, _DIGITS):

@@ -14,7 +14,7 @@ from outbox import conf, failpoints
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.errors import BrokerUnavailable
-from outbox.logs import cut, one_line
+from outbox.logs import line_of
 
 
 def check_durability(**kwargs: Any) -> list[CheckMessage]:
@@ -68,6 +68,6 @@ def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
             found = [(problem.text, problem.hint) for problem in broker.check()]
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait in the outbox meanwhile.'
-        found = [(f"It cannot be reached: {one_line(cut(' '.join(str(error).split())))}", hint)]
+        found = [(f"It cannot be reached: {line_of(error)}", hint)]
     for text, hint in found:
         yield Caution(f"Broker {alias!r}: {text}", hint=hint, id="outbox.W051")

@@ -45,8 +45,10 @@ IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 # SQLSTATE, by its beginning: the connection broke, an operator ended it, a conflict with another transaction, a lock was held.
 NO_REFUSALS = ("08", "57P", "40", "55P03")
 
-# Not implemented, read-only, no such database or schema, no such table or no permission, no resources, no replica identity.
-REFUSES_ALL = ("0A", "25006", "3D", "3F", "42", "53", "55000")
+# What an operator has to correct: tables, columns, permissions (42), a database (3D) or schema (3F), a feature (0A), a replica
+# identity (55000). And what is refused with any values, too: writes to a read-only database, anything without resources (53).
+MISCONFIGURED = ("0A", "3D", "3F", "42", "55000")
+REFUSES_ALL = (*MISCONFIGURED, "25006", "53")
 
 # A lost host is noticed within seconds instead of hours, and reconnected within 5 s of its return.
 OUTAGE_OPTIONS = {
@@ -192,7 +194,8 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
 
 
 def is_refusal(error: psycopg.Error) -> bool:
-    """Return whether the database has refused a statement, such as for a missing permission or a full disk.
+    """
+    Return whether the database has refused a statement, such as for a missing permission or a full disk.
 
     It has not if it was away, or if the statement may succeed the next time, as after a deadlock.
     """

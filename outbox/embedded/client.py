@@ -13,6 +13,7 @@ from psycopg import errors
 
 from outbox import database
 from outbox.brokers.base import SendStatus
+from outbox.database.connections import MISCONFIGURED
 from outbox.embedded.options import CONNECT_TIMEOUT, EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
 
@@ -192,10 +193,6 @@ def tables_there(alias: str) -> Iterator[None]:
         raise NotMigrated(explain_no_tables(alias)) from error
 
 
-# What an operator has to correct: tables, columns, permissions (42), a schema (3F), a feature (0A), a replica identity (55000).
-REFUSALS = ("0A", "3D", "3F", "42", "55000")
-
-
 def status_of(error: psycopg.Error) -> SendStatus:
     """
     Return the status of the messages in a statement that failed.
@@ -204,7 +201,7 @@ def status_of(error: psycopg.Error) -> SendStatus:
     is unknown. docs/guarantees.md has the table. Source: PostgreSQL, Appendix A, error classes.
     """
     state = error.sqlstate or ""
-    if state.startswith(REFUSALS):
+    if state.startswith(MISCONFIGURED):
         return SendStatus.MISCONFIGURED
     if isinstance(error, psycopg.DataError) or state.startswith("54"):
         return SendStatus.REFUSED

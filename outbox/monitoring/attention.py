@@ -99,10 +99,14 @@ class Attention:
     step: str
     error: str = ""
 
+    @property
+    def text(self) -> str:
+        """The cause, and the error that says more."""
+        return f"{self.cause} {self.error.rstrip('.')}." if self.error else self.cause
+
     def __str__(self) -> str:
         subject = self.subject[:1].upper() + self.subject[1:]
-        error = f" {self.error.rstrip('.')}." if self.error else ""
-        return f"{subject}: {self.cause}{error} {self.step}"
+        return f"{subject}: {self.text} {self.step}"
 
 
 Source = Callable[[Connection, str], Iterable[Attention]]

@@ -175,7 +175,7 @@ def read_groups(
     Groups without code in this process are among them while messages or dead letters wait for them.
 
     Args:
-        brokers: the status of brokers that are stored in that database.
+        brokers: the status of brokers that are stored in that database, the first of those that share its tables.
     """
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
     mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
@@ -228,15 +228,14 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
 def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
     """Yield the groups without code that the database knows, each with the brokers that may keep messages for it."""
     known = set(without_code(connection))
-    asked: list[BrokerStatus] = []
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
-            status = brokers.get(alias)
-            if not conf.broker_class(alias).supports_consumers or (status and status in asked):  # it shares another one's tables
+            kind = conf.broker_class(alias)
+            is_told_by_another = kind.is_stored_in_database and alias not in brokers  # which has the same tables
+            if not kind.supports_consumers or is_told_by_another:
                 continue
-            stored = {group for group in status.groups if group not in groups()} if status else set()
+            stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
             yield from ((name, alias) for name in sorted(known | stored))
-            asked += [status] if status else []
 
 
 def _topics_of(answer: _Answer, letters: Mapping[str, int] | None) -> list[str]:

@@ -205,11 +205,10 @@ class Status:
 
 def read_status(connection: Connection, alias: str) -> Status:
     """Return the status of a database; brokers on a server are asked, each for a few seconds at most."""
-    by_broker = _read_brokers(connection, alias)
-    brokers = [one for place, one in enumerate(by_broker.values()) if one not in list(by_broker.values())[:place]]
-    letters = [letters for broker in brokers for letters in broker.dead_letters]
+    brokers = _read_brokers(connection, alias)
+    letters = [letters for broker in brokers.values() for letters in broker.dead_letters]
     processes = read_processes(connection)
-    groups, delayed = read_groups(connection, alias, processes, by_broker)
+    groups, delayed = read_groups(connection, alias, processes, brokers)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
     status = Status(
@@ -220,7 +219,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
-        {topic: count for broker in brokers for topic, count in broker.parked.items()},
+        {topic: count for broker in brokers.values() for topic, count in broker.parked.items()},
         letters,
         differing_groups(connection),
         has_strays,
@@ -251,7 +250,7 @@ def delays(status: Status) -> list[str]:
 
 
 def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:
-    """Return the status of brokers that are stored in this database; those that share its tables have the same."""
+    """Return the status of brokers that are stored in this database, the first of those that share its tables."""
     found: dict[str, BrokerStatus] = {}
     settings = conf.settings()
     for name in sorted({topic.broker for topic in settings.topics.values()}):
@@ -261,7 +260,9 @@ def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
         if kind.is_stored_in_database:
-            found[name] = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
+            status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
+            if status not in found.values():
+                found[name] = status
     return found
 
 

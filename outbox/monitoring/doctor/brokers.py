@@ -9,7 +9,7 @@ from contextlib import closing
 from outbox import conf
 from outbox.consuming.owners import set_owners
 from outbox.errors import BrokerUnavailable
-from outbox.logs import cut, one_line
+from outbox.logs import line_of
 from outbox.monitoring.doctor.finding import Finding, Level
 
 
@@ -28,7 +28,7 @@ def _check(subject: str, alias: str, topics: int) -> Iterator[Finding]:
             problems = broker.check()
     except BrokerUnavailable as error:
         hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
-        yield Finding(Level.ERROR, subject, f"cannot be reached: {one_line(cut(' '.join(str(error).split())))}", hint)
+        yield Finding(Level.ERROR, subject, f"cannot be reached: {line_of(error)}", hint)
         return
     for problem in problems:
         yield Finding(Level.WARNING, subject, problem.text, problem.hint)

@@ -13,7 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from outbox import database
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError, NotMigrated
-from outbox.logs import cut, one_line
+from outbox.logs import line_of
 from outbox.monitoring.doctor import grants
 from outbox.monitoring.doctor.finding import Finding, Level
 
@@ -41,7 +41,7 @@ def check() -> Iterator[Finding]:
             text, _, hint = str(error).partition(". ")
             yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
         except (ConfigurationError, psycopg.Error) as error:
-            text = f"cannot be reached: {one_line(cut(' '.join(str(error).split())))}"
+            text = f"cannot be reached: {line_of(error)}"
             yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found

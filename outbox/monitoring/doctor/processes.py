@@ -11,7 +11,7 @@ from outbox.checks.celery import CONSUME, beat_entries
 from outbox.consuming.register import groups
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.errors import NotMigrated
-from outbox.monitoring.attention import Attention, Kind
+from outbox.monitoring.attention import Kind
 from outbox.monitoring.connection import connected
 from outbox.monitoring.doctor.finding import Finding, Level
 from outbox.monitoring.status import Status, read_status
@@ -34,7 +34,8 @@ def check() -> Iterator[Finding]:
                 said.append((Kind.NO_CONSUMER, f"group {group.name!r}"))
                 yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
     for status in read.values():
-        yield from (_finding(one) for one in status.attention if (one.kind, one.subject) not in said)
+        others = [one for one in status.attention if (one.kind, one.subject) not in said]
+        yield from (Finding(Level.WARNING, one.subject, one.text, one.step) for one in others)
 
 
 def _errors(status: Status, *does: str) -> list[str]:
@@ -57,11 +58,6 @@ def _consumer(group: str, alias: str, live: list[str]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
     elif not all(live):
         yield Finding(Level.OK, subject, "sends heartbeats")
-
-
-def _finding(one: Attention) -> Finding:
-    error = f" {one.error.rstrip('.')}." if one.error else ""
-    return Finding(Level.WARNING, one.subject, f"{one.cause}{error}", one.step)
 
 
 def _read(alias: str) -> Status | None:

@@ -221,7 +221,7 @@ class Stage:
             self.samples.append(Sample(time.monotonic(), entries, said["handled"] if said else 0.0))
 
     def publish(self, do: str, count: int = 1, topic: str = "orders") -> None:
-        """Have the web server publish messages."""
+        """Publish messages by the web server."""
         web = self.processes["web"]
         assert web.stdin is not None
         web.stdin.write(f"{json.dumps([topic, {'do': do}, count])}\n".encode())
