@@ -20,6 +20,7 @@ import factory
 from django.db import connections
 
 from outbox import models
+from outbox.ids import made_at
 from outbox.models import State
 from outbox.publishing.draft import compose
 
@@ -102,7 +103,7 @@ class MessageRowFactory(factory.django.DjangoModelFactory):
         topic = factory.SubFactory(TopicFactory, of=factory.SelfAttribute("..of"))
 
     id = factory.LazyFunction(message_id)
-    created_at = factory.LazyAttribute(lambda message: datetime.fromtimestamp((message.id.int >> 80) / 1000, UTC))
+    created_at = factory.LazyAttribute(lambda message: made_at(message.id))
     topic_id = factory.LazyAttribute(lambda message: message.topic.id)
     key = _of_message("key", "")
     headers = _of_message("headers", "{}")

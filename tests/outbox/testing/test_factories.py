@@ -1,4 +1,5 @@
 import json
+from uuid import UUID
 
 import pytest
 
@@ -63,6 +64,11 @@ class TestMessageRowFactory:
 
         assert OrderMade.from_body(row.body) == OrderMade(order_id=7)
         assert (row.key, json.loads(row.headers)["ce-type"]) == ("7", "OrderMade")
+
+    def test_takes_an_id_that_holds_no_time(self):
+        known = UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
+
+        assert factories.MessageRowFactory(id=known).id == known
 
     def test_puts_a_message_into_its_topic(self, settings):
         settings.OUTBOX = {"TOPICS": {"made": {}}}
