@@ -15,7 +15,7 @@ class Redis(Program):
     One server; leave the block to stop it.
 
     Args:
-        home: its folder; it writes down every change, so that it knows it after a restart.
+        home: its folder. It writes each change to disk before it answers, so that a killed server has it after a restart.
     """
 
     command = package = "redis-server"
@@ -65,7 +65,7 @@ class Redis(Program):
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:
         where = ["--port", str(self.port), "--bind", HOST, "--dir", str(home)]
-        return [*where, "--save", "", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
+        return [*where, "--save", "", "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
 
     def _answers(self) -> bool:
         try:
