@@ -17,7 +17,7 @@ WORKER = ["celery", "--app", "project", "worker", "--queues", "outbox", "--concu
 ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
 
 MANY = 6000  # so many are under way for longer than a task may take to end
-CELERY_SECONDS = 5.0  # that the worker itself may take to end, of a busy machine
+CELERY_SECONDS = 20.0  # that the worker itself may take to end on a busy machine
 
 Start = Callable[..., subprocess.Popen[str]]
 
