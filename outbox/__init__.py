@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     )
     from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
     from outbox.publishing.decorator import transactional
-    from outbox.publishing.envelope import Envelope
-    from outbox.publishing.functions import apublish, publish, publish_many, publish_raw
+    from outbox.publishing.functions import Envelope, apublish, publish, publish_many, publish_raw
     from outbox.publishing.transactions import atomic
 
 _HOMES = {
@@ -48,7 +47,7 @@ _HOMES = {
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
     "TimeLimitExceeded": "outbox.errors",
-    "Envelope": "outbox.publishing.envelope",
+    "Envelope": "outbox.publishing.functions",
     "publish": "outbox.publishing.functions",
     "apublish": "outbox.publishing.functions",
     "publish_many": "outbox.publishing.functions",

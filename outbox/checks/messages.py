@@ -12,8 +12,8 @@ from django.core.checks import Warning as Caution
 from outbox import conf
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import topic_problem
+from outbox.half_first.build import built_types
 from outbox.message import Message, TopicType, message_types
-from outbox.publishing.build import built_types
 
 PLAIN = (str, int, float, bool, list, dict, type(None))
 """The types of values decoded from JSON."""

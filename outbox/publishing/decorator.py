@@ -12,7 +12,7 @@ from django.db import transaction
 from django.http.response import HttpResponseBase
 
 from outbox.errors import ConfigurationError
-from outbox.publishing.build import Build, part, remember
+from outbox.half_first.build import Build, part, remember
 from outbox.publishing.transactions import atomic
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

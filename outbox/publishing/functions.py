@@ -8,6 +8,7 @@ Publish: write message row and ticket inside the caller's database transaction.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,12 +20,34 @@ from outbox.errors import NotAwaited
 from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
-from outbox.publishing.envelope import Envelope
 from outbox.publishing.statements import Entry, write, write_many
 from outbox.publishing.transactions import choose_database, describe, is_in_event_loop
 from outbox.publishing.wakeup import wake_after_commit
 
-__all__ = ["apublish", "publish", "publish_many", "publish_raw"]
+__all__ = ["Envelope", "apublish", "publish", "publish_many", "publish_raw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """
+    A message for `publish_many()`, with what `publish()` takes as arguments.
+
+    Args:
+        message: what is published.
+        about: the row that the message is about. The message goes to the row's database, and the admin links the two.
+        key, tag: override those of the type's Meta.
+        headers: headers of the caller, in addition to those of the outbox.
+        delay: the message is not delivered earlier than this from now.
+        dedupe_key: a second message with the same key, within `DEDUPE_RETENTION`, is not written.
+    """
+
+    message: Message
+    about: Model | None = None
+    key: str | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] | None = None
+    delay: timedelta | None = None
+    dedupe_key: str | None = None
 
 
 def publish(

@@ -94,7 +94,7 @@ def only_the_shops_types(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's message types, consumers, check-back functions and what goes half first, not the shop's."""
-    for module in ("message", "consuming.register", "check_backs.register", "publishing.build"):
+    for module in ("message", "consuming.register", "check_backs.register", "half_first.build"):
         monkeypatch.setattr(import_module(f"outbox.{module}"), "registered", {})
 
 
