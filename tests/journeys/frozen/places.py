@@ -23,21 +23,16 @@ import pytest
 from django.db import connection
 
 import outbox
-from outbox.check_backs.loop import CheckLoop
-from outbox.consuming import register as consumers
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.database.partitions import make_days
-from outbox.half_first.producers import close_idle
 from outbox.models import MessageState
 from outbox.relay import hosts
-from outbox.topics import forget
 from tests.database_url import url_of
 from tests.journeys.frozen import settings as frozen
-from tests.journeys.frozen.messages import FrozenPair, FrozenParcel, note, register
+from tests.journeys.frozen.messages import FrozenPair, FrozenParcel
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), pytest.mark.slow]
+MARKS = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), pytest.mark.slow]
 
 SECONDS = 3.0
 LAST_DAY = """
@@ -95,24 +90,6 @@ def _state(pid: int) -> str | None:
         return None
 
 
-@pytest.fixture
-def actor(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
-    settings.OUTBOX = frozen.OUTBOX
-    monkeypatch.setattr(consumers, "registered", {})
-    register()
-    forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS journey_frozen")
-        cursor.execute("CREATE TABLE journey_frozen (number int)")
-    found = Actor()
-    yield found
-    found.close()
-    close_idle()
-    forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE journey_frozen")
-
-
 def publish(numbers: Iterator[int]) -> set[int]:
     """Publish messages of each type; return the numbers of those that consumers write down."""
     with outbox.atomic():
@@ -167,96 +144,3 @@ def each_place(actor: Actor, act: str, part: int, prepare: Callable[[], Any], go
             break
     print(act, part, found)  # noqa: T201
     return found
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-class TestAFrozen:
-    def test_relay_stops_no_other_relay(self, actor, part):
-        numbers = count()
-
-        places = each_place(actor, "relay", part, lambda: publish(numbers), lambda _: relay())
-
-        assert len(places) > 5
-
-    def test_consumer_stops_no_other_consumer(self, actor, part):
-        numbers = count()
-
-        def prepare():
-            sent = publish(numbers)
-            wait_until(relay)
-            return sent
-
-        places = each_place(actor, "consumer", part, prepare, lambda sent: sent <= consume())
-
-        assert len(places) > 5
-
-    def test_request_that_goes_half_first_stops_nobody(self, actor, part):
-        numbers = count()
-
-        def prepare():
-            with closing(CheckLoop("default", "default")) as loop:
-                loop.turn()
-
-        def go_on(_):
-            number = next(numbers)
-            with outbox.atomic(half_first=FrozenPair(number=number)):
-                note(number + 1000)
-            prepare()
-            relay()
-            return number in consume()
-
-        assert each_place(actor, "half-first", part, lambda: None, go_on)
-
-    def test_check_loop_stops_no_other(self, actor, part):
-        numbers = count()
-
-        def prepare():
-            sent = publish(numbers)
-            assert actor.freeze("half-first", 8)
-            actor.kill()
-            return sent
-
-        def go_on(sent):
-            with closing(CheckLoop("default", "default")) as loop:
-                loop.turn()
-            relay()
-            with connection.cursor() as cursor:
-                (open_halves,) = cursor.execute("SELECT count(*) FROM outbox_embedded_half WHERE state = 0").fetchone()
-            return sent <= consume() and not open_halves
-
-        assert each_place(actor, "checker", part, prepare, go_on)
-
-    def test_maintenance_stops_nobody(self, actor, part):
-        numbers = count()
-
-        def prepare():
-            make_days("default")
-            with connection.cursor() as cursor:
-                (day,) = cursor.execute(LAST_DAY).fetchone()
-                cursor.execute(f'DROP TABLE "{day}"')
-
-        def go_on(_):
-            publish(numbers)
-            return relay()
-
-        assert each_place(actor, "maintenance", part, prepare, go_on)
-
-    def test_publisher_stops_only_publishers_of_its_key(self, actor, part):
-        numbers = count()
-
-        def go_on(sent):
-            with outbox.atomic():
-                outbox.publish(FrozenParcel(parcel="another", number=next(numbers)))
-            return relay()
-
-        assert each_place(actor, "publisher", part, lambda: publish(numbers), go_on)
-
-    def test_publisher_stops_those_of_its_key_as_long_as_its_database_allows(self, actor, part):
-        numbers = count()
-
-        def go_on(sent):
-            with outbox.atomic():
-                outbox.publish(FrozenParcel(parcel="frozen", number=next(numbers)))
-            return relay()
-
-        assert each_place(actor, "publisher-that-may-not-be-idle", part, lambda: publish(numbers), go_on)
