@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from django.conf import settings as django_settings
 
-from tests.journeys.endings.scene import Scene, Server
+from tests.journeys.endings.scene import Scene, Server, end
+from tests.waiting import wait_until
 
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_rocketmq.py"]
 
@@ -23,6 +24,8 @@ SELECT string_agg(relname, ', ') FROM pg_class
 WHERE relname LIKE 'outbox\\_%' AND relkind IN ('r', 'p') AND NOT relispartition
   AND relname NOT IN ('outbox_source', 'outbox_topic', 'outbox_embedded_topic')
 """
+
+COMMANDS = ["outbox_relay", "outbox_consume"]
 
 
 @pytest.fixture(scope="package")
@@ -57,3 +60,27 @@ def scene(server: Server, tmp_path: Path, options: dict[str, object]) -> Iterato
     server.thaw()
     print(f"sent {scene.sent()}, handled {scene.handled()}\n{scene.logs()}")  # noqa: T201  (shown where the test failed)
     scene.close()
+
+
+@pytest.fixture(params=COMMANDS)
+def busy(request: pytest.FixtureRequest, scene: Scene) -> subprocess.Popen[str]:
+    """A relay or a consumer with much to do."""
+    scene.publish(400)
+    relay = scene.start("django", "outbox_relay")
+    if request.param == "outbox_relay":
+        wait_until(scene.sent)
+        return relay
+    wait_until(lambda: scene.sent() == 400)
+    end(relay)
+    consumer = scene.start("django", "outbox_consume")
+    wait_until(scene.handled)
+    return consumer
+
+
+@pytest.fixture(params=COMMANDS)
+def idle(request: pytest.FixtureRequest, scene: Scene) -> subprocess.Popen[str]:
+    """A relay or a consumer that waits."""
+    process = scene.start("django", request.param)
+    is_relay = request.param == "outbox_relay"
+    wait_until(lambda: scene.backends("outbox listener" if is_relay else "outbox embedded broker"))
+    return process
