@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-shop test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-journeys test-shop test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -34,14 +34,19 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 
 # They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run the tests of the package that this machine can run (ARGS="...")
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) $(addprefix --ignore=,$(SHOP)))
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
+	$(addprefix --ignore=,tests/journeys $(SHOP)))
+
+# These wait for processes and for what ends after seconds, so four at once on two cores.
+test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace processes and servers, and the storms (ARGS="...")
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) tests/journeys $(addprefix --ignore=,$(SHOP)))
 
 # The shop, its demo, the comparison and the compose files.
 SHOP = tests/demo tests/docker tests/project tests/shop tests/journeys/test_compare.py tests/journeys/test_demo.py \
 	tests/journeys/test_demo_on_rabbitmq.py
 
 test-shop: $(VENV)/.dev ## run the tests of the shop, its demo, the comparison and docker/ (ARGS="...")
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(BY_FILE) $(or $(ARGS),$(SHOP))
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) $(SHOP))
 
 # A file's tests share what they set up, so one process runs them all.
 BY_FILE = --dist loadfile --no-loadscope-reorder

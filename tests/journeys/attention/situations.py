@@ -38,7 +38,7 @@ class Situation:
         entry: kind and subject of the entry that names it.
         within: seconds until it is named, on a busy machine.
         do: what the operator does.
-        in_suite: whether `make test` plays it.
+        in_suite: whether `make test-journeys` plays it.
         needs, given, starts, web: of its stage.
     """
 

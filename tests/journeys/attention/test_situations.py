@@ -2,7 +2,7 @@
 What an operator reads in each situation of the table, which docs/how-to/watch.md contains: real processes and servers are killed,
 frozen, filled and taken away, several situations at once, each with a database of its own.
 
-`make test` plays some of them, each for a few seconds. By hand, all of them, each sampled every second for a minute::
+`make test-journeys` plays some of them, each for a few seconds. By hand, all of them, each sampled every second for a minute::
 
     ATTENTION_SECONDS=60 python -m pytest -s tests/journeys/attention
 
