@@ -7,8 +7,7 @@ Each entry has its cause and the next step. It disappears when its cause does.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
+from outbox.extensions import Attention, extensions
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
@@ -37,7 +37,7 @@ HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id 
 
 
 class Kind(enum.StrEnum):
-    """The causes; label values of metrics."""
+    """The causes; label values of metrics, beside those of extensions."""
 
     READ_ONLY = "read_only"
     NO_RELAY = "no_relay"
@@ -63,7 +63,6 @@ class Kind(enum.StrEnum):
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
-    AUDIT = "audit"
 
 
 # Without writes there are no heartbeats, and nothing is sent or handled.
@@ -79,45 +78,6 @@ FOLLOW_FROM_READ_ONLY = {
     Kind.GROUP_STUCK,
     Kind.GROUP_SLOW,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """
-    Something that needs attention.
-
-    Args:
-        subject: for example topic 'orders', group 'points', or broker 'default'.
-        cause: a sentence that says what is wrong.
-        step: a sentence that says what to do.
-        error: the error of a broker or handler, for users who may view messages; "" if there is none.
-    """
-
-    kind: Kind
-    subject: str
-    cause: str
-    step: str
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The cause, and the error that says more."""
-        return f"{self.cause} {self.error.rstrip('.')}." if self.error else self.cause
-
-    def __str__(self) -> str:
-        subject = self.subject[:1].upper() + self.subject[1:]
-        return f"{subject}: {self.text} {self.step}"
-
-
-Source = Callable[[Connection, str], Iterable[Attention]]
-
-_sources: list[Source] = []
-
-
-def register(source: Source) -> None:
-    """Add a source of entries from another app; it is called with a connection to the database and its alias."""
-    if source not in _sources:
-        _sources.append(source)
 
 
 def find(connection: Connection, status: Status) -> Iterator[Attention]:
@@ -143,8 +103,8 @@ def _find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _undeliverable(status)
     yield from _records(status)
     yield from _maintenance(connection, status)
-    for source in _sources:
-        yield from source(connection, status.database)
+    for extension in extensions():
+        yield from extension.find_attention(connection, status.database)
 
 
 def _read_only(status: Status) -> Iterator[Attention]:

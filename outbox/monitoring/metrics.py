@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
+from outbox.extensions import extensions
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
@@ -98,11 +99,12 @@ def _attention(statuses: list[Status]) -> Iterator[Metric]:
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
+    kinds = [*Kind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
     for status in statuses:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
         found = Counter(one.kind for one in status.attention)
-        for kind in Kind:
+        for kind in dict.fromkeys([*kinds, *found]):
             attention.add_metric([status.database, kind], found[kind])
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)

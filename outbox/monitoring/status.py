@@ -16,8 +16,9 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
+from outbox.extensions import Attention
 from outbox.models import UNFINISHED, State
-from outbox.monitoring.attention import Attention, find
+from outbox.monitoring.attention import find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count

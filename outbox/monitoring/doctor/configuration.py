@@ -15,10 +15,11 @@ SUBJECT = "configuration"
 
 def check() -> Iterator[Finding]:
     """Yield the messages of the system checks that the project has not silenced."""
+    ours = tuple(f"{app.label}." for app in database.outbox_apps())
     problems = [
         problem
         for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())
-        if str(problem.id).startswith("outbox.") and not problem.is_silenced()
+        if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
     for problem in problems:
         level = Level.ERROR if problem.is_serious() else Level.WARNING
