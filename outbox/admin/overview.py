@@ -17,9 +17,8 @@ from outbox.admin.text import shown
 from outbox.models import MessageRow
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import Status, TopicStatus, delays, read_status
+from outbox.monitoring.status import Status, TopicStatus, delays, read_status, read_throughput
 from outbox.monitoring.text import age
-from outbox.monitoring.throughput import read_throughput
 
 
 def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:

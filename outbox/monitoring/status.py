@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 from psycopg.rows import class_row
 
@@ -278,3 +280,47 @@ def _risks() -> Iterator[str]:
 def _read_failures(connection: Connection) -> list[FailureStatus]:
     arguments = {"dead_letter": Outcome.DEAD_LETTER, "window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
     return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
+
+
+MINUTES = 60
+ROW_LIMIT = 50_000  # of messages, and of inbox rows, that are read for a chart
+
+# The newest messages by the time in their ids (uuid7), by the primary key.
+PUBLISHED = """
+SELECT least(%(last)s, (('x' || translate(left(id::text, 13), '-', ''))::bit(48)::bigint - %(start)s) / 60000)::int, count(*)
+FROM (SELECT id FROM outbox_message WHERE id >= %(first_id)s ORDER BY id DESC LIMIT %(limit)s) newest
+GROUP BY 1 ORDER BY 1
+"""
+
+# The newest inbox rows, by the index of their times. A message counts once for each group.
+HANDLED = """
+SELECT least(%(last)s, floor(extract(epoch FROM handled_at - %(begin)s) / 60))::int, count(*)
+FROM (SELECT handled_at FROM outbox_inbox WHERE handled_at >= %(begin)s ORDER BY handled_at DESC LIMIT %(limit)s) newest
+GROUP BY 1 ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Messages published and handled in the minute from `begins_at` on; None: the minute is before the rows that were read."""
+
+    begins_at: datetime
+    published: int | None
+    handled: int | None
+
+
+def read_throughput(connection: Connection, *, now: datetime) -> list[Minute]:
+    """Return the counts of the last hour by minute, oldest first."""
+    begin = now - timedelta(minutes=MINUTES)
+    start = int(begin.timestamp() * 1000)
+    arguments = {"begin": begin, "start": start, "first_id": UUID(int=start << 80), "last": MINUTES - 1, "limit": ROW_LIMIT}
+    published = _by_minute(connection.execute(PUBLISHED, arguments).fetchall())
+    handled = _by_minute(connection.execute(HANDLED, arguments).fetchall())
+    return [Minute(begin + timedelta(minutes=n), published[n], handled[n]) for n in range(MINUTES)]
+
+
+def _by_minute(counts: list[tuple[Any, ...]]) -> list[int | None]:
+    """Return one count per minute; None for the oldest minute that the limit has cut, and for those before it."""
+    known = dict(counts)
+    cut_at = min(known) if sum(known.values()) >= ROW_LIMIT else -1
+    return [known.get(minute, 0) if minute > cut_at else None for minute in range(MINUTES)]

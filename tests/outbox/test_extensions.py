@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from outbox import database
 from outbox.database import partitions
 from outbox.extensions import Extension, extensions
-from outbox.monitoring.doctor import configuration
+from outbox.monitoring.doctor import check_configuration
 from outbox.monitoring.metrics import OutboxCollector
 from outbox.monitoring.status import read_status
 from outbox.relay.maintenance import prune
@@ -179,4 +179,4 @@ class TestChecks:
     def test_are_among_those_of_the_doctor(self, monkeypatch):
         monkeypatch.setattr(database, "outbox_databases", lambda: ["default"])
 
-        assert any("(third_app.W001) Set COPIES." in finding.text for finding in configuration.check())
+        assert any("(third_app.W001) Set COPIES." in finding.text for finding in check_configuration())

@@ -23,8 +23,7 @@ from outbox.database import partitions
 from outbox.errors import ConfigurationError, InboxRefused
 from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
 from outbox.monitoring.attention import Kind
-from outbox.monitoring.doctor import databases
-from outbox.monitoring.doctor.finding import Level
+from outbox.monitoring.doctor import Level, check_databases
 from outbox.monitoring.status import read_status
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.maintenance import maintain
@@ -114,7 +113,7 @@ def day(as_owner: Callable[[str], None]) -> Iterator[Callable[[date], None]]:
 
 
 def concerns() -> list[tuple[Level, str, str]]:
-    found = [one for one in databases.check() if "'default'" in one.subject]
+    found = [one for one in check_databases() if "'default'" in one.subject]
     return [(one.level, one.text, one.hint) for one in found if one.level is not Level.OK and "a crash may lose" not in one.text]
 
 

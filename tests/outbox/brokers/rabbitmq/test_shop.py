@@ -251,7 +251,7 @@ class TestTwoProjects:
         [entry] = [one for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.MISCONFIGURED]
         assert f"belongs to the outbox {BLOG}" in entry.error
         assert "outbox_consume --group cart --take-over" in entry.error
-        assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.brokers.check())
+        assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.check_brokers())
         assert seen == []
         assert [one.body for one in receive_as(theirs, work)] == [b'{"n":1}']
 
