@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
@@ -21,12 +20,10 @@ from outbox.extensions import Attention, extensions
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
+from outbox.monitoring.status import Status, TopicStatus, read_status
 from outbox.monitoring.text import age, count
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_TRIES
-
-if TYPE_CHECKING:
-    from outbox.monitoring.status import Status, TopicStatus
 
 LATE_AFTER = timedelta(minutes=1)
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
@@ -80,13 +77,23 @@ FOLLOW_FROM_READ_ONLY = {
 }
 
 
-def find(connection: Connection, status: Status) -> Iterator[Attention]:
+def all_kinds() -> list[str]:
+    """Return the kinds of the core and of all extensions."""
+    return [*Kind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
+
+
+def read_attention(connection: Connection, alias: str) -> list[Attention]:
+    """Return what needs attention in a database; brokers on a server are asked, each for a few seconds at most."""
+    return list(find_attention(connection, read_status(connection, alias)))
+
+
+def find_attention(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what needs attention; causes come before their effects, or instead of them."""
-    found = _find(connection, status)
+    found = _find_all(connection, status)
     return (one for one in found if not (status.is_read_only and one.kind in FOLLOW_FROM_READ_ONLY))
 
 
-def _find(connection: Connection, status: Status) -> Iterator[Attention]:
+def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _read_only(status)
     away = list(_brokers(status))
     yield from away

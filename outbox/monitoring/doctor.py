@@ -29,8 +29,9 @@ from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
+from outbox.extensions import Attention
 from outbox.logs import cut, error_text, line_of, one_line
-from outbox.monitoring.attention import Kind
+from outbox.monitoring.attention import Kind, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
@@ -228,12 +229,15 @@ STATEMENT_SECONDS = 30
 def check_processes() -> Iterator[Finding]:
     """Check the heartbeats of relays and consumers, then yield what needs attention."""
     read: dict[str, Status] = {}
+    attention: list[Attention] = []
     for alias in database.outbox_databases():
         try:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
-                read[alias] = read_status(connection, alias)
+                status = read_status(connection, alias)
+                attention += find_attention(connection, status)
         except (NotMigrated, psycopg.Error):  # check_databases reports it
             continue
+        read[alias] = status
     for target in relay_targets():
         if target.database in read:
             yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
@@ -244,7 +248,6 @@ def check_processes() -> Iterator[Finding]:
             if group.using in read and group.name not in by_beat:
                 said.append((Kind.NO_CONSUMER, f"group {group.name!r}"))
                 yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
-    attention = [one for status in read.values() for one in status.attention]
     others = [one for one in attention if (one.kind, one.subject) not in said]
     yield from (Finding(Level.WARNING, one.subject, one.text, one.step) for one in others)
 

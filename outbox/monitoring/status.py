@@ -1,4 +1,4 @@
-"""The status of the outbox in one database: topics, consumer groups, processes, and what needs attention."""
+"""The status of the outbox in one database: topics, consumer groups, processes. What of it needs attention: attention.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.wants import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
-from outbox.extensions import Attention
 from outbox.models import UNFINISHED, State
-from outbox.monitoring.attention import find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
@@ -203,7 +201,6 @@ class Status:
     risks: list[str] = field(default_factory=list)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
     is_read_only: bool = False
-    attention: list[Attention] = field(default_factory=list)
 
 
 def read_status(connection: Connection, alias: str) -> Status:
@@ -214,7 +211,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     groups, delayed = read_groups(connection, alias, processes, brokers)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
-    status = Status(
+    return Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
         processes,
@@ -233,8 +230,6 @@ def read_status(connection: Connection, alias: str) -> Status:
         delayed,
         cannot_write,
     )
-    status.attention.extend(find(connection, status))
-    return status
 
 
 def is_read_only(connection: Connection) -> bool:

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from outbox import database
 from outbox.database import partitions
 from outbox.extensions import Extension, extensions
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.doctor import check_configuration
 from outbox.monitoring.metrics import OutboxCollector
-from outbox.monitoring.status import read_status
 from outbox.relay.maintenance import prune
 from tests.quotes import is_quoted, python_blocks
 
@@ -122,14 +122,14 @@ class TestAHold:
 
 class TestAttention:
     def test_is_on_the_list(self):
-        [entry] = [one for one in read_status(database.raw("default"), "default").attention if one.kind == "no_copies"]
+        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind == "no_copies"]
 
         assert str(entry) == "Database 'default': No message was copied. Start the copier."
 
     def test_disappears_with_its_cause(self, copy):
         copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
 
-        assert "no_copies" not in [one.kind for one in read_status(database.raw("default"), "default").attention]
+        assert "no_copies" not in [one.kind for one in read_attention(database.raw("default"), "default")]
 
     def test_is_counted_by_kind_also_where_there_is_none(self):
         collected = CollectorRegistry()
