@@ -29,7 +29,7 @@ from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
-from outbox.extensions import Attention
+from outbox.extensions import Attention, extensions
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring.attention import Kind, find_attention
 from outbox.monitoring.connection import connected
@@ -157,13 +157,14 @@ def _missing_migrations(alias: str) -> dict[str, list[str]]:
 
 
 # Messages are written and read through their table, so the partitions of days need no grants; DEFAULT is read by itself. The
-# sequences of identity columns need none either.
+# sequences of identity columns need none either. From tables of extensions, the maintenance deletes.
 MISSING_GRANTS = r"""
 SELECT privilege, array_agg(quote_ident(c.relname) ORDER BY c.relname)
-FROM pg_class c, unnest(CASE c.relkind
-    WHEN 'v' THEN ARRAY['SELECT'] WHEN 'S' THEN ARRAY['USAGE'] ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END
+FROM pg_class c, unnest(CASE
+    WHEN c.relkind = 'v' THEN ARRAY['SELECT'] WHEN c.relkind = 'S' THEN ARRAY['USAGE']
+    WHEN c.relname LIKE 'outbox\_%%' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT', 'DELETE'] END
 ) WITH ORDINALITY wanted (privilege, n)
-WHERE c.relnamespace = current_schema()::regnamespace AND c.relname LIKE 'outbox\_%'
+WHERE c.relnamespace = current_schema()::regnamespace AND (c.relname LIKE 'outbox\_%%' OR c.relname = ANY(%(pruned)s))
     AND (NOT c.relispartition OR c.relname = 'outbox_message_default')
     AND CASE WHEN c.relkind IN ('r', 'p', 'v') THEN NOT has_table_privilege(c.oid, privilege)
         WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, privilege)
@@ -179,7 +180,8 @@ ROLE = "SELECT quote_ident(current_user)"
 
 def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     """Yield the privileges that the role of a connection lacks, with the statements that grant them."""
-    missing = connection.execute(MISSING_GRANTS).fetchall()
+    pruned = [table for extension in extensions() for table in extension.tables]
+    missing = connection.execute(MISSING_GRANTS, {"pruned": pruned}).fetchall()
     if not missing:
         return
     [role] = connection.execute(ROLE).fetchone() or ("",)

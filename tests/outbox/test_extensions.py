@@ -14,7 +14,7 @@ from outbox import database
 from outbox.database import partitions
 from outbox.extensions import Extension, extensions
 from outbox.monitoring.attention import read_attention
-from outbox.monitoring.doctor import check_configuration
+from outbox.monitoring.doctor import _check_grants, check_configuration
 from outbox.monitoring.metrics import OutboxCollector
 from outbox.relay.maintenance import prune
 from tests.quotes import is_quoted, python_blocks
@@ -88,6 +88,19 @@ class TestTables:
 
         assert pruned.rows["third_app_copy"] == 1
         assert [one.message_id for one in copy.objects.all()] == [new]
+
+    def test_are_among_those_whose_grants_the_doctor_checks(self):
+        with database.connect("default") as own:
+            own.execute("CREATE ROLE third_app_reader")
+            try:
+                own.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO third_app_reader")
+                own.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO third_app_reader")
+                own.execute("REVOKE DELETE, INSERT ON third_app_copy FROM third_app_reader; SET ROLE third_app_reader")
+                found = [finding.text for finding in _check_grants("database", own)]
+            finally:
+                own.execute("RESET ROLE; DROP OWNED BY third_app_reader; DROP ROLE third_app_reader")
+
+        assert found == ["role third_app_reader lacks DELETE on third_app_copy"]
 
     def test_are_known_as_those_of_the_outbox(self):
         with database.connect("default") as own:
