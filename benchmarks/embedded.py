@@ -12,7 +12,7 @@ from benchmarks.figure import Figure, interleaved
 from benchmarks.history import empty, fill
 from outbox import conf, database
 from outbox.database import Connection
-from outbox.relay.lane import leave_lane, take_lane
+from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import topic_id
 
@@ -62,7 +62,6 @@ def measure(scale: float) -> list[Figure]:
             lambda: _relayed(connection, relay, count, "bench-consumed").cpu,
         )
         broker.close()
-        leave_lane(connection, lane)
     return [
         Figure("relay to embedded, two-phase: messages", two, "/s", 0.5, at_most=False, bound=raw_two),
         Figure("relay to embedded, one-phase: CPU per message", one, "us", 0.75, at_most=True, bound=raw_one),

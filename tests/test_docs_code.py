@@ -30,6 +30,7 @@ ELSEWHERE = {
     "how-to/archive.md": "outbox/pipeline/spark/archive/test_page.py",
     "how-to/celery-tasks.md": "outbox/celery/test_page.py",
     "how-to/async.md": "outbox/publishing/test_asgi.py",
+    "how-to/extend.md": "outbox/test_extensions.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/logs.md": "outbox/test_log_fields.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",

@@ -70,7 +70,6 @@ SETTINGS: dict[str, dict[str, str]] = {
         "check_interval": "Half messages are to be asked about more or less often.",
         "check_limit": "A half message is to be parked sooner or later.",
         "statement_timeout": "Batches of large bodies take longer to store.",
-        "clock": "Tests let time pass.",
     },
     "RocketMQOptions": {
         "endpoints": "Names the proxies.",
@@ -111,7 +110,6 @@ SETTINGS: dict[str, dict[str, str]] = {
         "name": "Two brokers of a test are to share messages.",
         "end": "A test is about a broker that treats a second end so.",
         "commit_window": "A test is about ends that come too late.",
-        "deduplicate": "For tests of a broker that deduplicates sends.",
         "start": "A test is about groups that begin late.",
         "clock": "A test lets time pass.",
         "check_after": "A test is about check-backs.",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from outbox.admin.lines import Line, drawing
-from outbox.monitoring.throughput import ROW_LIMIT, Minute
+from outbox.monitoring.status import ROW_LIMIT, Minute
 
 
 def chart(minutes: Sequence[Minute]) -> dict[str, Any]:

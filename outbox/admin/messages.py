@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -33,6 +31,7 @@ from outbox.brokers.capabilities import Lookups
 from outbox.consuming.dead_letters import read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.errors import BrokerUnavailable
+from outbox.extensions import Extension, extensions
 from outbox.ids import made_at
 from outbox.message import Header, read_headers
 from outbox.models import DeadLetter, DeadMessage, Delayed, MessageRow, MessageState, Ticket
@@ -59,28 +58,6 @@ BATCHES = {
     MessageStatus.RETRYING: "b.state = 0 AND b.tries > 0",
     MessageStatus.DEAD: "b.state = 4",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MessageArchive:
-    """
-    Where messages are that have left the database.
-
-    Args:
-        is_configured: returns whether settings name one.
-        page: shows a message of it, or says that it has none.
-    """
-
-    is_configured: Callable[[], bool]
-    page: Callable[[MessageAdmin, HttpRequest, UUID], HttpResponse]
-
-
-_archives: list[MessageArchive] = []
-
-
-def register_archive(archive: MessageArchive) -> None:
-    """Show messages from this place when the database does not have them."""
-    _archives.append(archive)
 
 
 class StateFilter(Filter):
@@ -234,12 +211,12 @@ class MessageAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         archive, message_id = self._elsewhere(request, object_id or "")
         if archive and message_id:
-            return archive.page(self, request, message_id)
+            return archive.archived_message(self, request, message_id)
         return super().changeform_view(request, object_id, form_url, extra_context)
 
-    def _elsewhere(self, request: HttpRequest, text: str) -> tuple[MessageArchive | None, UUID | None]:
-        """Return the place that may have a message which is not in the database, and the id in the text; else None for both."""
-        archive = next((one for one in _archives if one.is_configured()), None)
+    def _elsewhere(self, request: HttpRequest, text: str) -> tuple[Extension | None, UUID | None]:
+        """Return the app that may have a message which is not in the database, and the id in the text; else None for both."""
+        archive = next((one for one in extensions() if one.has_archive()), None)
         if archive is None:
             return None, None
         try:

@@ -15,11 +15,11 @@ from outbox.admin.chart import chart
 from outbox.admin.pages import frame, may_see
 from outbox.admin.text import shown
 from outbox.models import MessageRow
+from outbox.monitoring.attention import find_attention
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import Status, TopicStatus, delays, read_status
+from outbox.monitoring.status import Status, TopicStatus, delays, read_status, read_throughput
 from outbox.monitoring.text import age
-from outbox.monitoring.throughput import read_throughput
 
 
 def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
@@ -39,7 +39,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "attention": [
             {"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step}
             | {"error": shown(one.error.rstrip("."), 500) if has_errors else ""}
-            for one in status.attention
+            for one in find_attention(connection, status)
         ],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
         "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.admin import AdminSite
@@ -10,23 +9,14 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 
+from outbox.extensions import Page, extensions
 from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Overview, Topic
 
 OVERVIEW = "outbox_overview_changelist"
 QUICK_CHECK = "outbox_quick_check"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Page:
-    """A link in the frame of all pages. `rank`: its position; `model`: users who may view the model see the link."""
-
-    rank: int
-    name: str
-    model: type[Model] = field(compare=False)
-    view: str = field(compare=False)
-
-
-_pages = [
+OF_CORE = [
     Page(10, "Overview", Overview, OVERVIEW),
     Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
     Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
@@ -38,11 +28,9 @@ _pages = [
 ]
 
 
-def register_page(page: Page) -> None:
-    """Add a link to the page of an app."""
-    if page not in _pages:
-        _pages.append(page)
-        _pages.sort()
+def pages() -> list[Page]:
+    """Return all pages, those of extensions too, in the order of their links."""
+    return sorted([*OF_CORE, *(page for extension in extensions() for page in extension.pages)])
 
 
 def url_of(site: AdminSite, view: str, *args: object) -> str:
@@ -63,7 +51,7 @@ def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
     """Return the context of every page of the outbox: links to the pages that the user may see, and the paused topics."""
     request.current_app = site.name  # where {% url "admin:…" %} leads
     links = []
-    for page in _pages:
+    for page in pages():
         if may_see(site, page.model, request):
             url = url_of(site, page.view)
             links.append({"name": page.name, "url": url, "is_here": request.path == url})

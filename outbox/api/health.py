@@ -14,8 +14,8 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from outbox.api.cached import Cached
 from outbox.api.refusals import LimitedRefusals
-from outbox.monitoring.cached import Cached
 from outbox.monitoring.health import Health, health, readiness
 
 cached_readiness = Cached(readiness, seconds=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from django.core.checks import Tags, register
 
 from outbox.checks import apps, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+from outbox.extensions import extensions
 
 TAG = "outbox"  # manage.py check --tag outbox
 
@@ -63,12 +64,13 @@ WHEN_DEPLOYED = (
 
 
 def register_checks() -> None:
-    """Register all checks. Called once, by the app's `ready()`."""
-    for check in ALWAYS:
+    """Register all checks, those of extensions too. Called once, by the app's `ready()`."""
+    found = extensions()
+    for check in (*ALWAYS, *(check for extension in found for check in extension.checks)):
         register(check, TAG)
     for check in WITH_URLS:
         register(check, TAG, Tags.urls)
-    for check in WITH_DATABASES:
+    for check in (*WITH_DATABASES, *(check for extension in found for check in extension.database_checks)):
         register(check, TAG, Tags.database)
     for check in WHEN_DEPLOYED:
         register(check, TAG, deploy=True)

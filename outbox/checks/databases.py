@@ -71,7 +71,9 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     """
     found: list[CheckMessage] = []
     for app in database.outbox_apps():
-        model = next(app.get_models())
+        model = next(iter(app.get_models()), None)
+        if model is None:
+            continue
         reads, writes = router.db_for_read(model), router.db_for_write(model)
         if reads != writes:
             found.append(

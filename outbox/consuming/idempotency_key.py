@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from outbox.errors import RetryLater
 
-if TYPE_CHECKING:  # the extra redis; the caller passes a client in
+if TYPE_CHECKING:  # the caller passes a client in
     from redis import Redis
 
 DONE = "done"

@@ -18,6 +18,7 @@ from outbox import conf
 from outbox.database.identity import require_own_tables
 from outbox.database.own_connection import OwnConnection
 from outbox.errors import ConfigurationError, NotMigrated
+from outbox.extensions import extended_apps
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -61,8 +62,8 @@ OUTAGE_OPTIONS = {
 
 
 def outbox_apps() -> list[AppConfig]:
-    """Return the installed apps of the outbox: `outbox` and those in its subpackages."""
-    return [config for config in apps.get_app_configs() if f"{config.name}.".startswith("outbox.")]
+    """Return the installed apps with tables of the outbox: `outbox` itself and those that extend it."""
+    return [apps.get_app_config("outbox"), *extended_apps()]
 
 
 def outbox_databases() -> list[str]:

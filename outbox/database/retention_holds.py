@@ -1,14 +1,7 @@
-"""
-What holds a day of messages in the database: unfinished rows that refer to it. Prune and the archive both check it.
-
-An app that needs the days before they are dropped registers a `RetentionHold`.
-"""
+"""What holds a day of messages in the database: unfinished rows that refer to it. Prune and the archive both check it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,38 +23,6 @@ SELECT CASE
         AND EXISTS (SELECT FROM outbox_message message WHERE message.id = member.id)) THEN 'dead messages without a copy'
 END
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionHold:
-    """
-    Rows that the prune keeps for an app, which deletes them itself.
-
-    Args:
-        reason: shown to operators for a day that is kept.
-        retention: returns how long the app needs messages; None while it holds nothing.
-        grace: a day held longer than this after its retention raises an alert.
-        tables: tables whose rows the app deletes instead of the prune.
-    """
-
-    reason: str
-    retention: Callable[[], timedelta | None]
-    grace: timedelta
-    tables: frozenset[str] = frozenset()
-
-
-_holds: list[RetentionHold] = []
-
-
-def register(hold: RetentionHold) -> None:
-    """Add a hold for all prunes of this process."""
-    if hold not in _holds:
-        _holds.append(hold)
-
-
-def active() -> dict[RetentionHold, timedelta]:
-    """Return the holds that are active now, each with how long it needs messages."""
-    return {hold: retention for hold in _holds if (retention := hold.retention()) is not None}
 
 
 def find_holder(connection: psycopg.Connection[Any], first: object, end: object) -> str | None:

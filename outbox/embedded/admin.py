@@ -16,15 +16,12 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
-from outbox.admin.pages import Page, register_page
 from outbox.admin.text import badge, moment, plain, shown, since
 from outbox.check_backs.ask import in_process
 from outbox.embedded import EmbeddedBroker
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic
 from outbox.errors import BrokerUnavailable
-
-register_page(Page(50, "Half messages", EmbeddedHalf, "outbox_embedded_embeddedhalf_changelist"))
 
 TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
 

@@ -10,3 +10,4 @@ class EmbeddedBrokerConfig(AppConfig):
     label = "outbox_embedded"
     verbose_name = "Outbox embedded broker"
     default_auto_field = "django.db.models.BigAutoField"
+    outbox_extension = "outbox.embedded.extension.EmbeddedExtension"

@@ -53,8 +53,16 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     supports_delay: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
 
-    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+    def __init__(
+        self,
+        alias: str,
+        options: Mapping[str, Any],
+        topics: Sequence[TopicSpec],
+        *,
+        clock: Callable[[], datetime] | None = None,  # by default, the database's clock
+    ) -> None:
         super().__init__(alias, options, topics)
+        self._clock = clock
         self._settings = read_options(EmbeddedOptions, options)
         self._client = Client(self._settings)
         self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
@@ -293,7 +301,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         self._renewals.close()
 
     def _now(self) -> datetime | None:
-        return self._settings.clock() if self._settings.clock else None
+        return self._clock() if self._clock else None
 
     def _ask(self, ask: Callable[[Half], Resolution], half: Half) -> Resolution:
         answer = checks.answer(ask, half)

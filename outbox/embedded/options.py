@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,7 +25,6 @@ class EmbeddedOptions(Options, frozen=True):
     check_interval: timedelta = timedelta(seconds=10)  # time until the second check-back; doubled each time, up to 16-fold
     check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # number of check-backs after which a half message is parked
     statement_timeout: timedelta = timedelta(seconds=10)  # of each statement; a batch is stored with at most two
-    clock: Callable[[], datetime] | None = None  # for tests; by default, the database's clock
 
     @property
     def max_send_duration(self) -> timedelta:

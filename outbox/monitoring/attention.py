@@ -7,10 +7,8 @@ Each entry has its cause and the next step. It disappears when its cause does.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
@@ -18,15 +16,14 @@ from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
+from outbox.extensions import Attention, extensions
 from outbox.ids import first_id_at
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
+from outbox.monitoring.status import Status, TopicStatus, read_status
 from outbox.monitoring.text import age, count
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_TRIES
-
-if TYPE_CHECKING:
-    from outbox.monitoring.status import Status, TopicStatus
 
 LATE_AFTER = timedelta(minutes=1)
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
@@ -37,7 +34,7 @@ HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id 
 
 
 class Kind(enum.StrEnum):
-    """The causes; label values of metrics."""
+    """The causes; label values of metrics, beside those of extensions."""
 
     READ_ONLY = "read_only"
     NO_RELAY = "no_relay"
@@ -63,7 +60,6 @@ class Kind(enum.StrEnum):
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
-    AUDIT = "audit"
 
 
 # Without writes there are no heartbeats, and nothing is sent or handled.
@@ -81,52 +77,23 @@ FOLLOW_FROM_READ_ONLY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """
-    Something that needs attention.
-
-    Args:
-        subject: for example topic 'orders', group 'points', or broker 'default'.
-        cause: a sentence that says what is wrong.
-        step: a sentence that says what to do.
-        error: the error of a broker or handler, for users who may view messages; "" if there is none.
-    """
-
-    kind: Kind
-    subject: str
-    cause: str
-    step: str
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The cause, and the error that says more."""
-        return f"{self.cause} {self.error.rstrip('.')}." if self.error else self.cause
-
-    def __str__(self) -> str:
-        subject = self.subject[:1].upper() + self.subject[1:]
-        return f"{subject}: {self.text} {self.step}"
+def all_kinds() -> list[str]:
+    """Return the kinds of the core and of all extensions."""
+    return [*Kind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
 
 
-Source = Callable[[Connection, str], Iterable[Attention]]
-
-_sources: list[Source] = []
-
-
-def register(source: Source) -> None:
-    """Add a source of entries from another app; it is called with a connection to the database and its alias."""
-    if source not in _sources:
-        _sources.append(source)
+def read_attention(connection: Connection, alias: str) -> list[Attention]:
+    """Return what needs attention in a database; brokers on a server are asked, each for a few seconds at most."""
+    return list(find_attention(connection, read_status(connection, alias)))
 
 
-def find(connection: Connection, status: Status) -> Iterator[Attention]:
+def find_attention(connection: Connection, status: Status) -> Iterator[Attention]:
     """Yield what needs attention; causes come before their effects, or instead of them."""
-    found = _find(connection, status)
+    found = _find_all(connection, status)
     return (one for one in found if not (status.is_read_only and one.kind in FOLLOW_FROM_READ_ONLY))
 
 
-def _find(connection: Connection, status: Status) -> Iterator[Attention]:
+def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _read_only(status)
     away = list(_brokers(status))
     yield from away
@@ -143,8 +110,8 @@ def _find(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _undeliverable(status)
     yield from _records(status)
     yield from _maintenance(connection, status)
-    for source in _sources:
-        yield from source(connection, status.database)
+    for extension in extensions():
+        yield from extension.find_attention(connection, status.database)
 
 
 def _read_only(status: Status) -> Iterator[Attention]:

@@ -9,8 +9,9 @@ import psycopg
 
 from outbox.database import Connection
 from outbox.errors import NotMigrated
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.connection import connected
-from outbox.monitoring.status import is_read_only, read_status
+from outbox.monitoring.status import is_read_only
 from outbox.relay.hosts import databases
 
 STATEMENT_SECONDS = 3  # a usual time-out of load balancers
@@ -55,4 +56,4 @@ def _can_publish(alias: str, connection: Connection) -> Health:
 
 
 def _needs_attention(alias: str, connection: Connection) -> Health:
-    return Health.NEEDS_ATTENTION if read_status(connection, alias).attention else Health.OK
+    return Health.NEEDS_ATTENTION if read_attention(connection, alias) else Health.OK

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
-from outbox.monitoring.attention import Kind
+from outbox.monitoring.attention import all_kinds, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
@@ -41,22 +41,25 @@ class OutboxCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        statuses = {alias: _read(alias) for alias in databases()}
-        asked = [status for status in statuses.values() if status is not None]
+        read = {alias: _read(alias) for alias in databases()}
         up = _gauge("outbox_database_up", "Whether the database can be reached.", "database")
-        for alias, status in statuses.items():
-            up.add_metric([alias], status is not None)
+        for alias, found in read.items():
+            up.add_metric([alias], found is not None)
+        asked = [found for found in read.values() if found is not None]
+        statuses = [status for status, _ in asked]
         yield up
-        yield from _topics(asked)
-        yield from _processes(asked)
+        yield from _topics(statuses)
+        yield from _processes(statuses)
         yield from _attention(asked)
-        yield from _groups(asked)
+        yield from _groups(statuses)
 
 
-def _read(alias: str) -> Status | None:
+def _read(alias: str) -> tuple[Status, Counter[str]] | None:
+    """Return the status of a database, and the number of entries that need attention by kind; None if it cannot be read."""
     try:
         with connected(alias, "outbox metrics", statement_seconds=STATEMENT_SECONDS) as connection:
-            return read_status(connection, alias)
+            status = read_status(connection, alias)
+            return status, Counter(one.kind for one in find_attention(connection, status))
     except (NotMigrated, psycopg.Error):
         return None
 
@@ -93,16 +96,15 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
     return iter((running, breakers))
 
 
-def _attention(statuses: list[Status]) -> Iterator[Metric]:
+def _attention(asked: list[tuple[Status, Counter[str]]]) -> Iterator[Metric]:
     attention = _gauge("outbox_attention", "Entries of outbox_status that need attention.", "database", "kind")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
-    for status in statuses:
+    for status, found in asked:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
-        found = Counter(one.kind for one in status.attention)
-        for kind in Kind:
+        for kind in dict.fromkeys([*all_kinds(), *found]):
             attention.add_metric([status.database, kind], found[kind])
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)

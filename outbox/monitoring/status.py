@@ -1,11 +1,13 @@
-"""The status of the outbox in one database: topics, consumer groups, processes, and what needs attention."""
+"""The status of the outbox in one database: topics, consumer groups, processes. What of it needs attention: attention.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 from psycopg.rows import class_row
 
@@ -17,7 +19,6 @@ from outbox.consuming.wants import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
 from outbox.models import UNFINISHED, State
-from outbox.monitoring.attention import Attention, find
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
@@ -200,7 +201,6 @@ class Status:
     risks: list[str] = field(default_factory=list)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
     is_read_only: bool = False
-    attention: list[Attention] = field(default_factory=list)
 
 
 def read_status(connection: Connection, alias: str) -> Status:
@@ -211,7 +211,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     groups, delayed = read_groups(connection, alias, processes, brokers)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
-    status = Status(
+    return Status(
         alias,
         connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
         processes,
@@ -230,8 +230,6 @@ def read_status(connection: Connection, alias: str) -> Status:
         delayed,
         cannot_write,
     )
-    status.attention.extend(find(connection, status))
-    return status
 
 
 def is_read_only(connection: Connection) -> bool:
@@ -277,3 +275,47 @@ def _risks() -> Iterator[str]:
 def _read_failures(connection: Connection) -> list[FailureStatus]:
     arguments = {"dead_letter": Outcome.DEAD_LETTER, "window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
     return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
+
+
+MINUTES = 60
+ROW_LIMIT = 50_000  # of messages, and of inbox rows, that are read for a chart
+
+# The newest messages by the time in their ids (uuid7), by the primary key.
+PUBLISHED = """
+SELECT least(%(last)s, (('x' || translate(left(id::text, 13), '-', ''))::bit(48)::bigint - %(start)s) / 60000)::int, count(*)
+FROM (SELECT id FROM outbox_message WHERE id >= %(first_id)s ORDER BY id DESC LIMIT %(limit)s) newest
+GROUP BY 1 ORDER BY 1
+"""
+
+# The newest inbox rows, by the index of their times. A message counts once for each group.
+HANDLED = """
+SELECT least(%(last)s, floor(extract(epoch FROM handled_at - %(begin)s) / 60))::int, count(*)
+FROM (SELECT handled_at FROM outbox_inbox WHERE handled_at >= %(begin)s ORDER BY handled_at DESC LIMIT %(limit)s) newest
+GROUP BY 1 ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Messages published and handled in the minute from `begins_at` on; None: the minute is before the rows that were read."""
+
+    begins_at: datetime
+    published: int | None
+    handled: int | None
+
+
+def read_throughput(connection: Connection, *, now: datetime) -> list[Minute]:
+    """Return the counts of the last hour by minute, oldest first."""
+    begin = now - timedelta(minutes=MINUTES)
+    start = int(begin.timestamp() * 1000)
+    arguments = {"begin": begin, "start": start, "first_id": UUID(int=start << 80), "last": MINUTES - 1, "limit": ROW_LIMIT}
+    published = _by_minute(connection.execute(PUBLISHED, arguments).fetchall())
+    handled = _by_minute(connection.execute(HANDLED, arguments).fetchall())
+    return [Minute(begin + timedelta(minutes=n), published[n], handled[n]) for n in range(MINUTES)]
+
+
+def _by_minute(counts: list[tuple[Any, ...]]) -> list[int | None]:
+    """Return one count per minute; None for the oldest minute that the limit has cut, and for those before it."""
+    known = dict(counts)
+    cut_at = min(known) if sum(known.values()) >= ROW_LIMIT else -1
+    return [known.get(minute, 0) if minute > cut_at else None for minute in range(MINUTES)]

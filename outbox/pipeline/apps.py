@@ -10,8 +10,4 @@ class PipelineConfig(AppConfig):
     label = "outbox_pipeline"
     verbose_name = "Outbox pipeline"
     default_auto_field = "django.db.models.BigAutoField"
-
-    def ready(self) -> None:
-        from outbox.pipeline.registration import register_all  # models cannot be imported before the apps are loaded
-
-        register_all()
+    outbox_extension = "outbox.pipeline.extension.PipelineExtension"

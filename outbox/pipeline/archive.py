@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from outbox import conf
-from outbox.database.retention_holds import RetentionHold
 from outbox.errors import ConfigurationError
+from outbox.extensions import RetentionHold
 from outbox.logs import get_logger
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import ArchiveFailed, ArchiveRunning

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outbox.database import Connection
-from outbox.monitoring.attention import Attention, Kind
+from outbox.extensions import Attention
 from outbox.monitoring.text import age, count
+
+KIND = "audit"
 
 HAS_TABLES = "SELECT to_regclass('outbox_audit_finding') IS NOT NULL"
 
@@ -34,8 +36,8 @@ def find(connection: Connection, alias: str) -> Iterator[Attention]:
         number, first, run, seconds = row
         cause = f"{count(number, 'finding')} of audit {run}, {age(seconds)} ago. The first: {first.rstrip('.')}."
         step = "Review the findings in the admin: send lost messages again, or acknowledge the finding."
-        yield Attention(Kind.AUDIT, f"database {alias!r}", cause, step)
+        yield Attention(KIND, f"database {alias!r}", cause, step)
     failed = connection.execute(FAILED_AUDIT).fetchone()
     if failed:
         cause = f"Audit {failed[0]} failed: {failed[1].rstrip('.')}."
-        yield Attention(Kind.AUDIT, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")
+        yield Attention(KIND, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")

@@ -16,8 +16,6 @@ from outbox.errors import LaneNotHeld
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
-UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
-
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -37,7 +35,7 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
         LaneNotHeld: other relays hold all of them.
     """
     for number in range(1, lanes + 1):
-        if _is_taken(connection, TRY_LOCK, number):
+        if _try_lock(connection, number):
             release_left(connection, number)
             return Lane(number)
     raise LaneNotHeld(
@@ -46,12 +44,6 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
     )
 
 
-def leave_lane(connection: Connection, lane: Lane) -> None:
-    """Release a lane, so that another relay can take it at once."""
-    _is_taken(connection, UNLOCK, lane.number)
-
-
-def _is_taken(connection: Connection, statement: str, number: int) -> bool:
-    row = connection.execute(statement, [number]).fetchone()
-    assert row is not None
-    return bool(row[0])
+def _try_lock(connection: Connection, number: int) -> bool:
+    """Lock a lane for this connection, if no other one holds it; return whether it is locked."""
+    return connection.execute(TRY_LOCK, [number]).fetchone() == (True,)

@@ -29,11 +29,12 @@ from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
 from outbox.brokers.base import Broker
 from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
-from outbox.database import Connection, heartbeats, partitions, retention_holds
+from outbox.database import Connection, heartbeats, partitions
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.loop_errors import Loop, noting
-from outbox.database.retention_holds import RetentionHold, find_holder
+from outbox.database.retention_holds import find_holder
 from outbox.errors import ConfigurationError, OutboxError
+from outbox.extensions import RetentionHold, extensions
 from outbox.ids import first_id
 from outbox.logs import get_logger, log_fields
 from outbox.models import UNFINISHED, State
@@ -146,18 +147,6 @@ CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between a broker
 
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
-_old_of_apps: dict[str, str] = {}
-
-
-def register_table(table: str, old: str) -> None:
-    """
-    Prune a table of an app, too, in databases that have it.
-
-    Args:
-        old: the SQL condition of rows past their retention; it may use `%(before)s`.
-    """
-    _old_of_apps[table] = old
-
 
 @dataclass(slots=True)
 class Pruned:
@@ -194,7 +183,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     """
     _require_apps()
     now = now or datetime.now(UTC)
-    holds = retention_holds.active()
+    holds = _active_holds()
     last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
     midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
     pruned = Pruned()
@@ -217,16 +206,23 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         taken = {table for hold in holds for table in hold.tables}
         if INBOX not in taken:
             pruned.rows[INBOX] = prune_inbox(connection, before=midnight)
-        there = {table: old for table, old in _old_of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
+        of_apps = {table: old for extension in extensions() for table, old in extension.tables.items()}
+        there = {table: old for table, old in of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
         for table, old in (OLD | there).items():
             if table not in taken:
                 pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
     return pruned
 
 
+def _active_holds() -> dict[RetentionHold, timedelta]:
+    """Return the holds of apps that are active now, each with how long it needs messages."""
+    holds = [extension.retention_hold for extension in extensions()]
+    return {hold: retention for hold in holds if hold and (retention := hold.retention()) is not None}
+
+
 def overdue(days: Iterable[date]) -> list[date]:
     """Return the days that should have been dropped by now, by whichever role or app drops them."""
-    holds = retention_holds.active()
+    holds = _active_holds()
     kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
     first = (datetime.now(UTC) - kept_for).date()
     return [day for day in days if day < first]

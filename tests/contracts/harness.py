@@ -206,6 +206,13 @@ class EmbeddedHarness(Harness):
     can_lose_ends = True
     can_restart = True
 
+    def open(self, **options: Any) -> Broker:
+        """Create a broker; CLOCK=None: by the database's clock."""
+        given = {**self.options(), **options}
+        broker = EmbeddedBroker("default", given, list(self.topics.values()), clock=given.pop("CLOCK"))
+        self._opened.append(broker)
+        return broker
+
     def without_polls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wakeup, "POLL_SECONDS", 50)
 

@@ -22,10 +22,8 @@ from outbox.consuming.worker import Worker
 from outbox.database import partitions
 from outbox.errors import ConfigurationError, InboxRefused
 from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
-from outbox.monitoring.attention import Kind
-from outbox.monitoring.doctor import databases
-from outbox.monitoring.doctor.finding import Level
-from outbox.monitoring.status import read_status
+from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.doctor import Level, check_databases
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.maintenance import maintain
 from outbox.relay.resident import Resident, ResidentRelay
@@ -114,7 +112,7 @@ def day(as_owner: Callable[[str], None]) -> Iterator[Callable[[date], None]]:
 
 
 def concerns() -> list[tuple[Level, str, str]]:
-    found = [one for one in databases.check() if "'default'" in one.subject]
+    found = [one for one in check_databases() if "'default'" in one.subject]
     return [(one.level, one.text, one.hint) for one in found if one.level is not Level.OK and "a crash may lose" not in one.text]
 
 
@@ -196,7 +194,7 @@ class TestARoleWithTheGrantsOfThePage:
         with as_role():
             maintain("default")
         with database.connect("default") as own:
-            attention = [str(one) for one in read_status(own, "default").attention if one.kind is Kind.NO_MAINTENANCE]
+            attention = [str(one) for one in read_attention(own, "default") if one.kind is Kind.NO_MAINTENANCE]
 
         assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
         assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
@@ -237,7 +235,7 @@ class TestARelayThatMayNotCreatePartitions:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_status(own, "default").attention if one.kind is Kind.NO_MAINTENANCE]
+            return [str(one) for one in read_attention(own, "default") if one.kind is Kind.NO_MAINTENANCE]
 
     def _as_owner(self) -> None:
         options = connections["default"].settings_dict["OPTIONS"]
@@ -299,7 +297,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_status(own, "default").attention if one.kind is Kind.PROCESS_FAILS]
+            return [str(one) for one in read_attention(own, "default") if one.kind is Kind.PROCESS_FAILS]
 
 
 class TestADoctor:

@@ -32,7 +32,7 @@ from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import Group, HalfRecord, Place, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
-from outbox.message import Half, Header, Resolution
+from outbox.message import Half, Resolution
 
 POLL_SECONDS = 0.02  # because a test's clock moves without a notification
 
@@ -273,10 +273,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def _send_one(self, message: Outgoing) -> SendResult:
         if rejection := self._validate(message, is_half=False):
             return rejection
-        key = (message.headers.get(Header.SOURCE, ""), message.message_id)
-        if not (self._settings.deduplicate and key in self._store.sent):
-            self._store.sent.add(key)
-            self._store.show(message, self._now())
+        self._store.show(message, self._now())
         return SendResult(SendStatus.ACCEPTED)
 
     def _store_half(self, message: Outgoing) -> SendResult:

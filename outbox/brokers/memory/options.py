@@ -20,7 +20,6 @@ class MemoryOptions(Options, frozen=True):
     name: str = ""  # empty: messages are not shared
     end: EndSemantics = EndSemantics.IDEMPOTENT  # what a second end of a half message does
     commit_window: timedelta | None = None  # like HalfMessages.commit_window; only where END is not idempotent
-    deduplicate: bool = False  # a repeated one-phase send of (source, message id) is accepted, but stores nothing
     start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
     clock: Callable[[], datetime] | None = None  # by default the system's clock
     check_after: timedelta = timedelta(seconds=6)  # age of a half message at its first check-back

@@ -73,7 +73,6 @@ class Store:
         self.groups: dict[str, Group] = {}
         self.faults = Faults()
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.sent: set[tuple[str, str]] = set()  # (source, message id) of one-phase sends
         self.lanes: dict[int, Lane] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:

@@ -6,6 +6,7 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import starmap
 from typing import Any
 
 import psycopg
@@ -13,11 +14,13 @@ from django.core.management.base import BaseCommand
 
 from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
+from outbox.extensions import Attention
 from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
 from outbox.management.tables import table
 from outbox.management.times import time
+from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.find import parse
 from outbox.monitoring.groups import GroupStatus
@@ -106,16 +109,18 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}, default=str))
+            shown = [asdict(status) | {"attention": list(map(asdict, attention))} for status, attention in found]
+            self.stdout.write(json.dumps({"databases": shown}, default=str))
         else:
-            self.stdout.write("\n\n".join(map(_as_text, found)))
-        if any(status.attention for status in found):
+            self.stdout.write("\n\n".join(starmap(_as_text, found)))
+        if any(attention for _, attention in found):
             raise SystemExit(1)
 
 
-def _read(alias: str) -> Status:
+def _read(alias: str) -> tuple[Status, list[Attention]]:
     with connected(alias, "outbox status") as connection:
-        return read_status(connection, alias)
+        status = read_status(connection, alias)
+        return status, list(find_attention(connection, status))
 
 
 def _words(text: str) -> str:
@@ -132,7 +137,7 @@ def _silence(alias: str, kind: str) -> float | None:
         return silence(connection, kind)
 
 
-def _as_text(status: Status) -> str:
+def _as_text(status: Status, attention: Sequence[Attention]) -> str:
     parts = [
         f"Database {status.database!r}",
         _topics(status),
@@ -141,8 +146,8 @@ def _as_text(status: Status) -> str:
         *delays(status),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
-        "\n".join(["Needs attention:", *(f"! {one_line(str(one))}" for one in status.attention)])
-        if status.attention
+        "\n".join(["Needs attention:", *(f"! {one_line(str(one))}" for one in attention)])
+        if attention
         else "Nothing needs attention.",
     ]
     return "\n\n".join(parts)

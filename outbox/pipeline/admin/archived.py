@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest
@@ -13,21 +14,19 @@ from django.template.response import TemplateResponse
 from outbox.admin.body_preview import READ_BYTES
 from outbox.admin.contents import contents
 from outbox.admin.links import about_link, message_link
-from outbox.admin.messages import MessageAdmin, MessageArchive, register_archive
 from outbox.admin.pages import frame
 from outbox.admin.text import badge, shown, since
 from outbox.message import Header, read_headers
 from outbox.models import MessageRow
 from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
-from outbox.pipeline.conf import settings
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.lake.lookup import ArchivedMessage, day_of
 
 TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 
 
-def archived_message(model_admin: MessageAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
+def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
     """Show a message from the lake; status 404 if it is not there, 503 if the lake cannot be read."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
@@ -50,7 +49,7 @@ def archived_message(model_admin: MessageAdmin, request: HttpRequest, message_id
     return TemplateResponse(request, "admin/outbox_pipeline/archived_message.html", context, status=status)
 
 
-def _details(model_admin: MessageAdmin, request: HttpRequest, found: ArchivedMessage) -> dict[str, Any]:
+def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessage) -> dict[str, Any]:
     row = found.message
     headers = read_headers(row["headers"])
     site = model_admin.admin_site
@@ -70,6 +69,3 @@ def _details(model_admin: MessageAdmin, request: HttpRequest, found: ArchivedMes
         ],
         **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),
     }
-
-
-register_archive(MessageArchive(lambda: settings().archive is not None, archived_message))

@@ -5,8 +5,8 @@ from pathlib import Path
 from outbox.monitoring.attention import Kind
 from tests.journeys.attention.situations import SITUATIONS, table
 
-# Kinds that no situation here leads to: only RocketMQ asks checkers, the audit needs Spark, and the others come beside a cause.
-ELSEWHERE = {Kind.NO_CHECKER, Kind.AUDIT, Kind.LATE, Kind.SEND_FAILS, Kind.UNDELIVERABLE}
+# Kinds that no situation here leads to: only RocketMQ asks checkers, and the others come beside a cause.
+ELSEWHERE = {Kind.NO_CHECKER, Kind.LATE, Kind.SEND_FAILS, Kind.UNDELIVERABLE}
 
 
 class TestThePage:

@@ -22,6 +22,7 @@ from django.db import connections  # noqa: E402
 
 from outbox import atomic, publish_raw  # noqa: E402
 from outbox.errors import OutboxError  # noqa: E402
+from outbox.monitoring.attention import find_attention  # noqa: E402
 from outbox.monitoring.connection import connected  # noqa: E402
 from outbox.monitoring.metrics import STATEMENT_SECONDS  # noqa: E402
 from outbox.monitoring.status import read_status  # noqa: E402
@@ -61,10 +62,11 @@ def read() -> dict[str, object] | None:
     try:
         with connected("default", "situation", statement_seconds=STATEMENT_SECONDS) as connection:
             status = read_status(connection, "default")
+            attention = [*find_attention(connection, status)]
     except (OutboxError, psycopg.Error):
         return None
     return {
-        "entries": [[f"{one.kind} of {one.subject}", one.cause, one.step, one.error] for one in status.attention],
+        "entries": [[f"{one.kind} of {one.subject}", one.cause, one.step, one.error] for one in attention],
         "handled": sum(one.per_minute for one in status.groups),
     }
 

@@ -5,7 +5,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
-from outbox.admin.messages import MessageArchive
+from outbox.extensions import Extension
 from outbox.ids import first_id_at
 from outbox.message import Message
 from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
@@ -118,7 +118,8 @@ class TestList:
         assert searched(admin_client, str(key)) == [row]
 
     def test_looks_for_a_key_before_it_leads_to_the_archive(self, message, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.messages._archives", [MessageArchive(lambda: True, page=None)])
+        archive = type("AnArchive", (Extension,), {"has_archive": lambda self: True})
+        monkeypatch.setattr("outbox.admin.messages.extensions", lambda: [archive()])
         key, gone = message_id(), message_id()
         row = message(key=str(key))
 

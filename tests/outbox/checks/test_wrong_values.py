@@ -104,7 +104,6 @@ OTHERS: list[tuple[Callable[..., Outbox], str, list[Any]]] = [
     (embedded, "CHECK_LIMIT", [*WRONG_COUNTS, 1_001]),
     (embedded, "DATABASE", ["", "nowhere", 5]),
     (embedded, "START", ["", "end", 5]),
-    (embedded, "CLOCK", ["now", 5]),
     (rabbitmq, "NODES", [[], "a:5672", [""], ["a:0"], ["a:65536"], ["a b"], ["amqp://a"], [5]]),
     (rabbitmq, "GROUPS", [{"nowhere": ["a"]}, {"parts": "a"}, {"parts": [""]}, {"parts": ["x" * 128]}, {"parts": [5]}]),
     (rabbitmq, "HEARTBEAT", [timedelta(seconds=65_536)]),

@@ -16,8 +16,7 @@ from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
 from outbox.models import FailedDelivery, Inbox, Process, Tries
-from outbox.monitoring.attention import Kind
-from outbox.monitoring.status import read_status
+from outbox.monitoring.attention import Kind, read_attention
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
 
@@ -146,7 +145,7 @@ def test_processes_that_differ_for_long_need_attention(monkeypatch):
     Process.objects.update(started_at="2020-01-01T00:00:00Z")
 
     assert wants.differing_groups(database.raw("default")) == ["cart"]
-    found = read_status(database.raw("default"), "default").attention
+    found = read_attention(database.raw("default"), "default")
     assert "group 'cart'" in [one.subject for one in found if one.kind is Kind.CODE_DIFFERS]
 
 

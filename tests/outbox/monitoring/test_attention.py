@@ -13,8 +13,7 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
 from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
-from outbox.monitoring.attention import Kind
-from outbox.monitoring.status import read_status
+from outbox.monitoring.attention import Kind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
@@ -45,7 +44,7 @@ def read(settings):
         """Return the entries, with the topics of the test in settings."""
         made = {name: {} for name in Topic.objects.filter(pk__gt=0).values_list("name", flat=True)}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
-        return read_status(database.raw("default"), "default").attention
+        return read_attention(database.raw("default"), "default")
 
     return read
 
@@ -134,7 +133,7 @@ class TestTopics:
     def test_name_one_that_the_settings_do_not_have(self, settings):
         TicketFactory(topic=TopicFactory(name="former"))
 
-        [one] = read_status(database.raw("default"), "default").attention
+        [one] = read_attention(database.raw("default"), "default")
 
         assert (one.kind, one.subject) == (Kind.UNKNOWN_TOPIC, "topic 'former'")
 

@@ -4,7 +4,7 @@ import pytest
 
 from outbox import database
 from outbox.models import Inbox
-from outbox.monitoring.throughput import MINUTES, read_throughput
+from outbox.monitoring.status import MINUTES, read_throughput
 from tests.factories import MessageRowFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -46,7 +46,7 @@ class TestReadFlow:
         assert flow()[-1].published == 1
 
     def test_says_where_it_does_not_know(self, flow, monkeypatch):
-        monkeypatch.setattr("outbox.monitoring.throughput.ROW_LIMIT", 3)
+        monkeypatch.setattr("outbox.monitoring.status.ROW_LIMIT", 3)
         for minutes in (0.5, 0.6, 10.5, 10.6):
             published(minutes)
         handled(50.5)

@@ -2,8 +2,7 @@ import pytest
 from django.utils import timezone
 
 from outbox import database
-from outbox.monitoring.attention import Kind
-from outbox.monitoring.status import read_status
+from outbox.monitoring.attention import read_attention
 from outbox.pipeline.models import AuditFinding, AuditRun
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +20,7 @@ def a_finding(run, **fields):
 
 
 def causes():
-    return [one.cause for one in read_status(database.raw("default"), "default").attention if one.kind is Kind.AUDIT]
+    return [one.cause for one in read_attention(database.raw("default"), "default") if one.kind == "audit"]
 
 
 def test_open_findings_of_the_newest_audit_are_named():

@@ -6,10 +6,10 @@ import pytest
 from django.db import connection as django_connection
 
 from outbox import database
-from outbox.database import partitions, retention_holds
+from outbox.database import partitions
 from outbox.database.locks import Lock
-from outbox.database.retention_holds import RetentionHold
 from outbox.errors import ConfigurationError
+from outbox.extensions import Extension, RetentionHold
 from outbox.models import (
     Batch,
     CheckBack,
@@ -24,7 +24,7 @@ from outbox.models import (
     State,
     Topic,
 )
-from outbox.relay.maintenance import Pruned, prune, register_table
+from outbox.relay.maintenance import Pruned, prune
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -289,6 +289,17 @@ class TestPrune:
         assert Topic.objects.filter(id=topic.id).exists()
 
 
+@pytest.fixture
+def extend(monkeypatch):
+    """Return a function that adds an extension with these attributes."""
+
+    def extend(**attributes):
+        extension = type("AnExtension", (Extension,), attributes)()
+        monkeypatch.setattr("outbox.relay.maintenance.extensions", lambda: [extension])
+
+    return extend
+
+
 class TestATableOfAnApp:
     @pytest.fixture
     def table(self):
@@ -299,15 +310,15 @@ class TestATableOfAnApp:
         with database.connect("default") as own:
             own.execute("DROP TABLE outbox_test_book")
 
-    def test_loses_what_is_past_its_time(self, table):
-        register_table(table, "written_at < %(before)s")
+    def test_loses_what_is_past_its_time(self, table, extend):
+        extend(tables={table: "written_at < %(before)s"})
 
         pruned = prune("default", now=NOW)
 
         assert pruned.rows[table] == 2
 
-    def test_is_skipped_in_a_database_that_lacks_it(self):
-        register_table("outbox_nowhere", "written_at < %(before)s")
+    def test_is_skipped_in_a_database_that_lacks_it(self, extend):
+        extend(tables={"outbox_nowhere": "written_at < %(before)s"})
 
         pruned = prune("default", now=NOW)
 
@@ -320,8 +331,10 @@ class TestWithAHold:
     retention: timedelta | None = None  # None: it holds nothing
 
     @pytest.fixture(autouse=True)
-    def hold(self, monkeypatch):
+    def hold(self, monkeypatch, extend):
         monkeypatch.setattr(TestWithAHold, "retention", timedelta(days=7))
+        inbox = frozenset({"outbox_inbox"})
+        extend(retention_hold=RetentionHold("not copied yet", lambda: TestWithAHold.retention, timedelta(days=2), inbox))
 
     def test_days_are_left_to_it(self):
         pruned = prune("default", now=NOW)
@@ -375,11 +388,6 @@ class TestWithAHold:
         assert len(alerts) == 1
         assert "2001-02-03 by not copied yet" in alerts[0]["reason"]
         assert "2001-02-12" not in alerts[0]["reason"]
-
-
-retention_holds.register(
-    RetentionHold("not copied yet", lambda: TestWithAHold.retention, grace=timedelta(days=2), tables=frozenset({"outbox_inbox"}))
-)
 
 
 class TestWithoutTheAppOfAHold:

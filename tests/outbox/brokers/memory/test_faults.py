@@ -110,14 +110,6 @@ class TestDuplicate:
 
         assert broker.copies("m") == 2
 
-    def test_is_one_copy_where_repeats_are_dropped(self):
-        broker = MemoryBroker("default", {"DEDUPLICATE": True}, TOPICS)
-        broker.duplicate("send")
-
-        broker.send([news("m")])
-
-        assert broker.copies("m") == 1
-
 
 class TestDiscardHalves:
     def test_gives_undecided_halves_up(self, broker: MemoryBroker):

@@ -12,8 +12,8 @@ from outbox import consumer, database
 from outbox.brokers.base import Broker
 from outbox.database import heartbeats
 from outbox.message import TopicType
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.groups import ANSWER_WITHIN_SECONDS
-from outbox.monitoring.status import read_status
 from project.servers.rocketmq import RocketMQ
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
@@ -40,7 +40,7 @@ def read(topic: object, harness: RocketMQHarness, group: str, no_consumers: None
         connection = database.raw("default")
         heartbeats.beat(connection, "relay", broker="default")
         heartbeats.beat(connection, "consumer", broker="default", consumer_group=group)
-        return {one.kind: one.cause for one in read_status(connection, "default").attention}
+        return {one.kind: one.cause for one in read_attention(connection, "default")}
 
     return read
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from outbox.monitoring.doctor import Level
+from outbox.monitoring.doctor import Finding, Level
 
 MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
 
@@ -17,11 +17,11 @@ def _outbox(settings: Any, only_the_shops_types: None) -> None:
 
 
 @pytest.fixture
-def about() -> Callable[[Any, str], list[tuple[Level, str]]]:
-    """Run the checks of a module; return level and text of findings about a subject. Each but OK must have a hint."""
+def about() -> Callable[..., list[tuple[Level, str]]]:
+    """Run a check; return level and text of findings about a subject. Each but OK must have a hint."""
 
-    def about(room: Any, subject: str) -> list[tuple[Level, str]]:
-        found = [one for one in room.check() if one.subject == subject]
+    def about(check: Callable[[], Iterator[Finding]], subject: str) -> list[tuple[Level, str]]:
+        found = [one for one in check() if one.subject == subject]
         assert all(bool(one.hint) is (one.level is not Level.OK) for one in found), found
         return [(one.level, one.text) for one in found]
 

@@ -3,7 +3,7 @@ import pytest
 from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
-from outbox.monitoring.doctor import Level, brokers
+from outbox.monitoring.doctor import Level, check_brokers
 
 pytestmark = pytest.mark.django_db
 
@@ -12,7 +12,7 @@ BROKER = "broker 'default'"
 
 class TestBrokers:
     def test_are_well_when_they_find_nothing(self, about):
-        ((level, text),) = about(brokers, BROKER)
+        ((level, text),) = about(check_brokers, BROKER)
 
         assert level is Level.OK
         assert text.startswith("MemoryBroker, 3 topics as in settings")
@@ -20,7 +20,7 @@ class TestBrokers:
     def test_say_what_they_find(self, about, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "check", lambda self: [Problem("Topic 'orders' is missing.", "Create it.")])
 
-        assert about(brokers, BROKER) == [(Level.WARNING, "Topic 'orders' is missing.")]
+        assert about(check_brokers, BROKER) == [(Level.WARNING, "Topic 'orders' is missing.")]
 
     def test_are_named_when_they_are_away(self, about, monkeypatch):
         def away(self):
@@ -28,9 +28,9 @@ class TestBrokers:
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away. Is it?")]
+        assert about(check_brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away. Is it?")]
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {}}
 
-        assert about(brokers, BROKER) == []
+        assert about(check_brokers, BROKER) == []

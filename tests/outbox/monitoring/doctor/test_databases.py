@@ -6,7 +6,8 @@ from django.db.migrations.loader import MigrationLoader
 
 from outbox import database
 from outbox.database import partitions
-from outbox.monitoring.doctor import Level, databases
+from outbox.monitoring import doctor
+from outbox.monitoring.doctor import Level, check_databases
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -29,7 +30,9 @@ def concerns(about):
     """Return findings other than the OK of the database, and without the settings of a test server."""
 
     def concerns():
-        return [found for found in about(databases, OTHER) if found[0] is not Level.OK and "a crash may lose" not in found[1]]
+        return [
+            found for found in about(check_databases, OTHER) if found[0] is not Level.OK and "a crash may lose" not in found[1]
+        ]
 
     return concerns
 
@@ -38,15 +41,15 @@ class TestDatabases:
     def test_are_well_when_they_answer(self, about, concerns):
         partitions.make_days("other")
 
-        assert about(databases, OTHER)[0][0] is Level.OK
-        assert about(databases, OTHER)[0][1].startswith("PostgreSQL ")
+        assert about(check_databases, OTHER)[0][0] is Level.OK
+        assert about(check_databases, OTHER)[0][1].startswith("PostgreSQL ")
         assert concerns() == []
 
     def test_are_named_when_they_are_away(self, about, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(connections["other"].settings_dict, "HOST", "127.0.0.1")
             patch.setitem(connections["other"].settings_dict, "PORT", 1)
-            ((level, text),) = about(databases, OTHER)
+            ((level, text),) = about(check_databases, OTHER)
 
         assert level is Level.ERROR
         assert text.startswith("cannot be reached: ")
@@ -54,7 +57,7 @@ class TestDatabases:
 
     def test_are_named_when_they_have_no_tables(self, about):
         with changed("ALTER TABLE outbox_wakeup RENAME TO was_wakeup", "ALTER TABLE was_wakeup RENAME TO outbox_wakeup"):
-            found = about(databases, OTHER)
+            found = about(check_databases, OTHER)
 
         assert found == [(Level.ERROR, "has no tables of the outbox")]
 
@@ -81,7 +84,7 @@ class TestDatabases:
 
     def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
         partitions.make_days("other")
-        monkeypatch.setattr(databases, "VERSION_AND_TIME", databases.VERSION_AND_TIME + " + interval '1 minute'")
+        monkeypatch.setattr(doctor, "VERSION_AND_TIME", doctor.VERSION_AND_TIME + " + interval '1 minute'")
 
         assert concerns() == [(Level.WARNING, "its clock and this host's are 60 s apart")]
 
@@ -92,9 +95,9 @@ class TestDatabases:
         with changed(
             f'ALTER DATABASE "{name}" SET synchronous_commit = off', f'ALTER DATABASE "{name}" RESET synchronous_commit'
         ):
-            lax = about(databases, OTHER)
+            lax = about(check_databases, OTHER)
         with changed(f'ALTER DATABASE "{name}" SET synchronous_commit = on', f'ALTER DATABASE "{name}" RESET synchronous_commit'):
-            strict = about(databases, OTHER)
+            strict = about(check_databases, OTHER)
 
         assert (Level.WARNING, text) in lax
         assert (Level.WARNING, text) not in strict

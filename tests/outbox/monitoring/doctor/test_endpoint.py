@@ -2,7 +2,8 @@ import pytest
 
 from outbox.check_backs.ask import make_signer
 from outbox.models import CheckBack
-from outbox.monitoring.doctor import Level, endpoint
+from outbox.monitoring import doctor
+from outbox.monitoring.doctor import Level, check_endpoint
 from tests.check_back_secrets import OTHER_SECRET, SECRET
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -14,7 +15,7 @@ def asked(settings, about, live_server):
 
     def asked(path="/outbox/check-back/", *, server=live_server.url, secrets=(SECRET,)):
         settings.OUTBOX = {**settings.OUTBOX, "CHECK_BACK": {"URL": f"{server}{path}", "SECRETS": list(secrets)}}
-        return about(endpoint, "check-back endpoint")
+        return about(check_endpoint, "check-back endpoint")
 
     return asked
 
@@ -25,7 +26,7 @@ class TestEndpoint:
         assert not CheckBack.objects.exists()
 
     def test_is_named_when_it_does_not(self, asked, monkeypatch):
-        monkeypatch.setattr(endpoint, "make_signer", lambda secret: make_signer(OTHER_SECRET))
+        monkeypatch.setattr(doctor, "make_signer", lambda secret: make_signer(OTHER_SECRET))
 
         ((level, text),) = asked()
 
@@ -45,4 +46,4 @@ class TestEndpoint:
         assert "cannot be reached" in text
 
     def test_is_not_looked_for_without_an_address(self, about):
-        assert about(endpoint, "check-back endpoint") == []
+        assert about(check_endpoint, "check-back endpoint") == []

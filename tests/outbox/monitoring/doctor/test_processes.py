@@ -7,7 +7,7 @@ from django.db import connections
 
 from outbox import consumer, database
 from outbox.database import heartbeats
-from outbox.monitoring.doctor import Level, processes
+from outbox.monitoring.doctor import Level, check_processes
 from outbox.schedule import beat_schedule
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -33,7 +33,7 @@ class TestProcesses:
     def test_are_well_when_they_send_heartbeats(self, about, subject, beat):
         heartbeats.beat(database.raw("default"), **beat)
 
-        assert about(processes, subject) == [(Level.OK, "sends heartbeats")]
+        assert about(check_processes, subject) == [(Level.OK, "sends heartbeats")]
 
     @pytest.mark.parametrize(
         ("subject", "beat", "named"),
@@ -45,15 +45,15 @@ class TestProcesses:
     def test_are_not_well_when_their_heartbeats_say_that_they_fail(self, about, subject, beat, named):
         heartbeats.beat(database.raw("default"), **beat, errors={beat["kind"]: "permission denied for table outbox_ticket"})
 
-        assert about(processes, subject) == []
-        [(level, text)] = about(processes, named)
+        assert about(check_processes, subject) == []
+        [(level, text)] = about(check_processes, named)
         assert level is Level.WARNING
         assert text.endswith("fails. permission denied for table outbox_ticket.")
 
     def test_are_not_all_that_needs_attention(self, about, monkeypatch):
         monkeypatch.setattr("outbox.monitoring.status.overdue", lambda days: [date(2001, 2, 3)])
 
-        [(level, text)] = about(processes, "database 'default'")
+        [(level, text)] = about(check_processes, "database 'default'")
 
         assert level is Level.WARNING
         assert text.startswith("Messages of 1 day are kept past their retention, from 2001-02-03 on.")
@@ -64,7 +64,7 @@ class TestProcesses:
         heartbeats.beat(database.raw("other"), "relay", broker="default")
         heartbeats.beat(database.raw("default"), "consumer", broker="default", consumer_group="points")
 
-        ((level, text),) = about(processes, subject)
+        ((level, text),) = about(check_processes, subject)
 
         assert level is Level.WARNING
         assert text.startswith("has sent no heartbeat in the last 8 s")
@@ -74,7 +74,7 @@ class TestProcesses:
         heartbeats.beat(own, "relay", broker="default")
         own.execute("UPDATE outbox_process SET beat_at = beat_at - interval '9 s'")
 
-        ((level, _),) = about(processes, RELAY)
+        ((level, _),) = about(check_processes, RELAY)
 
         assert level is Level.WARNING
 
@@ -83,12 +83,12 @@ class TestProcesses:
         app.conf.beat_schedule = beat_schedule(consume=["cart"])
         monkeypatch.setattr(celery, "current_app", app)
 
-        assert about(processes, CONSUMER) == []
+        assert about(check_processes, CONSUMER) == []
 
     def test_are_not_asked_for_where_the_database_is_away(self, about, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(connections["default"].settings_dict, "HOST", "127.0.0.1")
             patch.setitem(connections["default"].settings_dict, "PORT", 1)
-            found = about(processes, RELAY)
+            found = about(check_processes, RELAY)
 
         assert found == []

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.test import override_settings
 
-from outbox.monitoring.cached import Cached
+from outbox.api.cached import Cached
 from tests.waiting import wait_until
 
 

@@ -1,0 +1,10 @@
+"""What the embedded broker adds to the outbox, beside a broker."""
+
+from __future__ import annotations
+
+from outbox.embedded.models import EmbeddedHalf
+from outbox.extensions import Extension, Page
+
+
+class EmbeddedExtension(Extension):
+    pages = (Page(50, "Half messages", EmbeddedHalf, "outbox_embedded_embeddedhalf_changelist"),)

@@ -1,0 +1,141 @@
+"""
+What an app adds to the outbox: one class, which its `AppConfig` names::
+
+    class ShippingConfig(AppConfig):
+        name = "shipping"
+        outbox_extension = "shipping.extension.ShippingExtension"
+
+`outbox.embedded` and `outbox.pipeline` are added like this, and in no other way. See docs/how-to/extend.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.apps import AppConfig, apps
+from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    import psycopg
+    from django.contrib.admin import ModelAdmin
+    from django.core.checks import CheckMessage
+    from django.db.models import Model
+    from django.http import HttpRequest, HttpResponse
+
+ATTRIBUTE = "outbox_extension"  # of an AppConfig: the dotted path of its Extension
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionHold:
+    """
+    Messages that the prune keeps for an app, which drops their days itself.
+
+    Args:
+        reason: shown to operators for a day that is kept.
+        retention: returns how long the app needs messages; None while it holds nothing.
+        grace: a day held longer than this after its retention raises an alert.
+        tables: tables whose rows the app deletes instead of the prune.
+    """
+
+    reason: str
+    retention: Callable[[], timedelta | None]
+    grace: timedelta
+    tables: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """
+    Something that needs attention.
+
+    Args:
+        kind: what is wrong, as a label value of metrics: a `Kind` of the core, or one of an extension's `attention_kinds`.
+        subject: for example topic 'orders', group 'points', or broker 'default'.
+        cause: a sentence that says what is wrong.
+        step: a sentence that says what to do.
+        error: the error of a broker or handler, for users who may view messages; "" if there is none.
+    """
+
+    kind: str
+    subject: str
+    cause: str
+    step: str
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """The cause, and the error that says more."""
+        return f"{self.cause} {self.error.rstrip('.')}." if self.error else self.cause
+
+    def __str__(self) -> str:
+        subject = self.subject[:1].upper() + self.subject[1:]
+        return f"{subject}: {self.text} {self.step}"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Page:
+    """
+    A link at the top of the outbox's admin pages. Users who may view the model see it.
+
+    Args:
+        rank: its position; those of the core are from 10 to 85.
+        view: the name of the view in the namespace `admin`.
+    """
+
+    rank: int
+    name: str
+    model: type[Model] = field(compare=False)
+    view: str = field(compare=False)
+
+
+class Extension:
+    """
+    What an app adds to the outbox. Each attribute and method has a default that adds nothing.
+
+    The class is imported when all models are loaded, and may import those of its app. Modules that need the admin are imported
+    in the method that uses them.
+    """
+
+    tables: Mapping[str, str] = {}
+    """Tables to prune, in databases that have them: name -> SQL condition of rows past their retention, with `%(before)s`."""
+
+    retention_hold: RetentionHold | None = None
+    """Messages that are not dropped before the app has used them."""
+
+    checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
+    """System checks, tagged `outbox`. Their ids begin with the app's own label."""
+
+    database_checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
+    """System checks that ask the databases: those of `check --database`."""
+
+    attention_kinds: Sequence[str] = ()
+    """The kinds of `find_attention`, so that metrics have each of them as 0 too."""
+
+    pages: Sequence[Page] = ()
+    """Admin pages of the app, to be linked at the top of all pages of the outbox."""
+
+    def find_attention(self, connection: psycopg.Connection[tuple[Any, ...]], alias: str) -> Iterable[Attention]:
+        """Return what needs attention in a database. Called for each probe and scrape, so it takes milliseconds."""
+        return ()
+
+    def has_archive(self) -> bool:
+        """Return whether the app may have messages that were dropped from the database; the admin then shows its page."""
+        return False
+
+    def archived_message(self, model_admin: ModelAdmin[Any], request: HttpRequest, message_id: UUID) -> HttpResponse:
+        """Return the admin page of a message that was dropped from the database."""
+        raise NotImplementedError
+
+
+def extended_apps() -> list[AppConfig]:
+    """Return the installed apps that have an extension, in the order of INSTALLED_APPS."""
+    return [config for config in apps.get_app_configs() if hasattr(config, ATTRIBUTE)]
+
+
+def extensions() -> list[Extension]:
+    """Return the extensions of the installed apps, in the order of INSTALLED_APPS."""
+    return [import_string(getattr(config, ATTRIBUTE))() for config in extended_apps()]

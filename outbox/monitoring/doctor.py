@@ -1,0 +1,350 @@
+"""
+The doctor checks everything that messages need to be delivered, and says how to correct it.
+
+It sends nothing and takes no lane. What `outbox_status` says needs attention is among its findings.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import urllib.error
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from django.core import checks
+from django.db import connections, router
+from django.db.migrations.executor import MigrationExecutor
+
+from outbox import conf, database
+from outbox.check_backs.ask import make_opener, make_signer, signed_request
+from outbox.checks import TAG
+from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
+from outbox.consuming.owners import set_owners
+from outbox.consuming.register import groups
+from outbox.database import Connection, partitions
+from outbox.database.heartbeats import SILENT_AFTER
+from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
+from outbox.extensions import Attention, extensions
+from outbox.logs import cut, error_text, line_of, one_line
+from outbox.monitoring.attention import Kind, find_attention
+from outbox.monitoring.connection import connected
+from outbox.monitoring.status import Status, read_status
+from outbox.monitoring.text import count
+from outbox.publishing.wakeup import count_waiting
+from outbox.relay.hosts import relay_targets
+
+
+class Level(enum.StrEnum):
+    """The severity of a finding, in ascending order."""
+
+    OK = "ok"
+    WARNING = "warning"  # needs attention
+    ERROR = "error"  # cannot be reached, or cannot work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    A finding of the doctor.
+
+    Args:
+        subject: what was checked: configuration, database 'default', ...
+        hint: what to do; "" if there is nothing to do.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    hint: str = ""
+
+
+def check() -> Iterator[Finding]:
+    """Check the configuration, then what it refers to; yield each finding as soon as it is known."""
+    found = list(check_configuration())
+    yield from found
+    if any(one.level is Level.ERROR for one in found):  # the checks below need valid settings
+        return
+    yield from check_databases()
+    yield from check_brokers()
+    yield from check_processes()
+    yield from check_wakeups()
+    yield from check_endpoint()
+
+
+def check_configuration() -> Iterator[Finding]:
+    """Yield the messages of the system checks that the project has not silenced."""
+    ours = tuple(f"{app.label}." for app in database.outbox_apps())
+    problems = [
+        problem
+        for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())
+        if str(problem.id).startswith(ours) and not problem.is_silenced()
+    ]
+    for problem in problems:
+        level = Level.ERROR if problem.is_serious() else Level.WARNING
+        yield Finding(level, "configuration", f"({problem.id}) {problem.msg}", problem.hint or "")
+    if not problems:
+        yield Finding(Level.OK, "configuration", "the system checks found no problems")
+
+
+CONNECT_SECONDS = 5  # to a database, or to Celery's server
+CLOCK_DIFFERENCE = timedelta(seconds=5)  # message ids contain the time of this host, leases that of the database
+
+VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
+
+# Settings without which a committed transaction may be lost. synchronous_commit may have any value but off.
+UNSAFE_SETTINGS = """
+SELECT name, setting FROM pg_settings
+WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 'off' ORDER BY name
+"""
+
+
+def check_databases() -> Iterator[Finding]:
+    """Check each database that may hold messages."""
+    for alias in database.outbox_databases():
+        subject = f"database {alias!r}"
+        try:
+            with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
+                database.ensure_fit(alias, connection)
+                found = list(_check_database(subject, alias, connection))
+        except NotMigrated as error:
+            text, _, hint = str(error).partition(". ")
+            yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
+        except (ConfigurationError, psycopg.Error) as error:
+            text = f"cannot be reached: {line_of(error)}"
+            yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
+        else:
+            yield from found
+
+
+def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
+    began, now = time.monotonic(), datetime.now(UTC)
+    version, database_time = connection.execute(VERSION_AND_TIME).fetchone() or ("", now)
+    took = time.monotonic() - began
+    difference = abs(database_time - now - timedelta(seconds=took / 2))
+    yield Finding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
+    if difference > CLOCK_DIFFERENCE:
+        text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
+        yield Finding(Level.WARNING, subject, text, "Synchronize both with a time server (NTP).")
+    for label, missing in _missing_migrations(alias).items():
+        text = f"migrations are missing: {', '.join(missing)}"
+        yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
+    for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
+        text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
+        yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
+    yield from _check_grants(subject, connection)
+    if partitions.lacks_tomorrow(partitions.days(connection)):
+        found = partitions.rights(connection)
+        hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
+        if not found.may_create:
+            hint = f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment; this role may not."
+        yield Finding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
+
+
+def _missing_migrations(alias: str) -> dict[str, list[str]]:
+    """Return the unapplied migrations of the outbox's apps that routers allow in the database: app label -> names."""
+    executor = MigrationExecutor(connections[alias])
+    labels = {config.label for config in database.outbox_apps()}
+    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels and router.allow_migrate(alias, node[0])]
+    found: dict[str, list[str]] = {}
+    for migration, _ in executor.migration_plan(wanted):
+        found.setdefault(migration.app_label, []).append(migration.name)
+    return found
+
+
+# Messages are written and read through their table, so the partitions of days need no grants; DEFAULT is read by itself. The
+# sequences of identity columns need none either. From tables of extensions, the maintenance deletes.
+MISSING_GRANTS = r"""
+SELECT privilege, array_agg(quote_ident(c.relname) ORDER BY c.relname)
+FROM pg_class c, unnest(CASE
+    WHEN c.relkind = 'v' THEN ARRAY['SELECT'] WHEN c.relkind = 'S' THEN ARRAY['USAGE']
+    WHEN c.relname LIKE 'outbox\_%%' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT', 'DELETE'] END
+) WITH ORDINALITY wanted (privilege, n)
+WHERE c.relnamespace = current_schema()::regnamespace AND (c.relname LIKE 'outbox\_%%' OR c.relname = ANY(%(pruned)s))
+    AND (NOT c.relispartition OR c.relname = 'outbox_message_default')
+    AND CASE WHEN c.relkind IN ('r', 'p', 'v') THEN NOT has_table_privilege(c.oid, privilege)
+        WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, privilege)
+            AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'i')
+        ELSE false END
+GROUP BY privilege, n ORDER BY privilege = 'USAGE', n
+"""
+
+RELATIONS_NAMED = 3  # relations named in the text; the statements name all
+
+ROLE = "SELECT quote_ident(current_user)"
+
+
+def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
+    """Yield the privileges that the role of a connection lacks, with the statements that grant them."""
+    pruned = [table for extension in extensions() for table in extension.tables]
+    missing = connection.execute(MISSING_GRANTS, {"pruned": pruned}).fetchall()
+    if not missing:
+        return
+    [role] = connection.execute(ROLE).fetchone() or ("",)
+    lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
+    grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
+    yield Finding(Level.ERROR, subject, f"role {role} lacks {lacks}", f"As the owner of the tables, run: {grants}")
+
+
+def _grant(privilege: str, relations: list[str], role: str) -> str:
+    kind = "SEQUENCE " if privilege == "USAGE" else ""
+    return f"GRANT {privilege} ON {kind}{', '.join(relations)} TO {role};"
+
+
+def _named(relations: list[str]) -> str:
+    more = len(relations) - RELATIONS_NAMED
+    return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
+
+
+def check_brokers() -> Iterator[Finding]:
+    """Check each broker that has topics."""
+    for alias in sorted(conf.settings().brokers):
+        if topics := conf.topics_of(alias):
+            yield from _check_broker(f"broker {alias!r}", alias, len(topics))
+
+
+def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
+    began = time.monotonic()
+    try:
+        with closing(conf.make_broker(alias)) as broker:
+            set_owners(broker)
+            problems = broker.check()
+    except BrokerUnavailable as error:
+        hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
+        yield Finding(Level.ERROR, subject, f"cannot be reached: {line_of(error)}", hint)
+        return
+    for problem in problems:
+        yield Finding(Level.WARNING, subject, problem.text, problem.hint)
+    if not problems:
+        took = time.monotonic() - began
+        text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
+        yield Finding(Level.OK, subject, text)
+
+
+STATEMENT_SECONDS = 30
+
+
+def check_processes() -> Iterator[Finding]:
+    """Check the heartbeats of relays and consumers, then yield what needs attention."""
+    read: dict[str, Status] = {}
+    attention: list[Attention] = []
+    for alias in database.outbox_databases():
+        try:
+            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+                status = read_status(connection, alias)
+                attention += find_attention(connection, status)
+        except (NotMigrated, psycopg.Error):  # check_databases reports it
+            continue
+        read[alias] = status
+    for target in relay_targets():
+        if target.database in read:
+            yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
+    said = [(Kind.NO_RELAY, f"broker {target.broker!r}") for target in relay_targets()]
+    by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
+    for group in groups().values():
+        for alias in group.brokers:
+            if group.using in read and group.name not in by_beat:
+                said.append((Kind.NO_CONSUMER, f"group {group.name!r}"))
+                yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
+    others = [one for one in attention if (one.kind, one.subject) not in said]
+    yield from (Finding(Level.WARNING, one.subject, one.text, one.step) for one in others)
+
+
+def _errors(status: Status, *does: str) -> list[str]:
+    """Return for each live process what keeps it from its work; "" if nothing does."""
+    return [one.error for one in status.processes if one.does == does and not one.is_silent]
+
+
+def _relay(subject: str, live: list[str]) -> Iterator[Finding]:
+    if not live:
+        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
+        yield Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+    elif not all(live):  # the others are among what needs attention
+        yield Finding(Level.OK, subject, "sends heartbeats")
+
+
+def _consumer(group: str, alias: str, live: list[str]) -> Iterator[Finding]:
+    subject = f"consumer of group {group!r}, broker {alias!r}"
+    if not live:
+        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
+        yield Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+    elif not all(live):
+        yield Finding(Level.OK, subject, "sends heartbeats")
+
+
+WORKERS_ANSWER_SECONDS = 2.0  # in which workers answer
+
+
+def check_wakeups() -> Iterator[Finding]:
+    """Connect to Celery's server, as a wakeup does; where tasks wait for a worker, ask for one."""
+    for app in wakeup_app():
+        try:
+            with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
+                connection.connect()
+                server = connection.as_uri()
+                untaken = _untaken(app, connection, conf.settings().celery_queue)
+        except Exception as error:  # transports raise errors of their own
+            hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.'
+            yield Finding(
+                Level.WARNING, "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
+            )
+        else:
+            yield Finding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
+            yield from untaken
+
+
+def _untaken(app: Any, connection: Any, queue: str) -> list[Finding]:
+    """Return a finding where tasks wait in a queue and no worker that answers takes from it."""
+    waiting = count_waiting(connection, queue)
+    if not waiting:
+        return []
+    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection).active_queues() or {}
+    if any(one["name"] == queue for queues in workers.values() for one in queues):
+        return []
+    text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
+    hint = (
+        'Start a worker of Celery for this queue. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False, and empty '
+        "the queue with Celery's command purge."
+    )
+    return [Finding(Level.WARNING, "wakeups", text, hint)]
+
+
+ENDPOINT_SECONDS = 10
+NO_BODY_STATUS = 400
+
+ENDPOINT_HINTS = {
+    401: "It rejects our signature. Use the same SECRETS on both sides, and check their clocks.",
+    404: "It does not exist. Correct URL, or include outbox.api.urls there.",
+    503: "It has no SECRETS. Set them there, too.",
+}
+
+
+def check_endpoint() -> Iterator[Finding]:
+    """
+    Send the check-back endpoint a signed request without a body, if settings have its URL.
+
+    An endpoint that answers 400 has accepted the signature and missed the body, so nothing was read from the database or
+    recorded.
+    """
+    settings = conf.settings().check_back
+    if not settings.url:
+        return
+    request = signed_request(settings.url, make_signer(settings.secrets[0]), "{}")
+    try:
+        with make_opener().open(request, timeout=ENDPOINT_SECONDS) as response:
+            status = response.status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    except OSError as error:
+        hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
+        yield Finding(Level.ERROR, "check-back endpoint", f"{settings.url} cannot be reached: {error}", hint)
+        return
+    if status == NO_BODY_STATUS:
+        yield Finding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
+    else:
+        hint = ENDPOINT_HINTS.get(status, "See the log of its web server.")
+        yield Finding(Level.ERROR, "check-back endpoint", f"{settings.url} answers {status}", hint)

@@ -1,0 +1,43 @@
+"""What the pipeline adds to the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.contrib.admin import ModelAdmin
+from django.http import HttpRequest, HttpResponse
+
+from outbox.database import Connection
+from outbox.extensions import Attention, Extension, Page
+from outbox.pipeline import attention
+from outbox.pipeline.archive import HOLD
+from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
+from outbox.pipeline.conf import settings
+from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
+from outbox.pipeline.recorder import PAST_RETENTION
+
+
+class PipelineExtension(Extension):
+    tables = {"outbox_recorded": PAST_RETENTION}
+    retention_hold = HOLD
+    checks = ALWAYS
+    database_checks = WITH_DATABASES
+    attention_kinds = (attention.KIND,)
+    pages = (
+        Page(90, "Audits", AuditRun, "outbox_pipeline_auditrun_changelist"),
+        Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),
+        Page(130, "Archived days", ArchivedDay, "outbox_pipeline_archivedday_changelist"),
+    )
+
+    def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:
+        return attention.find(connection, alias)
+
+    def has_archive(self) -> bool:
+        return settings().archive is not None
+
+    def archived_message(self, model_admin: ModelAdmin[Any], request: HttpRequest, message_id: UUID) -> HttpResponse:
+        from outbox.pipeline.admin.archived import archived_message  # a project may have no admin
+
+        return archived_message(model_admin, request, message_id)
