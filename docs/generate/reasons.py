@@ -195,13 +195,13 @@ CHECKS = {
 }
 
 TABLES = {
-    "outbox_attempt": "A failed send is explained after the batch has gone on.",
+    "outbox_failed_send": "A failed send is explained after the batch has gone on.",
     "outbox_batch": "The protocol's state, of many messages at once.",
     "outbox_check_back": "Why a half message was committed or not can be shown.",
     "outbox_dead": "A rejected message outlives its day.",
     "outbox_dedupe": "A repeated request publishes once.",
     "outbox_delayed": "Claims do not walk past messages that are not due.",
-    "outbox_delivery": "Why a message failed in a group, and who acted on it.",
+    "outbox_failed_delivery": "Why a message failed in a group, and who acted on it.",
     "outbox_duplicate": "Repeated deliveries can be counted and named.",
     "outbox_gap": "Live gaps are found once and shown by all that look.",
     "outbox_inbox": "A message is applied once in each group.",
@@ -210,7 +210,7 @@ TABLES = {
     "outbox_process": "Silent processes are missed.",
     "outbox_ticket": "Publishing and claiming cost one small row, without an update.",
     "outbox_topic": "Small ids in the hot tables, and pauses.",
-    "outbox_tries": "A message that kills its consumer is told from one that fails.",
+    "outbox_failure_count": "A message that kills its consumer is told from one that fails.",
     "outbox_inbox_row": "Django's admin needs a single key.",
     "outbox_message_state": "One definition of a message's state, for all that read it.",
     "outbox_embedded_delayed": "As `outbox_delayed`, at the broker.",

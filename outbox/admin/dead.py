@@ -39,7 +39,7 @@ RETRY = Act(
     "Send dead messages again",
     "Send again",
     "Released, to be sent again",
-    "A relay sends them again, with tries from 0.",
+    "A relay sends them again, with failures counted from zero.",
 )
 DISCARD = Act(
     "discard",

@@ -35,7 +35,7 @@ RETRY = Act(
     "Deliver dead letters again",
     "Deliver again",
     "To be delivered again",
-    "Their groups receive them again, with attempts from 1.",
+    "Their groups receive them again, with deliveries counted from 1.",
 )
 DISCARD = Act(
     "discard",
@@ -137,7 +137,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
                 "message": message_link(self.admin_site, one.letter.message_id)
                 if one.letter.message_id in known
                 else shown(one.letter.message_id, 60),
-                "attempt": one.letter.attempt,
+                "delivery_count": one.letter.delivery_count,
                 "died": since(one.letter.died_at),
                 "died_at": one.letter.died_at,
                 "reason": shown(one.letter.reason),

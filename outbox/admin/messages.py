@@ -55,8 +55,8 @@ TOO_LATE = f"The search took longer than {SECONDS:.0f} s. Choose a shorter time.
 BATCHES = {
     MessageStatus.CLAIMED: "b.state = 1",
     MessageStatus.PREPARED: "b.state = 2",
-    MessageStatus.RELEASED: "b.state = 0 AND b.tries = 0",
-    MessageStatus.RETRYING: "b.state = 0 AND b.tries > 0",
+    MessageStatus.RELEASED: "b.state = 0 AND b.failures = 0",
+    MessageStatus.RETRYING: "b.state = 0 AND b.failures > 0",
     MessageStatus.DEAD: "b.state = 4",
 }
 
@@ -127,7 +127,7 @@ class TopicIdFilter(Filter):
 
 @admin.register(MessageRow)
 class MessageAdmin(ReadOnlyAdmin):
-    list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempts", "reason"]
+    list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempt", "reason"]
     list_filter = [StateFilter, TopicIdFilter]
     search_fields = ["id", "key", "about"]
     search_help_text = (
@@ -211,7 +211,7 @@ class MessageAdmin(ReadOnlyAdmin):
     def age(self, row: MessageRow) -> str:
         return since(row.created_at)
 
-    def attempts(self, row: Any) -> str:
+    def attempt(self, row: Any) -> str:
         return row.current.attempt or "" if row.current else ""
 
     def reason(self, row: Any) -> SafeString:

@@ -24,7 +24,7 @@ from outbox.database.partitions import make_day, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
-from outbox.models import FailedAttempt, State
+from outbox.models import FailedSend, State
 
 logger = get_logger(__name__)
 
@@ -45,14 +45,14 @@ WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topi
 """
 
 RECORD = """
-INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason, acted_by)
+INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason, acted_by)
 SELECT id, attempt, {message_ids}, %(verdict)s::text, %(reason)s::text, %(by)s::text FROM {batches}
 """
 
-# Whole batches are released, with no tries counted, or skipped. Returns the messages that were left in each.
+# Whole batches are released, their failures counted from zero again, or skipped. Returns the messages that were left in each.
 RETRY = f"""
 WITH done AS (
-    UPDATE outbox_batch SET state = %(next)s, tries = 0,
+    UPDATE outbox_batch SET state = %(next)s, failures = 0,
         due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
     WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
     RETURNING id, attempt,
@@ -124,7 +124,7 @@ class _Act:
 
     def arguments(self) -> dict[str, object]:
         """Return the parameters of the statements."""
-        next_state, verdict = (State.SKIPPED, FailedAttempt.SKIPPED) if self.skip else (State.RELEASED, FailedAttempt.RETRIED)
+        next_state, verdict = (State.SKIPPED, FailedSend.SKIPPED) if self.skip else (State.RELEASED, FailedSend.RETRIED)
         return {"next": next_state, "verdict": verdict, "by": self.by, "reason": self.reason}
 
 
@@ -236,7 +236,7 @@ FROM batch
 """
 
 RESEND_BATCH = f"""
-UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
+UPDATE outbox_batch SET state = {State.RELEASED}, failures = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """

@@ -94,8 +94,8 @@ def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence
 
 
 RETURN_BATCH = f"""
-UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State.RELEASED} END, tries = tries + %(tried)s::int,
-    due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
+UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State.RELEASED} END,
+    failures = failures + %(counted)s::int, due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
@@ -107,20 +107,20 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 
 def return_batch(
-    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_tried: bool, is_dead: bool
+    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
 ) -> list[DeadNotice] | None:
     """
     Release a claimed batch, or mark it DEAD.
 
     Args:
         wait: how long until it may be claimed again.
-        is_tried: whether the try counts.
+        is_counted: whether the failure is counted.
         is_dead: whether the broker rejected all its messages.
 
     Returns:
         The messages that have become dead; None when the fence was lost.
     """
-    arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "tried": is_tried, "wait": wait, "error": error}
+    arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "counted": is_counted, "wait": wait, "error": error}
     if connection.execute(RETURN_BATCH, arguments).fetchone() is None:
         return None
     return copy_dead(connection, [batch.id]) if is_dead else []
@@ -157,7 +157,7 @@ def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str
 # A batch of one message. `split` takes discarded half messages out of a larger batch first.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
-    half_places = NULL, ends_until = NULL, tries = tries + 1, last_error = %(error)s
+    half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
 """
 
@@ -177,7 +177,7 @@ def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: time
 
 
 NOTE_FAILURE = """
-INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
+INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
 """
 
 # Copy the messages of dead batches, so that their day can be dropped without losing them. A message that an operator sent

@@ -21,7 +21,7 @@ from django.db.models import Exists, OuterRef
 from outbox import conf, database
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming.delivery_info import identity_of
 from outbox.consuming.failure import shape_of
 from outbox.consuming.outcome import Outcome
@@ -71,8 +71,8 @@ def note_asked(
     The failures of the messages are counted from zero again.
 
     Args:
-        letters: each with the group's last try, which has the message's number. Without one the number is read from the outbox,
-            if that is in this database.
+        letters: each with the group's last failure, which has the message's number. Without one the number is read from the
+            outbox, if that is in this database.
         using: the database of the group's inbox.
     """
     ids = {letter.id: identity_of(letter.message_id, letter.source) for letter, _ in letters}
@@ -85,7 +85,7 @@ def note_asked(
             consumer_group=letter.group,
             message_id=ids[letter.id],
             topic=letter.topic,
-            nth=letter.attempt,
+            delivery_count=letter.delivery_count,
             source=source,
             lane=lane,
             number=number,
@@ -98,7 +98,7 @@ def note_asked(
     with transaction.atomic(using):
         FailedDelivery.objects.using(using).bulk_create(rows)
         for group in {letter.group for letter, _ in letters}:
-            tries.forget(group, ids.values(), using)
+            failure_counts.forget(group, ids.values(), using)
     return {letter.id: row.pk for (letter, _), row in zip(letters, rows, strict=True)}
 
 
@@ -144,7 +144,7 @@ class Letter:
 
     Args:
         using: the database of the group's inbox.
-        last: the group's last recorded try; None where none is recorded.
+        last: the group's last recorded failure; None where none is recorded.
     """
 
     broker: str
@@ -200,7 +200,7 @@ class _GroupBrokers:
     brokers: tuple[str, ...]
 
 
-NO_RECORD = "Given up by the broker itself; no failed try is recorded here."
+NO_RECORD = "Given up by the broker itself; no failure is recorded here."
 
 
 def read_letters(*, is_to_settle: bool = False) -> Letters:
@@ -294,13 +294,13 @@ def _read(letters: Letters, asked: _GroupBrokers, alias: str, limit: int) -> Non
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {asked.group!r}: {str(error).strip()}")
         return
-    letters.found.extend(_with_tries(asked, alias, found))
+    letters.found.extend(_with_failures(asked, alias, found))
     if len(found) == limit:
         letters.cut.append(asked.group)
 
 
-def _with_tries(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
-    """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
+def _with_failures(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+    """Yield letters with their last recorded failure, and with its reason where the broker keeps none."""
     rows = FailedDelivery.objects.using(asked.using).filter(
         consumer_group=asked.group,
         message_id__in=[identity_of(letter.message_id, letter.source) for letter in found],
@@ -316,4 +316,5 @@ def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:
     if row is None:
         return replace(letter, reason=NO_RECORD)
     by = "" if row.outcome == Outcome.DEAD_LETTER else "given up by the broker itself, after its own limit; last: "
-    return replace(letter, reason=f"{by}attempt {row.nth}: {row.error}", attempt=max(letter.attempt, row.nth))
+    delivery_count = max(letter.delivery_count, row.delivery_count)
+    return replace(letter, reason=f"{by}delivery {row.delivery_count}: {row.error}", delivery_count=delivery_count)

@@ -87,7 +87,7 @@ WITH RECURSIVE lane_of AS (
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION
-            SELECT number FROM outbox_delivery
+            SELECT number FROM outbox_failed_delivery
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION

@@ -7,7 +7,7 @@ from django.db import migrations, models
 # The inbox with one text as its key, for the admin.
 INBOX_ROW = """
 CREATE VIEW outbox_inbox_row AS
-SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, nth, handled_at
+SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, delivery_count, handled_at
 FROM outbox_inbox;
 """
 
@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
                 ("message_id", models.TextField(db_index=True)),
                 ("half_id", models.TextField()),
                 ("token", models.TextField(default="")),
-                ("nth", models.IntegerField(default=1)),
+                ("asked", models.IntegerField(default=1)),
                 ("answer", models.TextField()),
                 ("sent_answer", models.TextField(default="")),
                 ("reason", models.TextField()),
@@ -75,7 +75,7 @@ class Migration(migrations.Migration):
                 ("consumer_group", models.TextField()),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("topic", models.TextField()),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("dropped_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -83,7 +83,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="FailedAttempt",
+            name="FailedSend",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("batch_id", models.BigIntegerField(db_index=True)),
@@ -95,7 +95,7 @@ class Migration(migrations.Migration):
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
-                "db_table": "outbox_attempt",
+                "db_table": "outbox_failed_send",
             },
         ),
         migrations.CreateModel(
@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
                 ("consumer_group", models.TextField()),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("topic", models.TextField()),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("source", models.TextField(default="")),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
@@ -118,18 +118,18 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name_plural": "failed deliveries",
-                "db_table": "outbox_delivery",
+                "db_table": "outbox_failed_delivery",
                 "indexes": [
                     models.Index(
                         condition=models.Q(("number__isnull", False)),
                         fields=["consumer_group", "topic", "source", "lane", "number"],
-                        name="outbox_delivery_number",
+                        name="outbox_failed_delivery_number",
                     )
                 ],
             },
         ),
         migrations.CreateModel(
-            name="Tries",
+            name="FailureCount",
             fields=[
                 (
                     "pk",
@@ -150,8 +150,7 @@ class Migration(migrations.Migration):
                 ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                "verbose_name_plural": "tries",
-                "db_table": "outbox_tries",
+                "db_table": "outbox_failure_count",
             },
         ),
         migrations.CreateModel(
@@ -219,7 +218,7 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
-                ("nth", models.IntegerField(db_default=1)),
+                ("delivery_count", models.IntegerField(db_default=1)),
                 ("handled_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -281,7 +280,7 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("handled_at", models.DateTimeField()),
             ],
             options={

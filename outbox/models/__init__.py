@@ -1,8 +1,8 @@
 """Tables of the outbox. `MessageRow` is the stored message, `outbox.Message` the type of what travels."""
 
-from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedAttempt, Lane, Process, State
+from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane, Process, State
 from outbox.models.check_back import CheckBack
-from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow, Tries
+from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, FailureCount, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
 
 __all__ = [
@@ -14,8 +14,9 @@ __all__ = [
     "Dedupe",
     "Delayed",
     "Duplicate",
-    "FailedAttempt",
     "FailedDelivery",
+    "FailedSend",
+    "FailureCount",
     "Gap",
     "Inbox",
     "InboxRow",
@@ -27,5 +28,4 @@ __all__ = [
     "State",
     "Ticket",
     "Topic",
-    "Tries",
 ]

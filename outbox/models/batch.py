@@ -62,7 +62,7 @@ class Batch(models.Model):
     open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit has no answer; NULL: all
     state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
     attempt = models.BigIntegerField(default=1)  # the fence
-    tries = models.IntegerField(default=0)
+    failures = models.IntegerField(default=0)
     owner = models.IntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
@@ -80,7 +80,7 @@ class Batch(models.Model):
         return f"{self.id} {State(self.state).label}"
 
 
-class FailedAttempt(models.Model):
+class FailedSend(models.Model):
     """
     A send that failed: which positions of a batch, how the broker put it.
 
@@ -99,7 +99,7 @@ class FailedAttempt(models.Model):
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:
-        db_table = "outbox_attempt"
+        db_table = "outbox_failed_send"
 
     def __str__(self) -> str:
         return f"batch {self.batch_id} attempt {self.attempt}: {self.verdict}"

@@ -138,7 +138,7 @@ class MessageState(models.Model):
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     attempt = models.BigIntegerField(null=True)
-    tries = models.IntegerField(null=True)
+    failures = models.IntegerField(null=True)
     due_at = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)

@@ -23,7 +23,7 @@ from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.text import age, count
 from outbox.relay.maintenance import MAINTENANCE
-from outbox.relay.splitter import ALERT_TRIES
+from outbox.relay.splitter import ALERT_FAILURES
 
 if TYPE_CHECKING:
     from outbox.monitoring.status import Status, TopicStatus
@@ -268,9 +268,9 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         step = "Correct it at the broker. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
-    elif topic.tries >= ALERT_TRIES:
+    elif topic.failures >= ALERT_FAILURES:
         step = "See the error on the message's page, and correct its cause. The relay retries automatically."
-        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
+        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
         cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
         step = f"See why with outbox_status --message {topic.oldest_id}."

@@ -41,7 +41,7 @@ WITH message AS MATERIALIZED (
     SELECT consumer_group, message_id, min(handled_at) AS at FROM outbox_inbox
     WHERE message_id >= (SELECT id FROM oldest) GROUP BY 1, 2
 ), failed AS (
-    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, message_id, outcome FROM outbox_delivery
+    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, message_id, outcome FROM outbox_failed_delivery
     WHERE message_id >= (SELECT id FROM oldest) ORDER BY consumer_group, message_id, id DESC
 ), progress AS (
     SELECT topic, '' AS consumer_group, state = {State.SENT} AS is_done,

@@ -21,7 +21,7 @@ from outbox.monitoring.text import age, count
 
 MESSAGE = """
 SELECT current.state, topic.id AS topic_id, topic.name AS topic, topic.broker, topic.type, topic.paused, topic.paused_by,
-    topic.pause_reason, current.key, current.batch_id, current.tries, coalesce(current.last_error, '') AS last_error,
+    topic.pause_reason, current.key, current.batch_id, current.failures, coalesce(current.last_error, '') AS last_error,
     batch.owner AS lane,
     extract(epoch FROM current.due_at - clock_timestamp())::float8 AS due_seconds,
     extract(epoch FROM batch.lease_until - clock_timestamp())::float8 AS lease_seconds,
@@ -51,7 +51,7 @@ AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND
 # The groups that have handled a message, and the last failure in each group.
 HANDLED = "SELECT consumer_group FROM outbox_inbox WHERE message_id = %s"
 FAILED = """
-SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error, acted_by FROM outbox_delivery WHERE message_id = %s
+SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error, acted_by FROM outbox_failed_delivery WHERE message_id = %s
 ORDER BY consumer_group, id + 0 DESC
 """
 
@@ -75,7 +75,7 @@ class _Message:
     pause_reason: str
     key: str
     batch_id: int | None
-    tries: int
+    failures: int
     last_error: str
     lane: int | None
     due_seconds: float | None
@@ -112,7 +112,9 @@ def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> s
     relays = [one for one in read_processes(connection) if one.does == ("relay", message.broker, "")]
     if reason := _topic_held(message, relays) or _key_held(connection, message_id, message):
         return reason
-    failed = f"Sending failed {count(message.tries, 'time')}, last: {message.last_error.rstrip('.')}. " if message.tries else ""
+    failed = (
+        f"Sending failed {count(message.failures, 'time')}, last: {message.last_error.rstrip('.')}. " if message.failures else ""
+    )
     due = message.due_seconds or 0.0
     match message.state:
         case "delayed":

@@ -157,7 +157,7 @@ class Committer:
             is_written = decide(self.connection, batch, half_ids, half_places=places, window=window)
         positions = sorted(result.accepted) if is_written else self._decided_before(result)
         prepared = PreparedBatch(
-            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, places, self.source
+            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places, self.source
         )
         return Decision(prepared, is_fresh=is_written) if positions else None
 

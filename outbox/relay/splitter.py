@@ -17,7 +17,7 @@ from outbox.relay.backoff import Backoff
 
 logger = get_logger(__name__)
 
-ALERT_TRIES = 10  # a batch that fails so often, or a multiple of it, raises an alert
+ALERT_FAILURES = 10  # a batch that fails so often, or a multiple of it, raises an alert
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Splitter:
             False when the fence was lost.
         """
         leaving = runs(unaccepted)
-        wait, error = max((self._wait(run, batch.tries), run.text) for run in leaving)
-        is_tried, is_dead = any(run.is_tried for run in leaving), all(run.is_dead for run in leaving)
+        wait, error = max((self._wait(run, batch.failures), run.text) for run in leaving)
+        is_counted, is_dead = any(run.is_counted for run in leaving), all(run.is_dead for run in leaving)
         with self.connection.transaction():
-            dead = return_batch(self.connection, batch, wait=wait, error=error, is_tried=is_tried, is_dead=is_dead)
+            dead = return_batch(self.connection, batch, wait=wait, error=error, is_counted=is_counted, is_dead=is_dead)
             if dead is None:
                 return False
             self._note(batch, leaving)
@@ -77,7 +77,7 @@ class Splitter:
                 self.connection,
                 batch,
                 leaving,
-                waits=[self._wait(run, batch.tries) for run in leaving],
+                waits=[self._wait(run, batch.failures) for run in leaving],
                 state=state,
                 next_state=next_state,
                 half_ids=half_ids,
@@ -107,19 +107,19 @@ class Splitter:
                 if given_up is None:
                     return False
                 dead = given_up
-            elif not resend_discarded(self.connection, batch, wait=self._wait(run, batch.tries), error=run.text):
+            elif not resend_discarded(self.connection, batch, wait=self._wait(run, batch.failures), error=run.text):
                 return False
             self._note(batch, [run])
         notify_dead(dead)
         _send_alert(batch, [run])
         return True
 
-    def _wait(self, run: Run, tries: int) -> timedelta:
+    def _wait(self, run: Run, failures: int) -> timedelta:
         if run.reason is SplitReason.MISCONFIGURED:
             return self.misconfigured
         # A half message that the broker discarded is sent again at once, but only the first time.
-        is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and tries > 0)
-        return self.retry(tries) if is_repeated else timedelta(0)
+        is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and failures > 0)
+        return self.retry(failures) if is_repeated else timedelta(0)
 
     def _note(self, batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
         for run in leaving:
@@ -131,7 +131,7 @@ class Splitter:
 def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
     """Alert to messages that need an operator's correction, and to batches that have failed often."""
     for run in leaving:
-        has_failed_often = run.is_tried and (batch.tries + 1) % ALERT_TRIES == 0
+        has_failed_often = run.is_counted and (batch.failures + 1) % ALERT_FAILURES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "attempt": batch.attempt}
             extra = log_fields(

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 # The message of a half that a check-back ended: its relay was killed after the decision.
 SAVED = "SELECT message_id FROM outbox_check_back WHERE answer = 'COMMIT' AND asked_by = 'endpoint' ORDER BY id LIMIT 1"
 ORDER = "SELECT id FROM shop_order WHERE invoice = '536365'"
-FAILING = "SELECT message_id FROM outbox_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
+FAILING = "SELECT message_id FROM outbox_failed_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
 DEAD = "SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = 4"
 
 PAGES = {
@@ -195,7 +195,7 @@ class TestDeadLetters:
         page.get_by_role("button", name="Discard 1").click()
         page.get_by_text("Discarded: 1.").wait_for()
 
-        one = shop.ask("SELECT message_id FROM outbox_delivery WHERE outcome = 'discarded'")
+        one = shop.ask("SELECT message_id FROM outbox_failed_delivery WHERE outcome = 'discarded'")
         page = operator.open(f"/admin/outbox/messagerow/{one}/change/")
         page.get_by_text("discarded by admin for group points").wait_for()
         page.get_by_text("A test order of the warehouse").wait_for()

@@ -172,7 +172,7 @@ class TestARoleWithTheGrantsOfThePage:
 
     def test_deletes_rows_and_leaves_days_to_their_owner_in_silence(self, granted, day, caplog):
         day((datetime.now(UTC) - timedelta(days=9)).date())  # past its retention since yesterday
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=OLD)
 
         with as_role():
             done = maintain("default")
@@ -183,7 +183,7 @@ class TestARoleWithTheGrantsOfThePage:
         assert caplog.messages == []
 
     def test_deletes_rows_although_days_are_missing(self, granted, no_tomorrow):
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=OLD)
 
         with as_role(), pytest.raises(ConfigurationError):
             maintain("default")
@@ -249,7 +249,7 @@ class TestARelayThatMayNotCreatePartitions:
 
 
 class TestAConsumerWhoseInboxIsRefused:
-    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_tries", "outbox_delivery"])
+    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_failure_count", "outbox_failed_delivery"])
     def test_says_so_and_blames_no_handler_until_it_is_corrected(self, table, granted, as_owner):
         @consumer(OrderMade, group="points", retry=Retry(limit=0))
         def give_points(message, context):

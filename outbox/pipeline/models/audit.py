@@ -125,7 +125,7 @@ class AuditBacklog(models.Model):
     growth = models.FloatField()  # messages per minute
     cause = models.TextField()
     onset_at = models.DateTimeField(null=True)
-    most_repeated = models.JSONField(default=list)  # [message id, attempts]
+    most_repeated = models.JSONField(default=list)  # [message id, failures]
     minutes = models.JSONField(default=list)
 
     class Meta:

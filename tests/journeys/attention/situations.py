@@ -747,7 +747,7 @@ WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid
 """
 # As if all missing messages were sent again, and handled.
 ARRIVE = """
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
 SELECT consumer_group, 'again ' || number, gen_random_uuid(), source, topic, lane, number, 0
 FROM outbox_gap, generate_series(first_number, last_number) number WHERE closed_at IS NULL
 """

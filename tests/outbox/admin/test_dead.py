@@ -23,7 +23,7 @@ def dead(orders):
     def dead(count=1, topic=orders, **copy):
         rows = MessageRowFactory.create_batch(count, topic=topic)
         for row in rows:
-            batch = BatchFactory(topic=topic, message_ids=[row.id], state=State.DEAD, tries=3, last_error="refused")
+            batch = BatchFactory(topic=topic, message_ids=[row.id], state=State.DEAD, failures=3, last_error="refused")
             fields = {"topic": topic.name, "reason": "refused", "body": b"{}", "key": "k", **copy}
             DeadMessage.objects.create(message_id=row.id, batch_id=batch.id, **fields)
         return rows

@@ -52,11 +52,11 @@ def searched(client, text, **filters):
 
 class TestList:
     def test_shows_state_topic_key_attempts_and_reason(self, message, admin_client):
-        message(key="536365", batch={"state": State.RELEASED, "tries": 2, "attempt": 3, "last_error": "time-out"})
+        message(key="536365", batch={"state": State.RELEASED, "failures": 2, "attempt": 3, "last_error": "time-out"})
 
         page = admin_client.get(reverse(LIST)).text
 
-        for text in ("retrying", "orders", "536365", '<td class="field-attempts">3</td>', "time-out"):
+        for text in ("retrying", "orders", "536365", '<td class="field-attempt">3</td>', "time-out"):
             assert text in page
 
     def test_shows_the_type(self, message, admin_client):
@@ -207,7 +207,7 @@ class TestPage:
             consumer_group="cart",
             message_id=row.id,
             topic="orders",
-            nth=1,
+            delivery_count=1,
             outcome="retry",
             fingerprint="",
             error="<KeyError>",

@@ -43,7 +43,7 @@ def arrived(*numbers: int, ago: timedelta = LONG_AGO, born_ago: timedelta = time
 
 def failed(number: int, outcome: str) -> None:
     FailedDelivery.objects.create(
-        consumer_group="cart", message_id=message_id(), topic="orders", nth=1, source=SOURCE, lane=1, number=number,
+        consumer_group="cart", message_id=message_id(), topic="orders", delivery_count=1, source=SOURCE, lane=1, number=number,
         outcome=outcome, fingerprint="", error="",
     )  # fmt: skip
 

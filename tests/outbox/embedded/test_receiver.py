@@ -131,7 +131,7 @@ class TestShares:
 
         taken = [take_of_both(acts, limit) for _ in range(receives)]
 
-        new = [delivery for deliveries in taken for delivery in deliveries if delivery.attempt == 1]
+        new = [delivery for deliveries in taken for delivery in deliveries if delivery.delivery_count == 1]
         assert len(new) == 30
         assert sum(map(len, taken)) == receives * limit
 

@@ -48,7 +48,7 @@ def handled(row, group="cart", after=5.0):
 
 def failed(row, outcome, group="cart"):
     FailedDelivery.objects.create(
-        consumer_group=group, message_id=row.id, topic="orders", nth=1, outcome=outcome, fingerprint="", error=""
+        consumer_group=group, message_id=row.id, topic="orders", delivery_count=1, outcome=outcome, fingerprint="", error=""
     )
 
 

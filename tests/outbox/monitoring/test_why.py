@@ -106,7 +106,7 @@ class TestUnsent:
         assert answer.startswith("Relay web:7 is sending it, with a lease for another 3")
 
     def test_where_sending_failed(self, orders, ask, relay):
-        batch = BatchFactory(topic=orders, state=State.RELEASED, tries=2, last_error="Time-out.", due_at=ahead(seconds=41))
+        batch = BatchFactory(topic=orders, state=State.RELEASED, failures=2, last_error="Time-out.", due_at=ahead(seconds=41))
 
         answer = ask(batch.message_ids[0])
 
@@ -245,7 +245,7 @@ class TestSent:
     )
     def test_to_a_group_that_failed(self, message, ask, outcome, says):
         Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
-        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
         FailedDelivery.objects.create(**about, outcome=outcome, error="ValueError('boom')")
 
         assert ask(message) == f"It was sent. Group 'cart' {says}"
@@ -259,7 +259,7 @@ class TestSent:
         ],
     )
     def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, outcome, says):
-        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
         FailedDelivery.objects.create(**about, outcome="dead letter", error="ValueError('boom')")
         FailedDelivery.objects.create(**about, outcome=outcome, error="a test order", acted_by="ada")
 

@@ -16,8 +16,8 @@ from outbox.models import (
     DeadMessage,
     Dedupe,
     Duplicate,
-    FailedAttempt,
     FailedDelivery,
+    FailedSend,
     Gap,
     Inbox,
     MessageRow,
@@ -229,7 +229,7 @@ class TestBooks:
 
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
-                *("outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"),
+                *("outbox_inbox", "outbox_failed_delivery", "outbox_duplicate", "outbox_check_back", "outbox_failed_send"),
                 *("outbox_gap", "outbox_dedupe", "outbox_dead"),
             ],
             1,
@@ -245,7 +245,9 @@ class TestBooks:
     def test_are_deleted_slice_by_slice(self, monkeypatch):
         monkeypatch.setattr("outbox.relay.maintenance.SLICE", 2)
         for _ in range(5):
-            Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
+            Duplicate.objects.create(
+                consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=LONG_AGO
+            )
 
         assert prune("default", now=NOW).rows["outbox_duplicate"] == 5
 
@@ -253,8 +255,8 @@ class TestBooks:
         key = moment.isoformat()
         about = {"consumer_group": "g", "message_id": message_id(), "topic": "t"}
         Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
-        FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
-        Duplicate.objects.create(**about, nth=2, dropped_at=moment)
+        FailedDelivery.objects.create(**about, delivery_count=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
+        Duplicate.objects.create(**about, delivery_count=2, dropped_at=moment)
         CheckBack.objects.create(
             request_id=key,
             asked_by="endpoint",
@@ -266,7 +268,7 @@ class TestBooks:
             milliseconds=1,
             answered_at=moment,
         )
-        FailedAttempt.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
+        FailedSend.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
         Gap.objects.create(
             consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
         )

@@ -8,7 +8,7 @@ import pytest
 
 from outbox import signals
 from outbox.batches.batch import SplitReason, Unaccepted
-from outbox.models import Batch, DeadMessage, FailedAttempt, State
+from outbox.models import Batch, DeadMessage, FailedSend, State
 from tests.factories import BatchFactory, TopicFactory, stored
 from tests.outbox.relay.batches import children, claimed, decided, make_claimed, result_of, split
 
@@ -121,16 +121,16 @@ class TestSplit:
         assert [row.origin_id for row in children(batch)] == [origin or batch.id] * 2
 
     @pytest.mark.parametrize(
-        ("fate", "tries", "wait"),
+        ("fate", "failures", "wait"),
         [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
     )
-    def test_counts_tries_and_waits_by_fate(self, splitter, fate, tries, wait):
-        batch = make_claimed(size=2, tries=2)
+    def test_counts_failures_and_waits_by_fate(self, splitter, fate, failures, wait):
+        batch = make_claimed(size=2, failures=2)
 
         split(splitter, batch, result_of(batch, **{fate: 2}).unaccepted)
 
         (child,) = children(batch)
-        assert (child.tries, child.state) == (tries, State.RELEASED)
+        assert (child.failures, child.state) == (failures, State.RELEASED)
         assert due_in(child) == pytest.approx(wait, abs=2)
 
     def test_happens_once(self, splitter):
@@ -160,28 +160,28 @@ class TestSplit:
 
         assert children(row) == []
         assert not DeadMessage.objects.exists()
-        assert not FailedAttempt.objects.exists()
+        assert not FailedSend.objects.exists()
 
 
 class TestInPlace:
     def test_releases_a_batch_of_which_nothing_was_accepted(self, splitter):
-        batch = make_claimed(size=2, tries=1)
+        batch = make_claimed(size=2, failures=1)
 
         assert splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
 
         row = stored(batch)
-        assert (row.state, row.tries, row.lease_until, row.last_error) == (
+        assert (row.state, row.failures, row.lease_until, row.last_error) == (
             State.RELEASED, 2, None, "unsure, says the broker",
         )  # fmt: skip
         assert due_in(row) == pytest.approx(200, abs=2)
 
     def test_burns_no_try_in_an_outage(self, splitter):
-        batch = make_claimed(size=2, tries=1)
+        batch = make_claimed(size=2, failures=1)
 
         splitter.return_batch(batch, result_of(batch, unavailable=[1, 2]).unaccepted)
 
         row = stored(batch)
-        assert (row.state, row.tries) == (State.RELEASED, 1)
+        assert (row.state, row.failures) == (State.RELEASED, 1)
         assert due_in(row) <= 0
 
     def test_gives_up_what_the_broker_refused(self, splitter):
@@ -193,7 +193,7 @@ class TestInPlace:
 
     @pytest.mark.parametrize("fate", ["unsure", "misconfigured", "unavailable"])
     def test_never_gives_up_for_another_reason(self, splitter, fate):
-        batch = make_claimed(tries=1_000_000)
+        batch = make_claimed(failures=1_000_000)
 
         splitter.return_batch(batch, result_of(batch, **{fate: 1}).unaccepted)
 
@@ -221,13 +221,13 @@ class TestReturnPrepared:
         assert splitter.return_prepared(decided(row), DISCARDED)
 
         row = stored(row)
-        assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.tries) == (
+        assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.failures) == (
             State.RELEASED, None, None, None, None, 1,
         )  # fmt: skip
         assert due_in(row) <= 0
 
     def test_does_not_go_round_and_round(self, splitter):
-        row = BatchFactory(state=State.PREPARED, half_ids=["h"], tries=1)
+        row = BatchFactory(state=State.PREPARED, half_ids=["h"], failures=1)
 
         splitter.return_prepared(decided(row), DISCARDED)
 
@@ -242,7 +242,7 @@ class TestReturnPrepared:
         assert (stored(row).state, stored(row).last_error) == (State.DEAD, "not proved")
         assert (dead.message_id, dead.reason) == (row.message_ids[0], "not proved")
         assert [(name, kwargs["reason"]) for name, kwargs in heard] == [("message_dead", "not proved")]
-        assert FailedAttempt.objects.get().verdict == "unproven"
+        assert FailedSend.objects.get().verdict == "unproven"
 
     @pytest.mark.parametrize("gone", [DISCARDED, UNPROVEN])
     @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
@@ -301,9 +301,9 @@ class TestAnnouncements:
 
         assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alert", "parts")]
 
-    @pytest.mark.parametrize(("tries", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
-    def test_alert_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alerts):
-        batch = make_claimed(tries=tries)
+    @pytest.mark.parametrize(("failures", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
+    def test_alert_when_a_batch_fails_again_and_again(self, splitter, heard, failures, alerts):
+        batch = make_claimed(failures=failures)
 
         splitter.return_batch(batch, result_of(batch, unsure=1).unaccepted)
 

@@ -50,10 +50,10 @@ COLUMNS = {
     "places": ("topic", "state", "claimed_at", "at"),
     "broker": ("topic", "at"),
     "inbox": ("consumer_group", "at"),
-    "attempts": ("consumer_group", "outcome", "at"),
+    "failed_deliveries": ("consumer_group", "outcome", "at"),
 }
 
-# Outcomes of attempts. A dead letter for which a discard or replay was only requested still counts as one.
+# Outcomes of deliveries. A dead letter for which a discard or replay was only requested still counts as one.
 DEAD_LETTERS = ("dead letter", "discard asked", "replay asked")
 DISCARDED = "discarded"
 
@@ -95,7 +95,7 @@ class Roles:
     Args:
         reaches: topic -> its reach, for topics that are not recorded for all times.
         owed: (group, topic) -> from when on the group must have handled messages, in microseconds; missing: always.
-        live_micros: attempts before this time are not retried any more.
+        live_micros: deliveries before this time are not retried any more.
     """
 
     groups: Sequence[Group]
@@ -115,8 +115,8 @@ class Roles:
                 yield self._of_broker(batch)
             case "inbox":
                 yield self._by_group(batch, InGroup.HANDLED)
-            case "attempts":
-                yield self._of_attempts(batch)
+            case "failed_deliveries":
+                yield self._of_failed_deliveries(batch)
 
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
         """Return the roles of places, assuming that all of them were sent."""
@@ -145,7 +145,7 @@ class Roles:
                     yield index, found
 
     def is_over(self, batch: pa.RecordBatch) -> Bools:
-        """Return which attempts failed so long ago that they are not retried any more."""
+        """Return which deliveries failed so long ago that they are not retried any more."""
         return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
 
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
@@ -158,7 +158,7 @@ class Roles:
     def _of_broker(self, batch: pa.RecordBatch) -> Ints:
         return np.where(micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
 
-    def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
+    def _of_failed_deliveries(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
         by_group = {role: self._by_group(batch, role) for role in (InGroup.DEAD_LETTER, InGroup.DISCARDED, InGroup.WAITING)}
         cases = {

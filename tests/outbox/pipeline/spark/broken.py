@@ -117,7 +117,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
                 "outbox_inbox",
                 "outbox_embedded_message",
                 "outbox_embedded_offset",
-                "outbox_delivery",
+                "outbox_failed_delivery",
                 "outbox_ticket",
                 "outbox_dead",
             )

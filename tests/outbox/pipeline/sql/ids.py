@@ -40,7 +40,7 @@ WITH said AS (
     UNION ALL
     SELECT message_id, topic, source,
         CASE WHEN outcome IN ('waiting', 'retry') THEN 'waits in ' ELSE 'dead in ' END || consumer_group
-    FROM quick_attempts WHERE number IS NULL AND outcome NOT IN ('duplicate', 'replayed')
+    FROM quick_failed_deliveries WHERE number IS NULL AND outcome NOT IN ('duplicate', 'replayed')
 ), seen AS (
     SELECT message_id, topic, array_agg(word) AS words, topic = ANY(%(seen_topics)s::text[]) AS is_seen,
         bool_or(word IN ('sent', 'sent young', 'gone', 'late', 'open')) AS is_placed,

@@ -36,7 +36,7 @@ FROM (
     UNION ALL
     SELECT 'inbox', a.source, a.topic, a.lane, a.number, a.consumer_group, a.message_id,
         CASE WHEN a.outcome IN ('waiting', 'retry') THEN 'waiting' ELSE 'dead letter' END
-    FROM quick_attempts a WHERE a.outcome NOT IN ('duplicate', 'replayed')
+    FROM quick_failed_deliveries a WHERE a.outcome NOT IN ('duplicate', 'replayed')
         AND EXISTS (SELECT FROM quick_groups g WHERE g.name = a.consumer_group)
 ) r WHERE number IS NOT NULL
 """

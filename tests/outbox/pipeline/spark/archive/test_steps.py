@@ -49,9 +49,9 @@ class TestTheArchive:
 
         assert books_left() == dict.fromkeys(TIMED_FRAMES, 0)
         assert sorted(in_lake(lake, "inbox")) == ids
-        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in TIMED_FRAMES} == {
+        assert {name: len(in_lake(lake, name, "topic" if name != "failed_send" else "reason")) for name in TIMED_FRAMES} == {
             "inbox": 2 * PER_DAY,
-            **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back", "recorded"], 2),
+            **dict.fromkeys(["failed_delivery", "duplicate", "failed_send", "check_back", "recorded"], 2),
         }
 
     def test_leaves_younger_days_alone(self, archive, lake, ids):
@@ -189,7 +189,7 @@ class TestADayThatChanges:
     def test_is_archived_again_with_the_row_that_came_into_the_books(self, archive, lake, ids):
         def act():
             moment = datetime(2001, 2, 3, 1, tzinfo=UTC)
-            Duplicate.objects.create(consumer_group="late", message_id=ids[0], topic="t", nth=9, dropped_at=moment)
+            Duplicate.objects.create(consumer_group="late", message_id=ids[0], topic="t", delivery_count=9, dropped_at=moment)
 
         archive(before=SECOND, writer=self.change(ArrowWriter, act))
 

@@ -64,7 +64,7 @@ class TestAGroupWhoseCodeIsGone:
     @pytest.fixture(autouse=True)
     def _cart_is_removed(self, broker):
         for letter in broker.dead_letters("cart"):
-            about = {"message_id": uuid.uuid4(), "topic": letter.topic, "nth": 1, "source": "", "fingerprint": ""}
+            about = {"message_id": uuid.uuid4(), "topic": letter.topic, "delivery_count": 1, "source": "", "fingerprint": ""}
             FailedDelivery.objects.create(consumer_group="cart", outcome="dead letter", **about)
         del register.registered["cart"]
 
@@ -95,7 +95,7 @@ class TestOutboxReplay:
 
         kinds, letters = capsys.readouterr().out.split("\n\n")
         heads, *rows = letters.splitlines()
-        assert heads.split() == ["message", "group", "topic", "attempts", "given", "up", "at", "reason"]
+        assert heads.split() == ["message", "group", "topic", "deliveries", "given", "up", "at", "reason"]
         assert sorted(row.split()[0] for row in rows) == dead(broker) == ["b-cart", "b-points", "o-cart", "o-points"]
         assert all(row.endswith("cannot" + 20 * " handle it") for row in rows)
         assert [row.split()[:3] for row in kinds.splitlines()[1:]] == [
@@ -149,7 +149,7 @@ class TestOutboxReplay:
 
         assert capsys.readouterr().out == "1 dead letter replayed.\n"
         (again,) = broker.receive("cart", dict.fromkeys(TOPICS), limit=10, invisible_for=MINUTE, wait=timedelta(0))
-        assert (again.message_id, again.attempt) == ("o-cart", 1)
+        assert (again.message_id, again.delivery_count) == ("o-cart", 1)
         assert broker.backlog("points") == {"orders": 0, "bills": 0}
 
     def test_replays_all_of_a_group(self, broker):

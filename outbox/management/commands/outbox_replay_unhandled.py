@@ -28,8 +28,8 @@ FINAL = "This cannot be undone: they can never be delivered to their groups agai
 
 class Command(BaseCommand):
     help = (
-        "List the dead letters of consumer groups; with MESSAGE_ID or --all, deliver them to their groups again, with attempts "
-        "from 1. (Use outbox_retry for messages that a relay gave up.) "
+        "List the dead letters of consumer groups; with MESSAGE_ID or --all, deliver them to their groups again, with deliveries "
+        "counted from 1. (Use outbox_retry for messages that a relay gave up.) "
         "Exit code: 0 done, 1 something was not done, 2 a broker cannot be reached."
     )
 
@@ -129,9 +129,9 @@ def _as_groups(letters: Sequence[Letter]) -> str:
 
 
 def _as_table(letters: Sequence[Letter]) -> str:
-    heads = ["message", "group", "topic", "attempts", "given up at", "reason"]
+    heads = ["message", "group", "topic", "deliveries", "given up at", "reason"]
     rows = [
-        [one.message_id, one.group, one.topic, one.attempt, _moment(one.died_at), _in_one_line(one.reason)]
+        [one.message_id, one.group, one.topic, one.delivery_count, _moment(one.died_at), _in_one_line(one.reason)]
         for one in (each.letter for each in letters)
     ]
     return table(heads, rows)

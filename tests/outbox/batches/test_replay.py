@@ -32,7 +32,7 @@ class Overtaken:
 
 
 def dead(size=1, **fields):
-    return BatchFactory(size=size, state=State.DEAD, tries=4, last_error="refused", attempt=3, **fields)
+    return BatchFactory(size=size, state=State.DEAD, failures=4, last_error="refused", attempt=3, **fields)
 
 
 def states(batch):
@@ -47,7 +47,7 @@ class TestSettleMessages:
 
         batch.refresh_from_db()
         assert (result.messages, result.refused) == (1, {})
-        assert (batch.state, batch.tries, batch.attempt) == (State.RELEASED, 0, 3)
+        assert (batch.state, batch.failures, batch.attempt) == (State.RELEASED, 0, 3)
         assert batch.due_at is not None
 
     def test_takes_one_message_out_of_a_dead_batch(self, connection):

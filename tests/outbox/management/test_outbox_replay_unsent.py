@@ -4,7 +4,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox.management.actor import actor
-from outbox.models import FailedAttempt, MessageState, State
+from outbox.models import FailedSend, MessageState, State
 from tests.factories import BatchFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def batch():
-    return BatchFactory(topic=TopicFactory(name="broken"), size=2, state=State.DEAD, tries=1)
+    return BatchFactory(topic=TopicFactory(name="broken"), size=2, state=State.DEAD, failures=1)
 
 
 def retry(*arguments):
@@ -39,7 +39,7 @@ class TestOutboxRetry:
         retry(batch.message_ids[0])
         retry("--all-dead", "--skip", "--no-input")
 
-        rows = FailedAttempt.objects.order_by("id").values_list("verdict", "message_ids", "acted_by")
+        rows = FailedSend.objects.order_by("id").values_list("verdict", "message_ids", "acted_by")
         by = actor("outbox_retry")
         assert list(rows) == [("retried", batch.message_ids[:1], by), ("skipped", batch.message_ids[1:], by)]
 

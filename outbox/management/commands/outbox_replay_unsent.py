@@ -36,7 +36,7 @@ WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NUL
 
 class Command(BaseCommand):
     help = (
-        "Send dead messages again, with tries from 0. Exit code: 0 done, 1 something was not done, "
+        "Send dead messages again, with failures counted from zero. Exit code: 0 done, 1 something was not done, "
         "2 the database cannot be reached."
     )
 
