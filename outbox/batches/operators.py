@@ -2,7 +2,7 @@
 What operators do: retry or skip dead messages, and resend messages that an audit found lost.
 
 A dead message is released or skipped: it leaves its batch for a batch of one; for the last one left, the batch itself changes.
-One whose day was dropped gets its row back from its copy. The same statement records who did it and why, among the failed sends.
+One whose day was dropped gets its row back from its copy. The same statement records who did it and why.
 
 A message that was sent and is lost leaves its batch for a batch of one, with the same lane and number, so that consumers and
 audit find the missing number; a batch of one is released itself. A message row without ticket or batch, which would never be
@@ -24,7 +24,7 @@ from outbox.database.partitions import make_day, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
-from outbox.models import FailedSend, State
+from outbox.models import Act, State
 
 logger = get_logger(__name__)
 
@@ -45,8 +45,9 @@ WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topi
 """
 
 RECORD = """
-INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason, acted_by)
-SELECT id, attempt, {message_ids}, %(verdict)s::text, %(reason)s::text, %(by)s::text FROM {batches}
+INSERT INTO outbox_operator_act (act, message_id, topic, batch_id, attempt, reason, acted_by)
+SELECT %(act)s::text, acted.message_id, coalesce(topic.name, ''), {batches}.id, {batches}.attempt, %(reason)s::text, %(by)s::text
+FROM {batches} LEFT JOIN outbox_topic topic ON topic.id = {batches}.topic_id, unnest({message_ids}) acted(message_id)
 """
 
 # Whole batches are released, their failures counted from zero again, or skipped. Returns the messages that were left in each.
@@ -55,7 +56,7 @@ WITH done AS (
     UPDATE outbox_batch SET state = %(next)s, failures = 0,
         due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
     WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
-    RETURNING id, attempt,
+    RETURNING id, topic_id, attempt,
         ARRAY(SELECT member.id FROM unnest(message_ids) WITH ORDINALITY member(id, position) WHERE position <> ALL(split))
             AS left_in_it
 ), recorded AS ({RECORD.format(message_ids="left_in_it", batches="done")})
@@ -124,8 +125,8 @@ class _Act:
 
     def arguments(self) -> dict[str, object]:
         """Return the parameters of the statements."""
-        next_state, verdict = (State.SKIPPED, FailedSend.SKIPPED) if self.skip else (State.RELEASED, FailedSend.RETRIED)
-        return {"next": next_state, "verdict": verdict, "by": self.by, "reason": self.reason}
+        next_state, act = (State.SKIPPED, Act.SKIPPED) if self.skip else (State.RELEASED, Act.RETRIED)
+        return {"next": next_state, "act": act, "by": self.by, "reason": self.reason}
 
 
 def retry_messages(

@@ -91,6 +91,10 @@ WITH RECURSIVE lane_of AS (
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION
+            SELECT number FROM outbox_operator_act
+            WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
+              AND number BETWEEN g.first AND g.last
+            UNION
             SELECT b.first_seq + p.position - 1
             FROM outbox_source s
             JOIN outbox_topic t ON t.name = g.topic

@@ -1,4 +1,4 @@
-"""What is kept beside the hot path: inbox, failures, duplicates, gaps, check-backs, processes, dead messages."""
+"""What is kept beside the hot path: inbox, failures, acts, duplicates, gaps, check-backs, processes, dead messages."""
 
 import django.contrib.postgres.fields
 import django.db.models.functions.datetime
@@ -91,7 +91,6 @@ class Migration(migrations.Migration):
                 ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
                 ("verdict", models.TextField()),
                 ("reason", models.TextField()),
-                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -113,7 +112,6 @@ class Migration(migrations.Migration):
                 ("fingerprint", models.TextField()),
                 ("error", models.TextField()),
                 ("traceback", models.TextField(default="")),
-                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -124,6 +122,48 @@ class Migration(migrations.Migration):
                         condition=models.Q(("number__isnull", False)),
                         fields=["consumer_group", "topic", "source", "lane", "number"],
                         name="outbox_failed_delivery_number",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="OperatorAct",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "act",
+                    models.TextField(
+                        choices=[
+                            ("retried", "Retried"),
+                            ("skipped", "Skipped"),
+                            ("replay asked", "Replay Asked"),
+                            ("replayed", "Replayed"),
+                            ("discard asked", "Discard Asked"),
+                            ("discarded", "Discarded"),
+                        ]
+                    ),
+                ),
+                ("message_id", models.UUIDField(db_index=True)),
+                ("topic", models.TextField()),
+                ("consumer_group", models.TextField(db_default="")),
+                ("delivery_count", models.IntegerField(null=True)),
+                ("source", models.TextField(db_default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("fingerprint", models.TextField(db_default="")),
+                ("batch_id", models.BigIntegerField(null=True)),
+                ("attempt", models.BigIntegerField(null=True)),
+                ("reason", models.TextField()),
+                ("acted_by", models.TextField()),
+                ("acted_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "db_table": "outbox_operator_act",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("number__isnull", False)),
+                        fields=["consumer_group", "topic", "source", "lane", "number"],
+                        name="outbox_operator_act_number",
                     )
                 ],
             },

@@ -4,9 +4,11 @@ from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane
 from outbox.models.check_back import CheckBack
 from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, FailureCount, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
+from outbox.models.operator_act import Act, OperatorAct
 
 __all__ = [
     "UNFINISHED",
+    "Act",
     "Batch",
     "CheckBack",
     "DeadLetter",
@@ -23,6 +25,7 @@ __all__ = [
     "Lane",
     "MessageRow",
     "MessageState",
+    "OperatorAct",
     "Overview",
     "Process",
     "State",

@@ -81,13 +81,7 @@ class Batch(models.Model):
 
 
 class FailedSend(models.Model):
-    """
-    A send that failed: which positions of a batch, how the broker put it.
-
-    Or what an operator did about dead messages: `verdict` retried or skipped, `acted_by` who, `reason` the reason given.
-    """
-
-    RETRIED, SKIPPED = "retried", "skipped"
+    """A send that failed: which messages of a batch, how the broker put it."""
 
     id = models.BigAutoField(primary_key=True)
     batch_id = models.BigIntegerField(db_index=True)
@@ -95,7 +89,6 @@ class FailedSend(models.Model):
     message_ids = ArrayField(models.UUIDField())
     verdict = models.TextField()
     reason = models.TextField()
-    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:

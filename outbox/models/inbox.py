@@ -68,11 +68,10 @@ class InboxRow(models.Model):
 
 class FailedDelivery(models.Model):
     """
-    A delivery whose handler failed, or what an operator did about the dead letter that came of it.
+    A delivery whose handler failed.
 
     `delivery_count`: which delivery to the group it was, from 1. Source, lane and number are stored as in the inbox: a number
-    that is being retried, or became a dead letter, arrived. Of an operator's act, `acted_by` says whose, and `error` the reason
-    given.
+    that is being retried, or became a dead letter, arrived.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -83,11 +82,10 @@ class FailedDelivery(models.Model):
     source = models.TextField(default="")
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
-    outcome = models.TextField()  # retry, dead letter; replay asked, replayed, discard asked, discarded
+    outcome = models.TextField()  # retry, dead letter
     fingerprint = models.TextField()  # equal for errors that look alike
     error = models.TextField()
     traceback = models.TextField(default="")
-    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:

@@ -79,7 +79,7 @@ FAILURES = """
 SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
     count(*) FILTER (WHERE outcome = %(dead_letter)s) AS dead_letters,
     extract(epoch FROM clock_timestamp() - max(failed_at))::float8 AS newest_seconds
-FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %(window)s AND acted_by = ''
+FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %(window)s
 GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
 """
 

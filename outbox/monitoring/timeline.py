@@ -1,5 +1,5 @@
 """
-The timeline of one message, from its row, batches, failed sends, check-backs, inbox rows, failed deliveries and dead copy.
+The timeline of one message: its row, batches, failed sends, check-backs, inbox rows, failed deliveries, acts and dead copy.
 
 There is no table of events: the timeline is put together from the rows that other parts write. Copies of a broker that is stored
 in a database are read with them; a broker on a server is asked by `Broker.find`, on demand.
@@ -18,10 +18,10 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.dead_letters import GroupEnd, LetterAct, read_ends
+from outbox.consuming.dead_letters import GroupEnd, read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.database import Connection
-from outbox.models import FailedSend, State
+from outbox.models import Act, State
 from outbox.models.check_back import show_answer
 from outbox.monitoring.text import count
 
@@ -42,7 +42,7 @@ FROM (
 """
 
 FAILED_SENDS = """
-SELECT failed_at, verdict, reason, batch_id, attempt, acted_by FROM outbox_failed_send
+SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_failed_send
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
@@ -56,8 +56,10 @@ RECORDS = """
     FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL (SELECT 'inbox', handled_at, consumer_group, delivery_count, '', '', '', '', '', ''
     FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
-UNION ALL (SELECT 'delivery', failed_at, consumer_group, delivery_count, outcome, error, traceback, '', '', acted_by
+UNION ALL (SELECT 'delivery', failed_at, consumer_group, delivery_count, outcome, error, traceback, '', '', ''
     FROM outbox_failed_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'act', acted_at, consumer_group, 0, act, reason, '', '', '', acted_by
+    FROM outbox_operator_act WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, delivery_count, '', '', '', '', '', ''
     FROM outbox_duplicate WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '', '' FROM outbox_dead WHERE message_id = %(id)s
@@ -74,14 +76,15 @@ class Severity(enum.StrEnum):
 
 
 # Acts of operators on dead messages, and on dead letters.
-DEAD_ACTS = {FailedSend.RETRIED: "Retried", FailedSend.SKIPPED: "Skipped"}
-LETTER_ACTS: dict[str, tuple[str, Severity]] = {
-    LetterAct.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
-    LetterAct.REPLAYED: ("Replayed", Severity.PLAIN),
-    LetterAct.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
-    LetterAct.DISCARDED: ("Discarded", Severity.BAD),
+ACTS: dict[str, tuple[str, Severity]] = {
+    Act.RETRIED: ("Retried", Severity.PLAIN),
+    Act.SKIPPED: ("Skipped", Severity.PLAIN),
+    Act.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
+    Act.REPLAYED: ("Replayed", Severity.PLAIN),
+    Act.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
+    Act.DISCARDED: ("Discarded", Severity.BAD),
 }
-REPLAYS = (LetterAct.REPLAY_ASKED, LetterAct.REPLAYED)
+REPLAYS = (Act.REPLAY_ASKED, Act.REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +207,9 @@ def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
 
 def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[TimelineEntry]:
     if batches:
-        for failed_at, verdict, reason, batch_id, attempt, acted_by in connection.execute(
+        for failed_at, verdict, reason, batch_id, attempt in connection.execute(
             FAILED_SENDS, {"id": message_id, "batches": list(batches)}
         ).fetchall():
-            if verdict in DEAD_ACTS:
-                yield TimelineEntry(failed_at, DEAD_ACTS[verdict], reason, by=acted_by)
-                continue
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
             what = "Not confirmed" if verdict == UNPROVEN else f"Not sent: {verdict}"
             yield TimelineEntry(failed_at, what, text, severity=Severity.BAD)
@@ -229,20 +229,16 @@ def _of_record(record: _Record) -> TimelineEntry:
                 return replace(entry, what="Ignored", text="no handler of the group wanted it")
             return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
         case "delivery":
-            return _of_delivery(record, entry)
+            what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
+            text = f"delivery {record.count}: {record.text}"
+            return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
+        case "act":
+            what, severity = ACTS[record.outcome]
+            return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
         case "duplicate":
             return replace(entry, what="Dropped as a duplicate", text=nth)
         case _:
             return replace(entry, what="Dead", text=record.text, severity=Severity.BAD)
-
-
-def _of_delivery(record: _Record, entry: TimelineEntry) -> TimelineEntry:
-    if act := LETTER_ACTS.get(record.outcome):
-        what, severity = act
-        return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
-    what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
-    text = f"delivery {record.count}: {record.text}"
-    return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:

@@ -9,13 +9,12 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.consuming.stored_groups import without_code_for
 from outbox.database import Connection
 from outbox.message import Header, read_headers
-from outbox.models import UNFINISHED, State
+from outbox.models import UNFINISHED, Act, State
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 
@@ -48,18 +47,23 @@ SELECT id FROM (
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups that have handled a message, and the last failure in each group.
+# The groups that have handled a message, and the last failure or act in each group.
 HANDLED = "SELECT consumer_group FROM outbox_inbox WHERE message_id = %s"
 FAILED = """
-SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error, acted_by FROM outbox_failed_delivery WHERE message_id = %s
-ORDER BY consumer_group, id + 0 DESC
+SELECT DISTINCT ON (consumer_group) consumer_group, outcome, text, acted_by FROM (
+    SELECT consumer_group, outcome, error AS text, '' AS acted_by, failed_at AS at FROM outbox_failed_delivery
+    WHERE message_id = %(id)s
+    UNION ALL
+    SELECT consumer_group, act, reason, acted_by, acted_at FROM outbox_operator_act
+    WHERE message_id = %(id)s AND consumer_group <> ''
+) last ORDER BY consumer_group, at DESC
 """
 
 ACTS: dict[str, str] = {
-    LetterAct.REPLAY_ASKED: "marked for replay, which is not confirmed,",
-    LetterAct.REPLAYED: "replayed",
-    LetterAct.DISCARD_ASKED: "marked for discard, which is not confirmed,",
-    LetterAct.DISCARDED: "discarded",
+    Act.REPLAY_ASKED: "marked for replay, which is not confirmed,",
+    Act.REPLAYED: "replayed",
+    Act.DISCARD_ASKED: "marked for discard, which is not confirmed,",
+    Act.DISCARDED: "discarded",
 }
 
 
@@ -176,7 +180,7 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
     handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
-    failed = {group: row for group, *row in connection.execute(FAILED, [message_id]).fetchall()}
+    failed = {group: row for group, *row in connection.execute(FAILED, {"id": message_id}).fetchall()}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
@@ -196,7 +200,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
         does = "consumer", message.broker, group.name
         if outcome in ACTS:
             yield f"The dead letter of group {group.name!r} was {ACTS[outcome]} by {by}."
-        if outcome in (LetterAct.DISCARDED, LetterAct.DISCARD_ASKED):
+        if outcome in (Act.DISCARDED, Act.DISCARD_ASKED):
             continue
         if outcome == Outcome.DEAD_LETTER:
             yield f"Group {group.name!r} gave it up: {error.rstrip('.')}."

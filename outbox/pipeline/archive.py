@@ -38,6 +38,7 @@ HOLD = RetentionHold(
             "outbox_duplicate",
             "outbox_check_back",
             "outbox_failed_send",
+            "outbox_operator_act",
             "outbox_recorded",
         }
     ),

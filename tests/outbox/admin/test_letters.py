@@ -14,7 +14,7 @@ from outbox.consuming import dead_letters as room
 from outbox.consuming.dead_letters import group_letters, read_ends, read_letters, settle_letters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, State
+from outbox.models import Act, OperatorAct, State
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from tests.factories import BatchFactory, MessageRowFactory, message_id
 
@@ -67,8 +67,8 @@ def names():
 def acts():
     """What was done by hand: message, outcome, who, why."""
     known = {uuid_of(text): text for text in "12345"}
-    rows = FailedDelivery.objects.exclude(acted_by="").order_by("id")
-    return [(known[row.message_id], row.outcome, row.acted_by, row.error) for row in rows]
+    rows = OperatorAct.objects.order_by("id")
+    return [(known[row.message_id], row.act, row.acted_by, row.reason) for row in rows]
 
 
 def confirm(client, page, **filled):
@@ -174,7 +174,7 @@ class TestSettleLetters:
 
         list(settle_letters(of_cart(), by="ada", discard=True))
 
-        assert FailedDelivery.objects.filter(outcome="discarded").values("source", "lane", "number").get() == place
+        assert OperatorAct.objects.filter(act="discarded").values("source", "lane", "number").get() == place
 
     def test_asks_the_outbox_for_the_number_where_no_try_is_on_record(self, given_up, orders):
         row = MessageRowFactory(topic=orders)
@@ -183,7 +183,7 @@ class TestSettleLetters:
 
         list(settle_letters(of_cart(), by="ada", discard=True))
 
-        assert FailedDelivery.objects.values_list("lane", "number").get() == (3, 9)
+        assert OperatorAct.objects.values_list("lane", "number").get() == (3, 9)
 
 
 class TestReadEnds:
@@ -196,7 +196,10 @@ class TestReadEnds:
             "stock": ["dead letter", "discarded"],
         }.items():
             for outcome in outcomes:
-                FailedDeliveryFactory(consumer_group=group, message_id=one, outcome=outcome)
+                if outcome in Act:
+                    OperatorAct.objects.create(act=outcome, consumer_group=group, message_id=one, acted_by="ada")
+                else:
+                    FailedDeliveryFactory(consumer_group=group, message_id=one, outcome=outcome)
         InboxFactory(consumer_group="stock", message_id=one)
 
         ends = read_ends([one], "default")[one]

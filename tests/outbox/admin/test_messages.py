@@ -8,7 +8,7 @@ from django.urls import reverse
 from outbox.admin.messages import MessageArchive
 from outbox.ids import first_id_at
 from outbox.message import Message
-from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
+from outbox.models import CheckBack, DeadMessage, FailedDelivery, OperatorAct, State
 from outbox.monitoring import find
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
@@ -68,7 +68,7 @@ class TestList:
         given_up, handled = (message(key="536365", batch={"state": State.SENT}) for _ in range(2))
         for row in (given_up, handled):
             FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
-            FailedDeliveryFactory(message_id=row.id, consumer_group="points", outcome="discarded", acted_by="anna")
+            OperatorAct.objects.create(message_id=row.id, consumer_group="points", act="discarded", acted_by="anna")
         InboxFactory(message_id=handled.id, consumer_group="points")
 
         for page in (admin_client.get(reverse(LIST), {"q": str(given_up.id)}), opened(admin_client, given_up)):
@@ -79,7 +79,7 @@ class TestList:
     def test_leads_to_the_dead_letters_of_its_groups(self, message, admin_client, operator):
         row = message(batch={"state": State.SENT})
         FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
-        FailedDeliveryFactory(message_id=row.id, consumer_group="cart", outcome="discarded", acted_by="anna")
+        OperatorAct.objects.create(message_id=row.id, consumer_group="cart", act="discarded", acted_by="anna")
         url = f"{reverse('admin:outbox_deadletter_changelist')}?group=points&topic=orders"
 
         assert opened(admin_client, row).context["letters"] == [("points", url)]

@@ -13,7 +13,7 @@ from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
-from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, State, Topic
+from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, OperatorAct, State, Topic
 from tests.factories import BatchFactory, message_id
 from tests.outbox.consuming.deliveries import SOURCE, delivery, numbered
 from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
@@ -130,6 +130,15 @@ class TestFindGaps:
     @pytest.mark.parametrize("outcome", ["retry", "dead letter"])
     def test_takes_a_failed_number_for_arrived(self, outcome):
         failed(2, outcome)
+        arrived(1, 3)
+
+        find_gaps(group("cart"))
+
+        assert gaps() == []
+
+    def test_takes_the_number_of_a_dead_letter_that_an_operator_acted_on_for_arrived(self):
+        about = {"consumer_group": "cart", "topic": "orders", "source": SOURCE, "lane": 1, "number": 2}
+        OperatorAct.objects.create(act="discarded", message_id=message_id(), acted_by="ada", **about)
         arrived(1, 3)
 
         find_gaps(group("cart"))

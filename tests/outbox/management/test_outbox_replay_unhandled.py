@@ -13,7 +13,7 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.management.actor import actor
-from outbox.models import FailedDelivery
+from outbox.models import FailedDelivery, OperatorAct
 
 register = import_module("outbox.consuming.register")
 letters = import_module("outbox.consuming.dead_letters")
@@ -160,8 +160,8 @@ class TestOutboxReplay:
     def test_writes_down_who_did_it(self, broker):
         replay("o-cart")
 
-        row = FailedDelivery.objects.get()
-        assert (row.outcome, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
+        row = OperatorAct.objects.get()
+        assert (row.act, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
         assert row.acted_by == actor("outbox_replay")
 
     def test_lets_them_go(self, broker, capsys):

@@ -4,7 +4,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox.management.actor import actor
-from outbox.models import FailedSend, MessageState, State
+from outbox.models import MessageState, OperatorAct, State
 from tests.factories import BatchFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,9 +39,9 @@ class TestOutboxRetry:
         retry(batch.message_ids[0])
         retry("--all-dead", "--skip", "--no-input")
 
-        rows = FailedSend.objects.order_by("id").values_list("verdict", "message_ids", "acted_by")
+        rows = OperatorAct.objects.order_by("id").values_list("act", "message_id", "topic", "acted_by")
         by = actor("outbox_retry")
-        assert list(rows) == [("retried", batch.message_ids[:1], by), ("skipped", batch.message_ids[1:], by)]
+        assert list(rows) == [("retried", batch.message_ids[0], "broken", by), ("skipped", batch.message_ids[1], "broken", by)]
 
     @pytest.mark.parametrize("which", [["--topic", "broken"], ["--all-dead"]])
     def test_sends_all_again(self, which, batch):

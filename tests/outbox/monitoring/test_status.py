@@ -121,11 +121,6 @@ class TestFailures:
         assert (together.deliveries, together.messages, together.dead_letters) == (3, 2, 1)
         assert (other.error, other.deliveries) == ("Another", 1)
 
-    def test_are_not_what_operators_did_about_them(self, read):
-        a_failure(outcome="discarded", acted_by="ada")
-
-        assert read().failures == []
-
     def test_of_long_ago_are_left_out(self, read):
         FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(hours=2))
 

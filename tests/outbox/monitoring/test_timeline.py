@@ -6,7 +6,7 @@ import pytest
 from outbox import database
 from outbox.batches.operators import retry_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
-from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, State
+from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
@@ -188,9 +188,9 @@ class TestReadTimeline:
     def test_says_who_replayed_and_discarded_its_dead_letters(self, message):
         shared = {"consumer_group": "points", "message_id": message.id, "topic": "told", "delivery_count": 1, "fingerprint": ""}
         FailedDelivery.objects.create(outcome="dead letter", error="Reject", failed_at=at(1), **shared)
-        for second, outcome in enumerate(["replayed", "discard asked", "discarded"], start=2):
-            by = {"acted_by": "ada", "error": "a test order"}
-            FailedDelivery.objects.create(outcome=outcome, failed_at=at(second), **shared, **by)
+        for second, act in enumerate(["replayed", "discard asked", "discarded"], start=2):
+            by = {"acted_by": "ada", "reason": "a test order"}
+            OperatorAct.objects.create(act=act, acted_at=at(second), **shared, **by)
 
         timeline = read_timeline("default", message.id)
 

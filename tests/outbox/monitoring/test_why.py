@@ -7,7 +7,7 @@ import pytest
 
 from outbox import consumer, database
 from outbox.consuming import register
-from outbox.models import FailedDelivery, Inbox, Process, State, Topic
+from outbox.models import FailedDelivery, Inbox, OperatorAct, Process, State, Topic
 from outbox.monitoring.why import why
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
@@ -251,16 +251,16 @@ class TestSent:
         assert ask(message) == f"It was sent. Group 'cart' {says}"
 
     @pytest.mark.parametrize(
-        ("outcome", "says"),
+        ("act", "says"),
         [
             ("discarded", "was discarded by ada."),
             ("discard asked", "was marked for discard, which is not confirmed, by ada."),
             ("replayed", "was replayed by ada. Group 'cart' has no consumer running."),
         ],
     )
-    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, outcome, says):
+    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, act, says):
         about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
         FailedDelivery.objects.create(**about, outcome="dead letter", error="ValueError('boom')")
-        FailedDelivery.objects.create(**about, outcome=outcome, error="a test order", acted_by="ada")
+        OperatorAct.objects.create(**about, act=act, reason="a test order", acted_by="ada")
 
         assert ask(message) == f"It was sent. The dead letter of group 'cart' {says}"

@@ -21,6 +21,7 @@ from outbox.models import (
     Gap,
     Inbox,
     MessageRow,
+    OperatorAct,
     State,
     Topic,
 )
@@ -230,7 +231,7 @@ class TestBooks:
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
                 *("outbox_inbox", "outbox_failed_delivery", "outbox_duplicate", "outbox_check_back", "outbox_failed_send"),
-                *("outbox_gap", "outbox_dedupe", "outbox_dead"),
+                *("outbox_operator_act", "outbox_gap", "outbox_dedupe", "outbox_dead"),
             ],
             1,
         )
@@ -269,6 +270,7 @@ class TestBooks:
             answered_at=moment,
         )
         FailedSend.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
+        OperatorAct.objects.create(**about, act="retried", reason="r", acted_by="ada", acted_at=moment)
         Gap.objects.create(
             consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
         )

@@ -168,7 +168,7 @@ FAILED_DELIVERY = Frame(
     (
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
-        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback", "acted_by"),
+        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback"),
         *(Column(name, name, "int") for name in ("delivery_count", "lane", "number")),
         Column("failed_at", "failed_at", "time"),
     ),
@@ -199,12 +199,27 @@ FAILED_SEND = Frame(
     (
         *(Column(name, name, "int") for name in ("id", "batch_id", "attempt")),
         Column("message_ids", "array_to_string(message_ids, ' ')"),
-        *_text("verdict", "reason", "acted_by"),
+        *_text("verdict", "reason"),
         Column("failed_at", "failed_at", "time"),
     ),
     "FROM outbox_failed_send",
     ("id",),
     time="failed_at",
+)
+
+OPERATOR_ACT = Frame(
+    "operator_act",
+    (
+        Column("id", "id", "int"),
+        Column("message_id", "message_id::text"),
+        *_text("act", "topic", "consumer_group", "source", "fingerprint", "reason", "acted_by"),
+        *(Column(name, name, "int") for name in ("delivery_count", "lane", "number", "batch_id", "attempt")),
+        Column("acted_at", "acted_at", "time"),
+    ),
+    "FROM outbox_operator_act",
+    ("id",),
+    id="message_id",
+    time="acted_at",
 )
 
 CHECK_BACK = Frame(
@@ -238,5 +253,7 @@ RECORDED = Frame(
     time="recorded_at",
 )
 
-FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, FAILED_SEND, CHECK_BACK, RECORDED)}
+FRAMES = {
+    frame.name: frame for frame in (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, FAILED_SEND, OPERATOR_ACT, CHECK_BACK, RECORDED)
+}
 TIMED_FRAMES = {name: frame for name, frame in FRAMES.items() if frame.time}

@@ -23,7 +23,7 @@ from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
 from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.completeness import complete_since, require_own_lake
-from outbox.pipeline.spark.lake.frames import DUPLICATE, FAILED_DELIVERY, INBOX, MESSAGES, RECORDED, Frame, Span
+from outbox.pipeline.spark.lake.frames import DUPLICATE, FAILED_DELIVERY, INBOX, MESSAGES, OPERATOR_ACT, RECORDED, Frame, Span
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
 from outbox.pipeline.spark.schemas import FRAMES
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FEW = 500_000  # the maximum number of ids to broadcast to tasks
 ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
-NEEDED = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, RECORDED)
+NEEDED = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
 # The columns that identify rows that the database still has. Times are exact to the microsecond.
 KEYS = {
@@ -152,7 +152,7 @@ def _add_rows(
     if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
-    failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(_duplicates(rows_of(DUPLICATE)))
+    failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(_acts(rows_of(OPERATOR_ACT))).unionAll(_duplicates(rows_of(DUPLICATE)))
     found = {
         "messages": _messages(messages),
         "places": _places(messages),
@@ -208,6 +208,11 @@ def _inbox(rows: DataFrame) -> DataFrame:
 
 def _failed(rows: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.col("failed_at")).select(*FRAMES["failed_deliveries"].names)
+
+
+def _acts(rows: DataFrame) -> DataFrame:
+    more = {"outcome": F.col("act"), "at": F.col("acted_at")}
+    return rows.where("consumer_group <> ''").withColumns(more).select(*FRAMES["failed_deliveries"].names)
 
 
 def _duplicates(rows: DataFrame) -> DataFrame:

@@ -91,6 +91,10 @@ def _failed_deliveries(sql: Sql) -> str:
         d.delivery_count, d.outcome, {sql.time("d.failed_at")} AS at
     FROM outbox_failed_delivery d
     UNION ALL
+    SELECT 0, a.consumer_group, a.source, a.topic, a.lane, a.number, a.message_id::text, a.delivery_count, a.act,
+        {sql.time("a.acted_at")}
+    FROM outbox_operator_act a WHERE a.consumer_group <> ''
+    UNION ALL
     SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.delivery_count, 'duplicate',
         {sql.time("d.dropped_at")}
     FROM outbox_duplicate d

@@ -14,7 +14,7 @@ from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.database import partitions
 from outbox.ids import day_of
-from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, State
+from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, OperatorAct, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
@@ -142,7 +142,7 @@ def see_again(row, **other):
 
 
 def something_else_went_wrong():
-    """In the books, too: a message that became a dead letter, one that nobody would send, one whose row is gone."""
+    """In the books, too: messages that became dead letters, one that nobody would send, one whose row is gone."""
     stranded = MessageRowFactory(
         id=message_id(datetime(2026, 1, 1, 12, tzinfo=UTC)), topic_id=MessageRow.objects.first().topic_id
     )
@@ -152,6 +152,10 @@ def something_else_went_wrong():
         **same, delivery_count=3, outcome="dead letter", fingerprint="f", error="e", failed_at=handled.handled_at
     )
     handled.delete()
+    given_up = Inbox.objects.filter(topic="topic-0", lane=0, number=70).first()  # by the broker itself: no failure is recorded
+    same = {name: getattr(given_up, name) for name in same}
+    OperatorAct.objects.create(**same, act="discard asked", acted_by="ada", acted_at=given_up.handled_at)
+    given_up.delete()
     gone = Inbox.objects.filter(topic="topic-0", lane=1, number=60).first().message_id
     MessageRow.objects.filter(id=gone).delete()
     return [str(stranded.id), str(gone)]

@@ -10,7 +10,7 @@ from django.db import connection as django_connection
 
 from outbox import database
 from outbox.database import partitions
-from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, State
+from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
 from outbox.pipeline.spark.archive.config import ArchiveConfig
@@ -60,6 +60,7 @@ def fill(day):
     Duplicate.objects.create(**about, delivery_count=2, dropped_at=at[0])
     RecordedMessage.objects.create(message_id=ids[0], topic="orders", queue="q", pos=day.day, lane=1, number=1, recorded_at=at[0])
     FailedSend.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
+    OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=at[0])
     CheckBack.objects.create(
         request_id=str(day),
         asked_by="endpoint",

@@ -51,7 +51,7 @@ class TestTheArchive:
         assert sorted(in_lake(lake, "inbox")) == ids
         assert {name: len(in_lake(lake, name, "topic" if name != "failed_send" else "reason")) for name in TIMED_FRAMES} == {
             "inbox": 2 * PER_DAY,
-            **dict.fromkeys(["failed_delivery", "duplicate", "failed_send", "check_back", "recorded"], 2),
+            **dict.fromkeys(["failed_delivery", "duplicate", "failed_send", "operator_act", "check_back", "recorded"], 2),
         }
 
     def test_leaves_younger_days_alone(self, archive, lake, ids):
