@@ -20,6 +20,7 @@ from psycopg.rows import class_row
 
 from outbox.database import Connection
 from outbox.database.locks import Lock
+from outbox.database.message_rows import INSERT_COPY
 from outbox.database.partitions import make_day, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
@@ -85,13 +86,6 @@ FROM batch
 WITHOUT_ROW = """
 SELECT wanted.id, EXISTS (SELECT FROM outbox_dead dead WHERE dead.message_id = wanted.id AND dead.body IS NOT NULL)
 FROM unnest(%s::uuid[]) wanted(id) WHERE NOT EXISTS (SELECT FROM outbox_message message WHERE message.id = wanted.id)
-"""
-
-RESTORE = """
-INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
-SELECT dead.message_id, topic.id, dead.key, dead.headers, dead.about, dead.body
-FROM outbox_dead dead JOIN outbox_topic topic ON topic.name = dead.topic
-WHERE dead.message_id = ANY(%s) ON CONFLICT DO NOTHING
 """
 
 TOO_LATE = "Another process changed this message first. Reload and try again."
@@ -206,7 +200,7 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
         for day in sorted({day_of(message_id) for message_id in kept}):
             make_day(connection, day)
     if kept:
-        connection.execute(RESTORE, [kept])
+        connection.execute(INSERT_COPY, [kept])
     return [message_id for message_id, has_copy in gone if not has_copy]
 
 
