@@ -123,15 +123,9 @@ def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> N
     cursor.execute(NOTE_PLACE, [place, batch_id])
 
 
-def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> bool:
-    """
-    Mark the batch SENT, after its half message was committed.
-
-    Returns:
-        False if the sweep was first: it has marked the batch, or sends the message again.
-    """
+def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> None:
+    """Mark the batch SENT, after its half message was committed, unless the sweep was first: it has marked or released it."""
     cursor.execute(MARK_SENT, [batch_id])
-    return bool(cursor.rowcount)
 
 
 def write_tombstone(connection: Connection, message_id: UUID, *, retention: timedelta) -> Tombstone:

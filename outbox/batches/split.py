@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
+from outbox.batches.fence import take_step
 from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
@@ -90,7 +91,7 @@ def split(
     half_places: Mapping[int, str] | None = None,
     window: timedelta | None = None,
     open_positions: Sequence[int] | None = None,
-) -> list[DeadNotice] | None:
+) -> list[DeadNotice]:
     """
     Split positions off a batch in a state; the rest of the batch goes on to `next_state`.
 
@@ -103,7 +104,10 @@ def split(
         open_positions: decided positions whose commit has no answer; None means all.
 
     Returns:
-        The messages that have become dead. None when the fence was lost, or a position had been split off before.
+        The messages that have become dead.
+
+    Raises:
+        FenceLost: nothing is done; or a position had been split off before.
     """
     arguments = {
         "id": batch.id,
@@ -122,5 +126,5 @@ def split(
         "wait": list(waits),
         "errors": [run.text for run in leaving],
     }
-    row = connection.execute(SPLIT, arguments).fetchone()
-    return None if row is None else copy_dead(connection, row[0])
+    (dead,) = take_step(connection, SPLIT, arguments)
+    return copy_dead(connection, dead)

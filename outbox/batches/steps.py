@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from outbox import signals
 from outbox.batches.batch import Batch, PreparedBatch, places_as_stored
+from outbox.batches.fence import take_step
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.models import State
@@ -34,7 +35,7 @@ def decide(
     *,
     half_places: Mapping[int, str],
     window: timedelta | None,
-) -> bool:
+) -> None:
     """
     Decide to commit all half messages of a batch; where some are not stored, `split` decides the others.
 
@@ -43,8 +44,8 @@ def decide(
         half_places: position -> where the broker stores the half message.
         window: how long the caller may end them. None: at any time.
 
-    Returns:
-        False when the fence was lost.
+    Raises:
+        FenceLost: nothing of it is decided by this call.
     """
     arguments = {
         "id": batch.id,
@@ -53,7 +54,7 @@ def decide(
         "half_places": places_as_stored(half_places, len(batch.message_ids)),
         "window": window,
     }
-    return connection.execute(DECIDE, arguments).fetchone() is not None
+    take_step(connection, DECIDE, arguments)
 
 
 # Returns ids, because a row count would not say which batches were marked.
@@ -83,14 +84,9 @@ def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], 
     return {row[0] for row in connection.execute(MARK_SENT, arguments).fetchall()}
 
 
-def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> bool:
-    """
-    Store which commits of a prepared batch have no answer yet.
-
-    Returns:
-        False when the fence was lost.
-    """
-    return connection.execute(LEAVE_OPEN, [list(positions), batch.id, batch.attempt]).fetchone() is not None
+def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> None:
+    """Store which commits of a prepared batch have no answer yet. Raises FenceLost."""
+    take_step(connection, LEAVE_OPEN, [list(positions), batch.id, batch.attempt])
 
 
 RETURN_BATCH = f"""
@@ -108,21 +104,20 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 def return_batch(
     connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
-) -> list[DeadNotice] | None:
+) -> list[DeadNotice]:
     """
-    Release a claimed batch, or mark it DEAD.
+    Release a claimed batch, or mark it DEAD; return the messages that have become dead.
 
     Args:
         wait: how long until it may be claimed again.
         is_counted: whether the failure is counted.
         is_dead: whether the broker rejected all its messages.
 
-    Returns:
-        The messages that have become dead; None when the fence was lost.
+    Raises:
+        FenceLost: nothing is done.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "counted": is_counted, "wait": wait, "error": error}
-    if connection.execute(RETURN_BATCH, arguments).fetchone() is None:
-        return None
+    take_step(connection, RETURN_BATCH, arguments)
     return copy_dead(connection, [batch.id]) if is_dead else []
 
 
@@ -141,16 +136,10 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 """
 
 
-def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice] | None:
-    """
-    Mark a prepared batch of one DEAD. `split` takes such messages out of a larger batch first.
-
-    Returns:
-        The message that has become dead; None when the fence was lost.
-    """
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
+    """Mark a prepared batch of one DEAD, and return its message. `split` takes such messages out of a larger batch first."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
-    if connection.execute(GIVE_UP, arguments).fetchone() is None:
-        return None
+    take_step(connection, GIVE_UP, arguments)
     return copy_dead(connection, [batch.id])
 
 
@@ -162,18 +151,18 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 """
 
 
-def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> bool:
+def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> None:
     """
     Release a prepared batch of one whose half message was rolled back or discarded.
 
     Args:
         wait: how long until it may be claimed again.
 
-    Returns:
-        False when the fence was lost.
+    Raises:
+        FenceLost: nothing is done.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "wait": wait, "error": error}
-    return connection.execute(RESEND_DISCARDED, arguments).fetchone() is not None
+    take_step(connection, RESEND_DISCARDED, arguments)
 
 
 NOTE_FAILURE = """

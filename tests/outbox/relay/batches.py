@@ -62,9 +62,9 @@ def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: 
     return BatchSendResult(batch, accepted or {}, unaccepted)
 
 
-def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> bool:
+def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> None:
     """Split positions off a claimed batch whose rest was sent."""
-    return splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
+    splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
 
 
 def children(batch: Batch | StoredBatch) -> list[StoredBatch]:

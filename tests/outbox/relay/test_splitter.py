@@ -8,6 +8,7 @@ import pytest
 
 from outbox import signals
 from outbox.batches.batch import SplitReason, Unaccepted
+from outbox.errors import FenceLost
 from outbox.models import Batch, DeadMessage, FailedSend, State
 from tests.factories import BatchFactory, TopicFactory, stored
 from tests.outbox.relay.batches import children, claimed, decided, make_claimed, result_of, split
@@ -39,7 +40,7 @@ class TestSplit:
     def test_makes_each_run_a_batch_with_its_lane_numbers_and_attempt(self, splitter):
         batch = make_claimed(size=5, lane=3, first_seq=40, attempt=7)
 
-        assert split(splitter, batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
+        split(splitter, batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
 
         pair, single = children(batch)
         assert [str(message_id) for message_id in pair.message_ids] == batch.message_ids[1:3]
@@ -139,8 +140,9 @@ class TestSplit:
         unaccepted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
         states = {"state": State.PREPARED, "next_state": State.PREPARED}
 
-        assert split(splitter, decided(row), unaccepted, **states)
-        assert not split(splitter, decided(row), unaccepted, **states)
+        split(splitter, decided(row), unaccepted, **states)
+        with pytest.raises(FenceLost):
+            split(splitter, decided(row), unaccepted, **states)
 
         assert len(children(row)) == 1
         assert stored(row).split == [2]
@@ -148,7 +150,8 @@ class TestSplit:
     def test_leaves_a_batch_of_one_whole(self, splitter):
         batch = make_claimed()
 
-        assert not split(splitter, batch, result_of(batch, unsure=1).unaccepted)
+        with pytest.raises(FenceLost):
+            split(splitter, batch, result_of(batch, unsure=1).unaccepted)
 
         assert children(batch) == []
 
@@ -156,7 +159,8 @@ class TestSplit:
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
         row = BatchFactory(size=2, **changes)
 
-        assert not split(splitter, claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
+        with pytest.raises(FenceLost):
+            split(splitter, claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
 
         assert children(row) == []
         assert not DeadMessage.objects.exists()
@@ -167,7 +171,7 @@ class TestInPlace:
     def test_releases_a_batch_of_which_nothing_was_accepted(self, splitter):
         batch = make_claimed(size=2, failures=1)
 
-        assert splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
+        splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
 
         row = stored(batch)
         assert (row.state, row.failures, row.lease_until, row.last_error) == (
@@ -203,7 +207,8 @@ class TestInPlace:
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
         row = BatchFactory(**changes)
 
-        assert not splitter.return_batch(claimed(row, attempt=1), result_of(claimed(row), refused=1).unaccepted)
+        with pytest.raises(FenceLost):
+            splitter.return_batch(claimed(row, attempt=1), result_of(claimed(row), refused=1).unaccepted)
 
         assert stored(row).state == row.state
         assert not DeadMessage.objects.exists()
@@ -218,7 +223,7 @@ class TestReturnPrepared:
         fields = {"half_ids": ["h"], "half_places": ["a:1"], "open": [1], "ends_until": datetime.now(UTC)}
         row = BatchFactory(state=State.PREPARED, **fields)
 
-        assert splitter.return_prepared(decided(row), DISCARDED)
+        splitter.return_prepared(decided(row), DISCARDED)
 
         row = stored(row)
         assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.failures) == (
@@ -236,7 +241,7 @@ class TestReturnPrepared:
     def test_gives_up_what_nobody_can_tell_of(self, splitter, heard):
         row = BatchFactory(topic=TopicFactory(name="parts"), state=State.PREPARED, half_ids=["h"], half_places=["a:1"])
 
-        assert splitter.return_prepared(decided(row), UNPROVEN)
+        splitter.return_prepared(decided(row), UNPROVEN)
 
         dead = DeadMessage.objects.get()
         assert (stored(row).state, stored(row).last_error) == (State.DEAD, "not proved")
@@ -249,7 +254,8 @@ class TestReturnPrepared:
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes, gone):
         row = BatchFactory(**{"state": State.PREPARED, "half_ids": ["h"]} | changes)
 
-        assert not splitter.return_prepared(decided(row, attempt=1), gone)
+        with pytest.raises(FenceLost):
+            splitter.return_prepared(decided(row, attempt=1), gone)
 
         assert stored(row).state == row.state
         assert not DeadMessage.objects.exists()
@@ -258,7 +264,8 @@ class TestReturnPrepared:
     def test_leaves_a_batch_of_several_to_the_split(self, splitter, gone):
         row = BatchFactory(size=2, state=State.PREPARED, half_ids=["a", "b"])
 
-        assert not splitter.return_prepared(decided(row), gone)
+        with pytest.raises(FenceLost):
+            splitter.return_prepared(decided(row), gone)
 
 
 class TestAnnouncements:
