@@ -30,10 +30,10 @@ from outbox.models import DeadLetter, MessageRow
 PER_PAGE = 100
 KINDS_NAMED = 5  # on the page before an act
 
-RETRY = Act(
-    "retry",
-    "Deliver dead letters again",
-    "Deliver again",
+REPLAY = Act(
+    "replay",
+    "Replay dead letters",
+    "Replay",
     "To be delivered again",
     "Their groups receive them again, with deliveries counted from 1.",
 )
@@ -44,7 +44,7 @@ DISCARD = Act(
     "Discarded",
     "This cannot be undone: discarded messages are never delivered again.",
 )
-ACTS = {act.name: act for act in (RETRY, DISCARD)}
+ACTS = {act.name: act for act in (REPLAY, DISCARD)}
 
 
 def _in_no_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

@@ -103,9 +103,9 @@ class StateFilter(Filter):
                 return queryset.filter(id__in=Ticket.objects.values("message_id"))
             case MessageStatus.DELAYED:
                 return queryset.filter(id__in=Delayed.objects.values("message_id"))
-            case MessageStatus.SKIPPED:
-                skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
-                return queryset.filter(id__in=skipped.values("id"))
+            case MessageStatus.DISCARDED:
+                discarded = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
+                return queryset.filter(id__in=discarded.values("id"))
             case _:  # the others in `narrow`, which has the bounds of the list
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 

@@ -128,7 +128,7 @@ def release_left(connection: Connection, lane: int) -> int:
 
 # Nothing can prove any more whether the message was published: the broker has neither the half message nor the message, but it no
 # longer keeps messages that old. Sending it again might publish it twice; marking it as sent might lose it. So an operator
-# decides: retry sends it again, skip accepts it as published.
+# decides: replay sends it again, discard accepts it as published.
 GIVE_UP = f"""
 UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
     ends_until = NULL
@@ -210,7 +210,7 @@ def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
     for message in dead:
         extra = log_fields(message_id=message.message_id, topic=message.topic)
-        text = "Message %s on topic %r is dead (see outbox_retry): %s"
+        text = "Message %s on topic %r is dead (see outbox_replay_unsent): %s"
         logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
         signals.message_dead.send_robust(
             sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason

@@ -131,7 +131,7 @@ def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
         return _unknown(f"{named} holds another message at position {token.position}.", is_alert=True)
     if token.attempt < batch.attempt:
         return _rollback(f"{named} is at attempt {batch.attempt}, the half message of {token.attempt}.")
-    if batch.state in (State.RELEASED, State.DEAD, State.SKIPPED):
+    if batch.state in (State.RELEASED, State.DEAD, State.DISCARDED):
         return _rollback(f"{named} is {State(batch.state).label.lower()}.")
     if batch.state == State.CLAIMED:
         return None if batch.is_lease_over else _unknown(f"{named} is being sent, and its lease is not over.")

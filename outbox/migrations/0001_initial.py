@@ -150,7 +150,7 @@ SELECT m.id, m.topic_id, coalesce(t.name, '') AS topic, m.key, m.about, m.create
         WHEN b.state = 2 THEN 'prepared'
         WHEN b.state = 3 THEN 'sent'
         WHEN b.state = 4 THEN 'dead'
-        WHEN b.state = 5 THEN 'skipped'
+        WHEN b.state = 5 THEN 'discarded'
         ELSE 'lost'
     END AS state,
     b.id AS batch_id, b.position, b.lane, b.first_seq + b.position - 1 AS number, b.attempt, b.failures,
@@ -342,7 +342,7 @@ class Migration(migrations.Migration):
                                     (2, "Prepared"),
                                     (3, "Sent"),
                                     (4, "Dead"),
-                                    (5, "Skipped"),
+                                    (5, "Discarded"),
                                 ],
                                 default=1,
                             ),
@@ -387,7 +387,7 @@ class Migration(migrations.Migration):
                             ("released", "Released"),
                             ("retrying", "Retrying"),
                             ("dead", "Dead"),
-                            ("skipped", "Skipped"),
+                            ("discarded", "Discarded"),
                             ("lost", "Lost"),
                         ]
                     ),

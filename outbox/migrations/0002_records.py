@@ -63,8 +63,8 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "outbox_dead",
                 "permissions": [
-                    ("retry_deadmessage", "Can have dead messages sent again"),
-                    ("discard_deadmessage", "Can skip dead messages"),
+                    ("replay_deadmessage", "Can replay dead messages"),
+                    ("discard_deadmessage", "Can discard dead messages"),
                 ],
             },
         ),
@@ -134,8 +134,6 @@ class Migration(migrations.Migration):
                     "act",
                     models.TextField(
                         choices=[
-                            ("retried", "Retried"),
-                            ("skipped", "Skipped"),
                             ("replay asked", "Replay Asked"),
                             ("replayed", "Replayed"),
                             ("discard asked", "Discard Asked"),
@@ -198,7 +196,7 @@ class Migration(migrations.Migration):
             fields=[],
             options={
                 "permissions": [
-                    ("retry_deadletter", "Can have dead letters delivered again"),
+                    ("replay_deadletter", "Can replay dead letters"),
                     ("discard_deadletter", "Can discard dead letters"),
                 ],
                 "proxy": True,

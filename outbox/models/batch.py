@@ -24,7 +24,7 @@ class State(models.IntegerChoices):
     PREPARED = 2
     SENT = 3
     DEAD = 4
-    SKIPPED = 5
+    DISCARDED = 5
 
 
 UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
@@ -116,8 +116,8 @@ class DeadMessage(models.Model):
     class Meta:
         db_table = "outbox_dead"
         permissions = [
-            ("retry_deadmessage", "Can have dead messages sent again"),
-            ("discard_deadmessage", "Can skip dead messages"),
+            ("replay_deadmessage", "Can replay dead messages"),
+            ("discard_deadmessage", "Can discard dead messages"),
         ]
 
     def __str__(self) -> str:

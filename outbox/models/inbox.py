@@ -140,7 +140,7 @@ class DeadLetter(FailedDelivery):
         proxy = True
         default_permissions = ("view",)
         permissions = [
-            ("retry_deadletter", "Can have dead letters delivered again"),
+            ("replay_deadletter", "Can replay dead letters"),
             ("discard_deadletter", "Can discard dead letters"),
         ]
 

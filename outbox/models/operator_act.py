@@ -8,13 +8,11 @@ from django.db.models.functions import Now
 
 class Act(models.TextChoices):
     """
-    What an operator did: about a dead message, or about the dead letter of a group.
+    What an operator did about a dead message, or about the dead letter of a group.
 
     A broker may or may not have done what is only asked: its process died in between.
     """
 
-    RETRIED = "retried"
-    SKIPPED = "skipped"
     REPLAY_ASKED = "replay asked"
     REPLAYED = "replayed"
     DISCARD_ASKED = "discard asked"

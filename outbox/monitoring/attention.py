@@ -258,7 +258,9 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
     subject = f"topic {topic.name!r}"
     if topic.dead:
         cause = f"The broker rejected {count(topic.dead, 'message')}."
-        yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; retry, or skip them (--skip).")
+        yield Attention(
+            Kind.REJECTED, subject, cause, "See the reasons with outbox_replay_unsent; replay, or discard them (--discard)."
+        )
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
         cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
@@ -383,7 +385,7 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
     for (name, topic), letters in sorted(found.items()):
         errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (name, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
-        step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
+        step = f"Correct the cause, then run outbox_replay_unhandled --group {name}, or discard them."
         yield Attention(Kind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
 
 

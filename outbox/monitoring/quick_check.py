@@ -49,7 +49,7 @@ WITH message AS MATERIALIZED (
     ) last ORDER BY consumer_group, message_id, at DESC
 ), progress AS (
     SELECT topic, '' AS consumer_group, state = {State.SENT} AS is_done,
-        state IN ({State.DEAD}, {State.SKIPPED}) AS is_given_up, is_stranded,
+        state IN ({State.DEAD}, {State.DISCARDED}) AS is_given_up, is_stranded,
         extract(epoch FROM sent_at - created_at)::float8 AS seconds
     FROM published
     UNION ALL
@@ -80,7 +80,7 @@ class Progress:
     Args:
         messages: number of messages published; for a group, of those that were sent.
         done: sent; for a group, handled.
-        given_up: rejected or skipped; for a group, dead letters, discarded ones included.
+        given_up: rejected or discarded; for a group, dead letters, discarded ones included.
         missing: messages that would never be sent; for a group, all numbers of its open gaps in the topic.
         seconds: p50, p95 and p99 of the time from publishing until done; None if none is done.
     """

@@ -77,8 +77,6 @@ class Severity(enum.StrEnum):
 
 # Acts of operators on dead messages, and on dead letters.
 ACTS: dict[str, tuple[str, Severity]] = {
-    Act.RETRIED: ("Retried", Severity.PLAIN),
-    Act.SKIPPED: ("Skipped", Severity.PLAIN),
     Act.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
     Act.REPLAYED: ("Replayed", Severity.PLAIN),
     Act.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),

@@ -99,9 +99,9 @@ def why(connection: Connection, message_id: UUID) -> str | None:
         case "sent":
             return " ".join(_of_groups(connection, message_id, message))
         case "dead":
-            return f"The broker rejected it: {message.last_error.rstrip('.')}. Retry or skip it with outbox_retry."
-        case "skipped":
-            return "An operator has skipped it, so it is not sent."
+            return f"The broker rejected it: {message.last_error.rstrip('.')}. Replay or discard it with outbox_replay_unsent."
+        case "discarded":
+            return "An operator has discarded it, so it is not sent."
         case "lost":
             return "It has no ticket, delayed row or batch: rows were deleted by hand, or a restore was incomplete."
         case "prepared":
@@ -163,7 +163,7 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
         return ""
     head = connection.cursor(row_factory=class_row(_Message)).execute(MESSAGE, [row[0]]).fetchone()
     because = {
-        "dead": "which the broker rejected: retry or skip it with outbox_retry",
+        "dead": "which the broker rejected: replay or discard it with outbox_replay_unsent",
         "released": "which is sent first",
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")

@@ -335,7 +335,7 @@ GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half messag
 UNPROVEN = Unaccepted(
     SplitReason.UNPROVEN,
     "The broker has neither its half message nor the message, and no longer keeps messages that old: whether it was published "
-    "is unknown. Retry sends it, perhaps a second time; skip accepts it as published.",
+    "is unknown. Replay sends it, perhaps a second time; discard accepts it as published.",
 )
 
 

@@ -116,7 +116,7 @@ ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 
 OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may use the same key
 
-GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
+GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
 
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 

@@ -147,8 +147,8 @@ class BatchFactory(IdentityFactory):
     """
     A batch of `size` messages with their rows; by default CLAIMED, with a lease that is not over.
 
-    There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, skipped. Without `owner`, any
-    relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
+    There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, discarded. Without `owner`,
+    any relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
     """
 
     class Meta:
@@ -164,7 +164,7 @@ class BatchFactory(IdentityFactory):
         )
         sent = factory.Trait(state=State.SENT)
         dead = factory.Trait(state=State.DEAD, failures=1, last_error="refused by its broker")
-        skipped = factory.Trait(state=State.SKIPPED, last_error="refused by its broker")
+        discarded = factory.Trait(state=State.DISCARDED, last_error="refused by its broker")
 
     topic_id = factory.LazyAttribute(lambda batch: batch.topic.id)
     message_ids = factory.LazyAttribute(

@@ -171,12 +171,12 @@ class TestDeadMessages:
         page.check("#action-toggle")
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("skipped messages are never sent again").wait_for()
+        page.get_by_text("discarded messages are never sent again").wait_for()
         operator.photograph("impact-light")
         page.fill("#id_reason", "Test orders of the warehouse, never meant for us")
-        page.get_by_role("button", name="Skip").click()
+        page.get_by_role("button", name="Discard").click()
 
-        page.get_by_text(f"Skipped: {before}.").wait_for()
+        page.get_by_text(f"Discarded: {before}.").wait_for()
         assert shop.ask(DEAD) == 0
 
 
@@ -239,7 +239,7 @@ class TestAnAudit:
 
         page.get_by_role("link", name="Show all findings of this audit").click()
         page.check("#action-toggle")
-        page.select_option("select[name=action]", "retry")
+        page.select_option("select[name=action]", "resend")
         page.get_by_role("button", name="Go").click()
         page.get_by_text("Relays send them again").wait_for()
         operator.photograph("send-again-light")

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox import Retry, atomic, consumer, database, publish, topics
-from outbox.batches.operators import retry_all
+from outbox.batches.operators import replay_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions
@@ -164,7 +164,7 @@ class TestARoleWithTheGrantsOfThePage:
         DeadMessage.objects.create(message_id=gone, batch_id=batch.id, topic="old", **about)
 
         with as_role(), database.connect("default") as own:
-            result = retry_all(own, by="ada")
+            result = replay_all(own, by="ada")
 
         assert result.messages == 1
         assert MessageRow.objects.filter(id=gone).exists()

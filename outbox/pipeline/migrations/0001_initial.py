@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "outbox_audit_finding",
                 "permissions": [
-                    ("retry_auditfinding", "Can send lost messages again"),
+                    ("resend_auditfinding", "Can send lost messages again"),
                     ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
                 ],
                 "default_permissions": ("view",),

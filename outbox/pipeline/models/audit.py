@@ -85,7 +85,7 @@ class AuditFinding(models.Model):
         db_table = "outbox_audit_finding"
         default_permissions = ("view",)
         permissions = [
-            ("retry_auditfinding", "Can send lost messages again"),
+            ("resend_auditfinding", "Can send lost messages again"),
             ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
         ]
 

@@ -21,7 +21,7 @@ from tests.factories import BatchFactory, MessageRowFactory, message_id
 pytestmark = pytest.mark.django_db
 
 LIST = "admin:outbox_deadletter_changelist"
-ALL = ["view_deadletter", "retry_deadletter", "discard_deadletter"]
+ALL = ["view_deadletter", "replay_deadletter", "discard_deadletter"]
 MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": "letters"}}
 
 
@@ -288,7 +288,7 @@ class TestActs:
         given_up("1", "2")
         client = operator(*ALL)
 
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()[:1]})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()[:1]})
         answer = confirm(client, page)
 
         assert list(page.context["counts"]) == [("orders, group cart", 1)]
@@ -334,7 +334,7 @@ class TestActs:
     def test_do_nothing_twice(self, given_up, operator):
         given_up("1")
         client = operator(*ALL)
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()})
         confirm(client, page)
 
         stale = confirm(client, page)
@@ -346,7 +346,7 @@ class TestActs:
         given_up("1", "2")
         monkeypatch.setattr(room, "SETTLED_AT_ONCE", 1)
         client = operator(*ALL)
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()})
         replay = type(conf.make_broker("default")).replay
         calls = []
 
@@ -365,7 +365,7 @@ class TestActs:
         assert len(left()) == 1
 
     def test_want_something_chosen(self, operator):
-        answer = operator(*ALL).post(reverse(LIST), {"action": "retry"}, follow=True)
+        answer = operator(*ALL).post(reverse(LIST), {"action": "replay"}, follow=True)
 
         assert "Choose some dead letters first." in answer.text
 
@@ -378,10 +378,10 @@ class TestActs:
         assert answer.status_code == 200
         assert left() == ["1"]
 
-    @pytest.mark.parametrize("act", ["retry", "discard"])
+    @pytest.mark.parametrize("act", ["replay", "discard"])
     def test_are_hidden_and_forbidden_without_their_permission(self, act, given_up, operator):
         given_up("1")
-        client = operator("view_deadletter", *({"retry_deadletter", "discard_deadletter"} - {f"{act}_deadletter"}))
+        client = operator("view_deadletter", *({"replay_deadletter", "discard_deadletter"} - {f"{act}_deadletter"}))
 
         offered = client.get(reverse(LIST)).text
         answer = client.post(reverse(LIST), {"action": act, "all": "1", "reason": "x", "as_of": "2099-01-01", "shown": "1"})

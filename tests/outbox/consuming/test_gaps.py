@@ -145,7 +145,7 @@ class TestFindGaps:
 
         assert gaps() == []
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.DEAD, State.DISCARDED])
     def test_takes_numbers_that_the_outbox_still_holds_for_explained(self, state):
         BatchFactory(topic=Topic.objects.get(name="orders"), first_seq=2, size=3, state=state)
         arrived(1, 5, source=own_source())

@@ -50,7 +50,7 @@ def broker(settings, monkeypatch):
 def replay(*arguments):
     """Run the command; return its exit code."""
     try:
-        call_command("outbox_replay", *arguments)
+        call_command("outbox_replay_unhandled", *arguments)
     except SystemExit as end:
         return end.code
     return 0
@@ -162,7 +162,7 @@ class TestOutboxReplay:
 
         row = OperatorAct.objects.get()
         assert (row.act, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
-        assert row.acted_by == actor("outbox_replay")
+        assert row.acted_by == actor("outbox_replay_unhandled")
 
     def test_lets_them_go(self, broker, capsys):
         assert replay("--all", "--discard", "--no-input") == 0

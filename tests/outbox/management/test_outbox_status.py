@@ -81,7 +81,8 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   resident  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_retry; retry, or skip them (--skip).",
+            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "them (--discard).",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):

@@ -33,7 +33,7 @@ class TestMessageState:
             (State.PREPARED, 0, "prepared"),
             (State.SENT, 0, "sent"),
             (State.DEAD, 1, "dead"),
-            (State.SKIPPED, 1, "skipped"),
+            (State.DISCARDED, 1, "discarded"),
         ],
     )
     def test_follows_its_batch(self, batch_state, failures, expected):

@@ -119,7 +119,8 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_retry; retry, or skip them (--skip)."
+            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "them (--discard)."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):

@@ -4,7 +4,7 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.batches.operators import retry_messages
+from outbox.batches.operators import replay_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
@@ -202,19 +202,19 @@ class TestReadTimeline:
         assert only(message, "Discarded").text == "a test order"
         assert [(end.group, end.outcome, end.by) for end in timeline.ended] == [("points", "discarded", "ada")]
 
-    def test_says_who_sent_it_again_and_who_skipped_it(self, topic, message):
+    def test_says_who_sent_it_again_and_who_discarded_it(self, topic, message):
         batch = BatchFactory(topic=topic, message_ids=[message.id], state=State.DEAD)
-        retry_messages(database.raw("default"), [message.id], by="ada", reason="the disk is larger")
+        replay_messages(database.raw("default"), [message.id], by="ada", reason="the disk is larger")
         batch.refresh_from_db()
         batch.state = State.DEAD
         batch.save()
-        retry_messages(database.raw("default"), [message.id], by="bea", skip=True)
+        replay_messages(database.raw("default"), [message.id], by="bea", discard=True)
 
         acts = [one for one in read_timeline("default", message.id).entries if one.by]
 
         assert [(one.what, one.by, one.text) for one in acts] == [
-            ("Retried", "ada", "the disk is larger"),
-            ("Skipped", "bea", ""),
+            ("Replayed", "ada", "the disk is larger"),
+            ("Discarded", "bea", ""),
         ]
 
     def test_tells_what_was_handled_from_what_no_handler_wanted(self, message):

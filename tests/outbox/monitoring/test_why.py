@@ -122,12 +122,12 @@ class TestUnsent:
     def test_where_the_broker_rejected_it(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
-        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Retry or skip it with outbox_retry."
+        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Replay or discard it with outbox_replay_unsent."
 
-    def test_where_an_operator_has_skipped_it(self, orders, ask):
-        batch = BatchFactory(topic=orders, state=State.SKIPPED)
+    def test_where_an_operator_has_discarded_it(self, orders, ask):
+        batch = BatchFactory(topic=orders, state=State.DISCARDED)
 
-        assert ask(batch.message_ids[0]).startswith("An operator has skipped it")
+        assert ask(batch.message_ids[0]).startswith("An operator has discarded it")
 
     def test_where_nothing_has_it(self, orders, ask):
         assert ask(MessageRowFactory(topic=orders).id).startswith("It has no ticket, delayed row or batch")
@@ -148,7 +148,7 @@ class TestBehindItsKey:
 
         assert ask(ticket.message_id) == (
             f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
-            "retry or skip it with outbox_retry."
+            "replay or discard it with outbox_replay_unsent."
         )
 
     def test_which_waits_too(self, bills, ask):

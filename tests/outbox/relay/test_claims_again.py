@@ -67,7 +67,7 @@ class TestReclaim:
         found = wait_until(mine.reclaim)  # the server may take a moment to see it
         assert (found.id, found.attempt) == (batch.id, 2)
 
-    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD, State.DISCARDED])
     def test_leaves_batches_that_are_settled(self, connect, state):
         BatchFactory(state=state, lease_until=datetime.now(UTC) - timedelta(hours=1), due_at=datetime.now(UTC))
 

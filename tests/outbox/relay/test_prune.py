@@ -99,7 +99,7 @@ class TestDays:
         assert pruned.kept == {OLD: holder}
         assert days() == [3, 13]
 
-    @pytest.mark.parametrize("state", [State.SENT, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.SENT, State.DISCARDED])
     def test_are_dropped_when_their_batches_are_done(self, state):
         batch_of(state=state)
 
@@ -188,14 +188,14 @@ class TestAlert:
 
 class TestBatches:
     def test_that_are_done_go_with_their_messages(self):
-        sent, skipped = batch_of(state=State.SENT), batch_of(state=State.SKIPPED)
+        sent, discarded = batch_of(state=State.SENT), batch_of(state=State.DISCARDED)
         young = batch_of(date(2001, 2, 13), state=State.SENT)
 
         pruned = prune("default", now=NOW)
 
         assert pruned.rows["outbox_batch"] == 2
         assert list(Batch.objects.all()) == [young]
-        assert not Batch.objects.filter(id__in=[sent.id, skipped.id]).exists()
+        assert not Batch.objects.filter(id__in=[sent.id, discarded.id]).exists()
 
     def test_stay_while_they_are_not_done(self):
         for state in (State.RELEASED, State.CLAIMED, State.DEAD):
@@ -270,7 +270,7 @@ class TestBooks:
             answered_at=moment,
         )
         FailedSend.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
-        OperatorAct.objects.create(**about, act="retried", reason="r", acted_by="ada", acted_at=moment)
+        OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=moment)
         Gap.objects.create(
             consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
         )

@@ -83,7 +83,7 @@ class Observations:
                 roles, state = self.roles.of_sent(batch), coded(batch, "state")
                 under_way = np.where(is_old, "late", "open")
                 sent = np.array([SENT_AS[role] for role in roles])
-                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
+                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
                 for index, is_not_owed in self.roles.not_owed(batch):
                     yield self._not_for(index, is_not_owed)
             case "broker":

@@ -130,7 +130,7 @@ MESSAGES = Frame(
             "state",
             """CASE WHEN m.topic_id = 0 THEN 'tombstone'
             WHEN p.state = 0 THEN CASE p.failures WHEN 0 THEN 'released' ELSE 'retrying' END
-            WHEN p.state IS NOT NULL THEN ('{claimed,prepared,sent,dead,skipped}'::text[])[p.state]
+            WHEN p.state IS NOT NULL THEN ('{claimed,prepared,sent,dead,discarded}'::text[])[p.state]
             WHEN EXISTS (SELECT FROM outbox_ticket k WHERE k.message_id = m.id) THEN 'waiting'
             WHEN EXISTS (SELECT FROM outbox_delayed d WHERE d.message_id = m.id) THEN 'delayed' ELSE 'lost' END""",
         ),

@@ -51,7 +51,7 @@ def _places(sql: Sql) -> str:
     SELECT b.id AS part, s.id AS source, {TOPIC.format(row="b")} AS topic, b.lane,
         {sql.number("b.first_seq")} + u.position - 1 AS number, u.id::text AS message_id,
         CASE b.state WHEN 0 THEN 'released' WHEN 1 THEN 'claimed' WHEN 2 THEN 'prepared' WHEN 3 THEN 'sent'
-            WHEN 4 THEN 'dead' WHEN 5 THEN 'skipped' END AS state,
+            WHEN 4 THEN 'dead' WHEN 5 THEN 'discarded' END AS state,
         {sql.time("b.claimed_at")} AS claimed_at, {sql.time("coalesce(b.sent_at, b.decided_at, b.claimed_at)")} AS at
     FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) WITH ORDINALITY u(id, position)
     CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = b.topic_id

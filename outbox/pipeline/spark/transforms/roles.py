@@ -24,7 +24,7 @@ class Seen(enum.IntEnum):
     SENT_YOUNG = 1
     OPEN = 2  # claimed, prepared or released, young
     OPEN_LATE = 3
-    GONE = 4  # dead or skipped, so that it is not at any later stage
+    GONE = 4  # dead or discarded, so that it is not at any later stage
     STORED = 5  # at the broker
     STORED_YOUNG = 6
     FOREIGN_GROUP = 7  # in the inbox of a group that is not audited
@@ -152,7 +152,7 @@ class Roles:
         state = coded(batch, "state")
         is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
         under_way = np.where(is_long_open, Seen.OPEN_LATE, Seen.OPEN)
-        otherwise = np.where(state.is_("dead", "skipped"), Seen.GONE, under_way)
+        otherwise = np.where(state.is_("dead", "discarded"), Seen.GONE, under_way)
         return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
     def _of_broker(self, batch: pa.RecordBatch) -> Ints:

@@ -64,9 +64,9 @@ class TestALoss:
 
         assert said(world.audit(spark)) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
 
-    def test_is_explained_by_a_dead_or_skipped_batch_or_a_dead_letter(self, spark):
+    def test_is_explained_by_a_dead_or_discarded_batch_or_a_dead_letter(self, spark):
         world = World().set(groups=[Group("cart", ["orders"])]).add(8)
-        world.change("places", {"state": "dead"}, number=1).change("places", {"state": "skipped"}, number=2)
+        world.change("places", {"state": "dead"}, number=1).change("places", {"state": "discarded"}, number=2)
         world.drop("broker", "inbox", number=[1, 2]).drop("inbox", number=4)
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead letter"}
         world.frames["failed_deliveries"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]

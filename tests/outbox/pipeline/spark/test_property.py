@@ -12,7 +12,7 @@ from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import judged_by_sql
 from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
 
-STATES = ("sent", "dead", "skipped", "released", "claimed", "prepared")
+STATES = ("sent", "dead", "discarded", "released", "claimed", "prepared")
 OUTCOMES = ("waiting", "retry", "dead letter", "replay asked", "replayed", "discard asked", "discarded")
 
 FAULTS = st.fixed_dictionaries(

@@ -29,7 +29,7 @@ UNNUMBERED = """
 WITH said AS (
     SELECT message_id, topic, source, CASE
         WHEN state = 'sent' THEN CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'sent' ELSE 'sent young' END
-        WHEN state IN ('dead', 'skipped') THEN 'gone'
+        WHEN state IN ('dead', 'discarded') THEN 'gone'
         ELSE CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'late' ELSE 'open' END END AS word
     FROM quick_places WHERE number IS NULL
     UNION ALL

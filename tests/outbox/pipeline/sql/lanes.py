@@ -22,7 +22,7 @@ SELECT stage, source, topic, lane, number, grp, message_id,
 FROM (
     SELECT 'outbox' AS stage, source, topic, lane, number, '' AS grp, message_id,
         CASE WHEN state = 'sent' THEN CASE WHEN coalesce(at, claimed_at) <= %(cutoff)s THEN 'sent' ELSE 'sent young' END
-            WHEN state IN ('dead', 'skipped') THEN 'gone'
+            WHEN state IN ('dead', 'discarded') THEN 'gone'
             WHEN coalesce(claimed_at, at) <= %(cutoff)s THEN 'open late' ELSE 'open' END AS role
     FROM quick_places
     UNION ALL

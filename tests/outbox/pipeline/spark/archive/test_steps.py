@@ -167,7 +167,7 @@ class TestADayThatChanges:
 
         archive(before=SECOND, writer=self.change(ArrowWriter, act))
 
-        assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["skipped"] * PER_DAY
+        assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["discarded"] * PER_DAY
 
     def test_is_archived_again_when_a_dead_message_was_sent_again_before_prune_came(self, archive, lake, ids, settings):
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(lake.root.parent)}}}
