@@ -75,6 +75,10 @@ class LaneNotHeld(OutboxError):
     """Raised when a relay asks for a lane that another relay holds."""
 
 
+class FenceLost(OutboxError):
+    """Raised by a step on a batch that another process has taken over, or that an earlier call has written. The relay goes on."""
+
+
 class UnknownMessageType(OutboxError):
     """Raised when a received message has a type, or a newer version of a type, that no module defines."""
 

@@ -226,6 +226,7 @@ def log_fields(
     batch: int | None = None,
     batches: Iterable[int] | None = None,
     attempt: int | None = None,
+    delivery_count: int | None = None,
     group: str | None = None,
     broker: str | None = None,
     database: str | None = None,
@@ -238,7 +239,7 @@ def log_fields(
     Args:
         message_id, message_ids: converted to text.
         message_ids, topics, batches: lists, for a record about several.
-        attempt: of the batch or the delivery.
+        attempt: of the batch.
         cause: one of a few fixed names. Lines of one place with the same cause are the same line, whatever their text.
     """
     found = {
@@ -249,6 +250,7 @@ def log_fields(
         "batch": batch,
         "batches": None if batches is None else sorted(set(batches)),
         "attempt": attempt,
+        "delivery_count": delivery_count,
         "group": group,
         "broker": broker,
         "database": database,

@@ -52,7 +52,7 @@ def make_frames(spark: SparkSession, plan: Plan, truth: Truth) -> dict[str, Data
         "places": at("places").withColumn("claimed_at", _time(_later(2_000, 1))).withColumn("at", _time(_later(5_000, 2))),
         "broker": broker.withColumn("at", _time(_later(7_000, 2))),
         "inbox": _inbox(at("inbox"), rows, plan, truth),
-        "attempts": spark.createDataFrame([], FRAMES["attempts"]),
+        "failed_deliveries": spark.createDataFrame([], FRAMES["failed_deliveries"]),
         "marks": spark.createDataFrame(_marks(plan), FRAMES["marks"]),
     }
     return {name: frame.select(*(F.col(c.name).cast(c.dataType) for c in FRAMES[name])) for name, frame in frames.items()}
@@ -81,7 +81,7 @@ def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
         F.concat(F.lit("shop.order:"), n.cast("string")).alias("about"),
         (n % 4).alias("queue"),
         F.expr("n div 4").alias("pos"),
-        F.lit(1).alias("nth"),
+        F.lit(1).alias("delivery_count"),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class CheckBackAdmin(ReadOnlyAdmin):
         return shown(row.reason, 200)
 
     def asked(self, row: CheckBack) -> str:
-        return f"{row.asked_by}, ask {row.nth}"
+        return f"{row.asked_by}, ask {row.asked}"
 
     def message(self, row: CheckBack) -> SafeString:
         return message_link(self.admin_site, row.message_id)

@@ -1,4 +1,4 @@
-"""Dead messages: rejected by a broker, until an operator sends them again or skips them."""
+"""Dead messages: rejected by a broker, until an operator replays or discards them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, re
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
-from outbox.batches.operators import retry_messages
+from outbox.batches.operators import replay_messages
 from outbox.database import outermost
 from outbox.message import read_headers
 from outbox.models import DeadMessage
@@ -34,19 +34,19 @@ EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state
     AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
 """
 
-RETRY = Act(
-    "retry",
-    "Send dead messages again",
-    "Send again",
+REPLAY = Act(
+    "replay",
+    "Replay dead messages",
+    "Replay",
     "Released, to be sent again",
-    "A relay sends them again, with tries from 0.",
+    "A relay sends them again, with failures counted from zero.",
 )
 DISCARD = Act(
     "discard",
-    "Skip dead messages",
-    "Skip",
-    "Skipped",
-    "This cannot be undone: skipped messages are never sent again.",
+    "Discard dead messages",
+    "Discard",
+    "Discarded",
+    "This cannot be undone: discarded messages are never sent again.",
 )
 
 
@@ -76,7 +76,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     list_filter = [SettledFilter, TopicFilter]
     search_fields = ["message_id", "key"]
     search_help_text = "A message id or a key. Exact matches only."
-    actions = ["retry", "discard"]
+    actions = ["replay", "discard"]
     fields = ()
     keyset = "message_id"
     is_small = True
@@ -89,8 +89,8 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         rows = rows.defer("body", "headers").annotate(is_dead=is_dead)
         return rows
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return self.may(request, "retry")
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "replay")
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "discard")
@@ -123,11 +123,11 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     def shown_reason(self, row: DeadMessage) -> SafeString:
         return shown(row.reason, 200)
 
-    @admin.action(description="Send again", permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
-        return self._settle(request, queryset, RETRY)
+    @admin.action(description="Replay", permissions=["replay"])
+    def replay(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
+        return self._settle(request, queryset, REPLAY)
 
-    @admin.action(description="Skip", permissions=["discard"])
+    @admin.action(description="Discard", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, DISCARD)
 
@@ -151,7 +151,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
             with outermost.atomic(using):
                 part = ids[start : start + CHUNK]
                 by = request.user.get_username()
-                settled = retry_messages(database.raw(using), part, by=by, reason=reason, skip=act is DISCARD)
+                settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)
                 names = {str(one): str(one) for one in part if str(one) not in settled.refused}
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages

@@ -30,7 +30,7 @@ class Act:
     Something to be done about many.
 
     Args:
-        name: the permission, and what forms call it: retry, discard.
+        name: the permission, and what forms call it: replay, discard.
         title: of the page.
         button: an order.
         past: what was done, in the log and in messages: "Sent again".

@@ -66,7 +66,7 @@ class InboxAdmin(ReadOnlyAdmin):
         return message_link(self.admin_site, row.message_id)
 
     def delivery(self, row: InboxRow) -> int:
-        return row.nth
+        return row.delivery_count
 
     @admin.display(description="lane, number")
     def place(self, row: InboxRow) -> str:

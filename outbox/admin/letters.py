@@ -30,12 +30,12 @@ from outbox.models import DeadLetter, MessageRow
 PER_PAGE = 100
 KINDS_NAMED = 5  # on the page before an act
 
-RETRY = Act(
-    "retry",
-    "Deliver dead letters again",
-    "Deliver again",
+REPLAY = Act(
+    "replay",
+    "Replay dead letters",
+    "Replay",
     "To be delivered again",
-    "Their groups receive them again, with attempts from 1.",
+    "Their groups receive them again, with deliveries counted from 1.",
 )
 DISCARD = Act(
     "discard",
@@ -44,7 +44,7 @@ DISCARD = Act(
     "Discarded",
     "This cannot be undone: discarded messages are never delivered again.",
 )
-ACTS = {act.name: act for act in (RETRY, DISCARD)}
+ACTS = {act.name: act for act in (REPLAY, DISCARD)}
 
 
 def _in_no_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -137,7 +137,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
                 "message": message_link(self.admin_site, one.letter.message_id)
                 if one.letter.message_id in known
                 else shown(one.letter.message_id, 60),
-                "attempt": one.letter.attempt,
+                "delivery_count": one.letter.delivery_count,
                 "died": since(one.letter.died_at),
                 "died_at": one.letter.died_at,
                 "reason": shown(one.letter.reason),

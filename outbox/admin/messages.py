@@ -54,8 +54,8 @@ TOO_LATE = f"The search took longer than {SECONDS:.0f} s. Choose a shorter time.
 BATCHES = {
     MessageStatus.CLAIMED: "b.state = 1",
     MessageStatus.PREPARED: "b.state = 2",
-    MessageStatus.RELEASED: "b.state = 0 AND b.tries = 0",
-    MessageStatus.RETRYING: "b.state = 0 AND b.tries > 0",
+    MessageStatus.RELEASED: "b.state = 0 AND b.failures = 0",
+    MessageStatus.RETRYING: "b.state = 0 AND b.failures > 0",
     MessageStatus.DEAD: "b.state = 4",
 }
 
@@ -80,9 +80,9 @@ class StateFilter(Filter):
                 return queryset.filter(id__in=Ticket.objects.values("message_id"))
             case MessageStatus.DELAYED:
                 return queryset.filter(id__in=Delayed.objects.values("message_id"))
-            case MessageStatus.SKIPPED:
-                skipped = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
-                return queryset.filter(id__in=skipped.values("id"))
+            case MessageStatus.DISCARDED:
+                discarded = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
+                return queryset.filter(id__in=discarded.values("id"))
             case _:  # the others in `narrow`, which has the bounds of the list
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
@@ -104,7 +104,7 @@ class TopicIdFilter(Filter):
 
 @admin.register(MessageRow)
 class MessageAdmin(ReadOnlyAdmin):
-    list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempts", "reason"]
+    list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempt", "reason"]
     list_filter = [StateFilter, TopicIdFilter]
     search_fields = ["id", "key", "about"]
     search_help_text = (
@@ -188,7 +188,7 @@ class MessageAdmin(ReadOnlyAdmin):
     def age(self, row: MessageRow) -> str:
         return since(row.created_at)
 
-    def attempts(self, row: Any) -> str:
+    def attempt(self, row: Any) -> str:
         return row.current.attempt or "" if row.current else ""
 
     def reason(self, row: Any) -> SafeString:

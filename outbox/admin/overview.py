@@ -91,7 +91,7 @@ def _topic(topic: TopicStatus, messages: str) -> dict[str, Any]:
     ]
     return {"name": topic.name, "type": topic.type, "broker": topic.broker, "counts": counts} | {
         "oldest": age(topic.oldest_seconds),
-        "tries": topic.tries,
+        "failures": topic.failures,
         "pause": topic.pause,
     }
 

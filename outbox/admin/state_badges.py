@@ -19,7 +19,7 @@ TONES: dict[str, str] = {
     MessageStatus.DEAD: Severity.BAD,
     MessageStatus.LOST: Severity.BAD,
     MessageStatus.RETRYING: Severity.BAD,
-    MessageStatus.SKIPPED: Severity.PLAIN,
+    MessageStatus.DISCARDED: Severity.PLAIN,
 }
 
 

@@ -25,7 +25,7 @@ class Batch:
         message_ids: the message at position p (from 1) is `message_ids[p - 1]`, its number `first_seq + p - 1`.
         order_keys: one per position on ordered topics.
         split: positions that have left this batch for another one.
-        tries: how many sends have failed.
+        failures: how many sends have failed, of those that are counted.
         messages: one per position, where the claim has loaded them. None: they are loaded later.
     """
 
@@ -38,7 +38,7 @@ class Batch:
     message_ids: Sequence[str]
     order_keys: Sequence[int] | None = None
     split: frozenset[int] = frozenset()
-    tries: int = 0
+    failures: int = 0
     messages: Sequence[MessageRow] | None = None
 
     @property
@@ -134,7 +134,7 @@ class PreparedBatch:
     message_ids: Sequence[str]
     half_ids: Sequence[str | None]
     positions: Sequence[int]
-    tries: int = 0
+    failures: int = 0
     half_places: Mapping[int, str] = field(default_factory=dict)
     source: str = ""
     decided_at: datetime | None = None

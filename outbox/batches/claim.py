@@ -140,7 +140,7 @@ WITH reclaimed AS (
                 < (coalesce(batch.origin_id, batch.id), batch.first_seq)))
         ORDER BY batch.due_at NULLS FIRST, batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
     RETURNING *)
-SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, tries
+SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, failures
 FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 """
 
@@ -257,8 +257,8 @@ def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
 
 
 def _batch(row: tuple[Any, ...]) -> Batch:
-    batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, tries = row
-    return Batch(batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), tries)
+    batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, failures = row
+    return Batch(batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), failures)
 
 
 FEW = 16  # messages in one claim

@@ -1,18 +1,21 @@
 """
 The fence: each step names the batch's state and attempt, so that a relay with an older attempt changes nothing.
 
-When a step matches no row, another process has the batch, or the step was written before and its answer was lost.
-`read_step` reads the row again to tell the two apart.
+A step on one batch that matches no row raises `FenceLost`: another process has the batch, or the step was written before and
+its answer was lost. `read_step` reads the row again to tell the two apart. A step on several batches returns the ids of those
+that it has written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg.rows import class_row
 
 from outbox.database import Connection
+from outbox.errors import FenceLost
 from outbox.models import State
 
 READ_STEP = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s"
@@ -22,6 +25,19 @@ FENCE = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE id = %s AND state = {State.CLAIMED} AND attempt = %s AND lease_until < clock_timestamp() RETURNING id
 """
+
+
+def take_step(connection: Connection, statement: str, parameters: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
+    """
+    Execute a step on one batch; return its row.
+
+    Raises:
+        FenceLost: it matched no row.
+    """
+    row = connection.execute(statement, parameters).fetchone()
+    if row is None:
+        raise FenceLost("The batch was taken over by another process, or this step was written before. Read it again.")
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +59,11 @@ def read_step(connection: Connection, batch_id: int) -> Step | None:
     return connection.cursor(row_factory=class_row(Step)).execute(READ_STEP, [batch_id]).fetchone()
 
 
-def fence(connection: Connection, batch_id: int, attempt: int) -> bool:
+def fence(connection: Connection, batch_id: int, attempt: int) -> None:
     """
     Release a claimed batch whose lease is over, so that the relay of that attempt can no longer decide it.
 
-    Returns:
-        False if another step was written first.
+    Raises:
+        FenceLost: another step was written first.
     """
-    return connection.execute(FENCE, [batch_id, attempt]).fetchone() is not None
+    take_step(connection, FENCE, [batch_id, attempt])

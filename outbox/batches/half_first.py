@@ -17,11 +17,12 @@ from django.db.backends.utils import CursorWrapper
 from psycopg.rows import class_row
 
 from outbox.database import Connection
+from outbox.database.message_rows import INSERT_ROW, INSERT_TOMBSTONE
 from outbox.models import State
 
 # Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail.
 INSERT_PREPARED = f"""
-WITH message AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s)),
+WITH message AS ({INSERT_ROW}),
 batch AS (
     INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, ends_until)
     VALUES (%s, ARRAY[%s]::uuid[], ARRAY[%s], {State.PREPARED}, clock_timestamp(), clock_timestamp() + %s::interval)
@@ -35,19 +36,6 @@ NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND
 MARK_SENT = f"""
 UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open = NULL
 WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
-"""
-
-# Waits for an open transaction that has written the message row. The first 48 bits of an id are its time in milliseconds.
-WRITE_TOMBSTONE = """
-WITH asked AS (
-    SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')
-        AND clock_timestamp() + %(ahead)s::interval AS is_kept
-    FROM (SELECT %(id)s::uuid AS id,
-        to_timestamp(('x' || translate(left(%(id)s::text, 13), '-', ''))::bit(48)::bigint / 1000.0) AS at) a),
-written AS (
-    INSERT INTO outbox_message (id, topic_id, body) SELECT id, 0, '' FROM asked WHERE is_kept
-    ON CONFLICT (id) DO NOTHING RETURNING id)
-SELECT is_kept, EXISTS (SELECT FROM written) FROM asked
 """
 
 CLOCK_AHEAD = timedelta(hours=1)
@@ -135,15 +123,9 @@ def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> N
     cursor.execute(NOTE_PLACE, [place, batch_id])
 
 
-def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> bool:
-    """
-    Mark the batch SENT, after its half message was committed.
-
-    Returns:
-        False if the sweep was first: it has marked the batch, or sends the message again.
-    """
+def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> None:
+    """Mark the batch SENT, after its half message was committed, unless the sweep was first: it has marked or released it."""
     cursor.execute(MARK_SENT, [batch_id])
-    return bool(cursor.rowcount)
 
 
 def write_tombstone(connection: Connection, message_id: UUID, *, retention: timedelta) -> Tombstone:
@@ -158,7 +140,7 @@ def write_tombstone(connection: Connection, message_id: UUID, *, retention: time
         psycopg.errors.CheckViolation: there is no partition for the row.
     """
     values = {"id": message_id, "retention": retention, "ahead": CLOCK_AHEAD}
-    is_kept, is_written = connection.execute(WRITE_TOMBSTONE, values).fetchone() or (False, False)
+    is_kept, is_written = connection.execute(INSERT_TOMBSTONE, values).fetchone() or (False, False)
     if not is_kept:
         return Tombstone.UNWRITTEN
     return Tombstone.WRITTEN if is_written else Tombstone.ROW_IS_THERE

@@ -1,8 +1,8 @@
 """
-What operators do: retry or skip dead messages, and resend messages that an audit found lost.
+What operators do: replay or discard dead messages, and resend messages that an audit found lost.
 
-A dead message is released or skipped: it leaves its batch for a batch of one; for the last one left, the batch itself changes.
-One whose day was dropped gets its row back from its copy. The same statement records who did it and why, among the failed sends.
+A dead message is released or discarded: it leaves its batch for a batch of one; for the last one left, the batch itself changes.
+One whose day was dropped gets its row back from its copy. The same statement records who did it and why.
 
 A message that was sent and is lost leaves its batch for a batch of one, with the same lane and number, so that consumers and
 audit find the missing number; a batch of one is released itself. A message row without ticket or batch, which would never be
@@ -20,11 +20,12 @@ from psycopg.rows import class_row
 
 from outbox.database import Connection
 from outbox.database.locks import Lock
+from outbox.database.message_rows import INSERT_COPY
 from outbox.database.partitions import make_day, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
-from outbox.models import FailedAttempt, State
+from outbox.models import Act, State
 
 logger = get_logger(__name__)
 
@@ -45,17 +46,18 @@ WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topi
 """
 
 RECORD = """
-INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason, acted_by)
-SELECT id, attempt, {message_ids}, %(verdict)s::text, %(reason)s::text, %(by)s::text FROM {batches}
+INSERT INTO outbox_operator_act (act, message_id, topic, batch_id, attempt, reason, acted_by)
+SELECT %(act)s::text, acted.message_id, coalesce(topic.name, ''), {batches}.id, {batches}.attempt, %(reason)s::text, %(by)s::text
+FROM {batches} LEFT JOIN outbox_topic topic ON topic.id = {batches}.topic_id, unnest({message_ids}) acted(message_id)
 """
 
-# Whole batches are released, with no tries counted, or skipped. Returns the messages that were left in each.
-RETRY = f"""
+# Whole batches are released, their failures counted from zero again, or discarded. Returns the messages that were left in each.
+REPLAY = f"""
 WITH done AS (
-    UPDATE outbox_batch SET state = %(next)s, tries = 0,
+    UPDATE outbox_batch SET state = %(next)s, failures = 0,
         due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
     WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
-    RETURNING id, attempt,
+    RETURNING id, topic_id, attempt,
         ARRAY(SELECT member.id FROM unnest(message_ids) WITH ORDINALITY member(id, position) WHERE position <> ALL(split))
             AS left_in_it
 ), recorded AS ({RECORD.format(message_ids="left_in_it", batches="done")})
@@ -64,7 +66,7 @@ SELECT left_in_it FROM done
 
 # One message leaves a dead batch. Its order key leaves with it: the batch stays dead and holds only the keys of the others.
 # Unordered batches keep NULL: NULL || NULL would be an array with one element.
-RETRY_ONE = f"""
+REPLAY_ONE = f"""
 WITH batch AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint,
         order_keys = CASE WHEN order_keys IS NOT NULL
@@ -86,23 +88,16 @@ SELECT wanted.id, EXISTS (SELECT FROM outbox_dead dead WHERE dead.message_id = w
 FROM unnest(%s::uuid[]) wanted(id) WHERE NOT EXISTS (SELECT FROM outbox_message message WHERE message.id = wanted.id)
 """
 
-RESTORE = """
-INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
-SELECT dead.message_id, topic.id, dead.key, dead.headers, dead.about, dead.body
-FROM outbox_dead dead JOIN outbox_topic topic ON topic.name = dead.topic
-WHERE dead.message_id = ANY(%s) ON CONFLICT DO NOTHING
-"""
-
 TOO_LATE = "Another process changed this message first. Reload and try again."
 
 
 @dataclass(slots=True)
-class RetryResult:
+class ActResult:
     """
-    The result of retrying or skipping messages.
+    The result of replaying, discarding or resending messages.
 
     Args:
-        messages: how many were released or skipped.
+        messages: how many were released or discarded.
         refused: message id -> why it was neither.
     """
 
@@ -110,88 +105,90 @@ class RetryResult:
     refused: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
-        """Add messages that were neither released nor skipped, with the reason."""
+        """Add messages that were neither released nor discarded, with the reason."""
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """Whether messages are retried or skipped, by whom and why."""
+    """Whether messages are replayed or discarded, by whom and why."""
 
-    skip: bool
+    discard: bool
     by: str
     reason: str
 
     def arguments(self) -> dict[str, object]:
         """Return the parameters of the statements."""
-        next_state, verdict = (State.SKIPPED, FailedAttempt.SKIPPED) if self.skip else (State.RELEASED, FailedAttempt.RETRIED)
-        return {"next": next_state, "verdict": verdict, "by": self.by, "reason": self.reason}
+        next_state, act = (State.DISCARDED, Act.DISCARDED) if self.discard else (State.RELEASED, Act.REPLAYED)
+        return {"next": next_state, "act": act, "by": self.by, "reason": self.reason}
 
 
-def retry_messages(
-    connection: Connection, message_ids: Sequence[UUID], *, by: str, reason: str = "", skip: bool = False
-) -> RetryResult:
+def replay_messages(
+    connection: Connection, message_ids: Sequence[UUID], *, by: str, reason: str = "", discard: bool = False
+) -> ActResult:
     """
-    Send dead messages again, or skip them.
+    Send dead messages again, or discard them.
 
     Args:
         connection: in autocommit, or in a transaction that does all of it or nothing.
         by: the user's name, or a command and the name of the user who ran it.
         reason: the user's reason.
-        skip: mark them SKIPPED, so that they are never sent.
+        discard: mark them DISCARDED, so that they are never sent.
     """
-    result, act = RetryResult(), _Act(skip, by, reason)
+    result, act = ActResult(), _Act(discard, by, reason)
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
-        _retry_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, act)
-    _wake(connection, result, skip=skip)
+        _replay_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, act)
+    _wake(connection, result, discard=discard)
     return result
 
 
-def retry_all(connection: Connection, *, by: str, reason: str = "", topic: str | None = None, skip: bool = False) -> RetryResult:
+def replay_all(
+    connection: Connection, *, by: str, reason: str = "", topic: str | None = None, discard: bool = False
+) -> ActResult:
     """
-    Send all dead messages again, or skip them.
+    Send all dead messages again, or discard them.
 
     Args:
         connection: in autocommit.
         topic: only messages of this topic. None: of all topics.
-        by, reason, skip: as for `retry_messages`.
+        by, reason, discard: as for `replay_messages`.
     """
-    result, act = RetryResult(), _Act(skip, by, reason)
+    result, act = ActResult(), _Act(discard, by, reason)
     after = 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
-        if not skip:
+        if not discard:
             _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
         arguments = act.arguments() | {"ids": [batch_id for batch_id, _ in batches]}
-        result.messages += sum(len(ids) for (ids,) in connection.execute(RETRY, arguments).fetchall())
-    _wake(connection, result, skip=skip)
+        result.messages += sum(len(ids) for (ids,) in connection.execute(REPLAY, arguments).fetchall())
+    _wake(connection, result, discard=discard)
     return result
 
 
-def _retry_some(connection: Connection, message_ids: Sequence[UUID], result: RetryResult, act: _Act) -> None:
+def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, act: _Act) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     found = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(found), "It is not dead.")
-    bare = set() if act.skip else set(_restore(connection, found))
-    result.refuse(bare, "Its message row is gone, and there is no copy. Skip it.")
+    bare = set() if act.discard else set(_restore(connection, found))
+    result.refuse(bare, "Its message row is gone, and there is no copy. Discard it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
         chosen = {message_id: position for message_id, position in zip(ids, positions, strict=True) if message_id not in bare}
         if len(chosen) == left:
             whole[batch_id] = set(chosen)
         else:
-            _retry_each(connection, batch_id, chosen, result, act)
-    rows = connection.execute(RETRY, act.arguments() | {"ids": list(whole)}).fetchall() if whole else []
+            _replay_each(connection, batch_id, chosen, result, act)
+    rows = connection.execute(REPLAY, act.arguments() | {"ids": list(whole)}).fetchall() if whole else []
     done = {message_id for (ids,) in rows for message_id in ids}
     result.messages += len(done)
     result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _retry_each(connection: Connection, batch_id: int, positions: Mapping[UUID, int], result: RetryResult, act: _Act) -> None:
-    """Retry or skip some messages of a dead batch; the others stay in it."""
+def _replay_each(connection: Connection, batch_id: int, positions: Mapping[UUID, int], result: ActResult, act: _Act) -> None:
+    """Replay or discard some messages of a dead batch; the others stay in it."""
     for message_id, position in positions.items():
         arguments = act.arguments() | {"id": batch_id, "position": position}
-        if connection.execute(RETRY_ONE, arguments).rowcount:
+        if connection.execute(REPLAY_ONE, arguments).rowcount:
             result.messages += 1
         else:
             result.refuse([message_id], TOO_LATE)
@@ -205,13 +202,13 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
         for day in sorted({day_of(message_id) for message_id in kept}):
             make_day(connection, day)
     if kept:
-        connection.execute(RESTORE, [kept])
+        connection.execute(INSERT_COPY, [kept])
     return [message_id for message_id, has_copy in gone if not has_copy]
 
 
-def _wake(connection: Connection, result: RetryResult, *, skip: bool) -> None:
+def _wake(connection: Connection, result: ActResult, *, discard: bool) -> None:
     if result.messages:
-        logger.info("%s dead messages were %s by an operator", result.messages, "skipped" if skip else "released")
+        logger.info("%s dead messages were %s by an operator", result.messages, "discarded" if discard else "released")
         wake_relay(connection)
 
 
@@ -236,7 +233,7 @@ FROM batch
 """
 
 RESEND_BATCH = f"""
-UPDATE outbox_batch SET state = {State.RELEASED}, tries = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
+UPDATE outbox_batch SET state = {State.RELEASED}, failures = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
@@ -280,8 +277,8 @@ INSERT_TICKET = f"{LOST} INSERT INTO outbox_ticket (message_id, topic_id, order_
 GONE = "The outbox does not have it: it was pruned, or never published."
 SENT_SINCE = "It was sent again after that audit."
 REFUSED = {
-    "dead": "It is dead: retry it with the other dead messages.",
-    "skipped": "It was dead, and an operator skipped it.",
+    "dead": "It is dead: replay it with the other dead messages.",
+    "discarded": "It was dead, and an operator discarded it.",
 }
 
 
@@ -294,7 +291,7 @@ class _MessageState:
     sent_at: datetime | None
 
 
-def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> RetryResult:
+def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> ActResult:
     """
     Resend messages that were sent, and send those that have no ticket; messages that are on their way are refused.
 
@@ -304,7 +301,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
         connection: in a transaction, READ COMMITTED.
         lost_before: when the audit found them lost; messages that were sent later are refused.
     """
-    result = RetryResult()
+    result = ActResult()
     connection.execute(LOCK)
     rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
     states = {row.id: row for row in rows}

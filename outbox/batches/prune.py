@@ -1,4 +1,4 @@
-"""Prune: delete sent and skipped batches that are past their retention."""
+"""Prune: delete sent and discarded batches that are past their retention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.models import State
 
 SLICE = 1000
 
-# A slice of batches by id, in the order in which they were claimed. Old sent and skipped batches are deleted, unless one of
+# A slice of batches by id, in the order in which they were claimed. Old sent and discarded batches are deleted, unless one of
 # their messages is in a day that was kept, or in the first day within the retention: a publisher's clock may have been ahead.
 # The last slice is the first that has a batch within the retention.
 PRUNE = f"""
@@ -19,7 +19,7 @@ WITH slice AS (
     SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
     FROM outbox_batch WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
 ), deleted AS (
-    DELETE FROM outbox_batch WHERE state IN ({State.SENT}, {State.SKIPPED}) AND id = ANY(ARRAY(
+    DELETE FROM outbox_batch WHERE state IN ({State.SENT}, {State.DISCARDED}) AND id = ANY(ARRAY(
         SELECT id FROM slice WHERE is_old AND NOT EXISTS (
             SELECT FROM unnest(message_ids) member(id), unnest(%(firsts)s::uuid[], %(ends)s::uuid[]) kept(first, "end")
             WHERE member.id >= kept.first AND member.id < kept."end"))) RETURNING 1
@@ -30,7 +30,7 @@ SELECT max(id), bool_and(is_old), (SELECT count(*) FROM deleted) FROM slice
 
 def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID, UUID]]) -> int:
     """
-    Delete sent and skipped batches, slice by slice; return how many.
+    Delete sent and discarded batches, slice by slice; return how many.
 
     Args:
         connection: in autocommit.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
+from outbox.batches.fence import take_step
 from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
@@ -29,12 +30,12 @@ WITH batch AS (
     RETURNING *),
 split_off AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, origin_id,
-        state, attempt, tries, due_at, last_error)
+        state, attempt, failures, due_at, last_error)
     SELECT topic_id, lane, first_seq + run.lo - 1, message_ids[run.lo:run.hi], order_keys[run.lo:run.hi], coalesce(origin_id, id),
-        CASE WHEN run.dead THEN {State.DEAD} ELSE {State.RELEASED} END, attempt, tries + run.tried::int,
+        CASE WHEN run.dead THEN {State.DEAD} ELSE {State.RELEASED} END, attempt, failures + run.counted::int,
         clock_timestamp() + run.wait, run.error
-    FROM batch, unnest(%(lo)s::smallint[], %(hi)s::smallint[], %(dead)s::boolean[], %(tried)s::boolean[], %(wait)s::interval[],
-        %(errors)s::text[]) run(lo, hi, dead, tried, wait, error)
+    FROM batch, unnest(%(lo)s::smallint[], %(hi)s::smallint[], %(dead)s::boolean[], %(counted)s::boolean[], %(wait)s::interval[],
+        %(errors)s::text[]) run(lo, hi, dead, counted, wait, error)
     ORDER BY run.lo
     RETURNING id, state)
 SELECT array(SELECT id FROM split_off WHERE state = {State.DEAD}) FROM batch
@@ -61,8 +62,8 @@ class Run:
         return self.reason in (SplitReason.REFUSED, SplitReason.UNPROVEN)
 
     @property
-    def is_tried(self) -> bool:
-        """Whether the try is counted. An outage, or a configuration that an operator has to correct, is not counted."""
+    def is_counted(self) -> bool:
+        """Whether the failure is counted. An outage, or a configuration that an operator has to correct, is not counted."""
         return self.reason.is_failure and self.reason not in (SplitReason.UNAVAILABLE, SplitReason.MISCONFIGURED)
 
 
@@ -90,7 +91,7 @@ def split(
     half_places: Mapping[int, str] | None = None,
     window: timedelta | None = None,
     open_positions: Sequence[int] | None = None,
-) -> list[DeadNotice] | None:
+) -> list[DeadNotice]:
     """
     Split positions off a batch in a state; the rest of the batch goes on to `next_state`.
 
@@ -103,7 +104,10 @@ def split(
         open_positions: decided positions whose commit has no answer; None means all.
 
     Returns:
-        The messages that have become dead. None when the fence was lost, or a position had been split off before.
+        The messages that have become dead.
+
+    Raises:
+        FenceLost: nothing is done; or a position had been split off before.
     """
     arguments = {
         "id": batch.id,
@@ -118,9 +122,9 @@ def split(
         "lo": [run.lo for run in leaving],
         "hi": [run.hi for run in leaving],
         "dead": [run.is_dead for run in leaving],
-        "tried": [run.is_tried for run in leaving],
+        "counted": [run.is_counted for run in leaving],
         "wait": list(waits),
         "errors": [run.text for run in leaving],
     }
-    row = connection.execute(SPLIT, arguments).fetchone()
-    return None if row is None else copy_dead(connection, row[0])
+    (dead,) = take_step(connection, SPLIT, arguments)
+    return copy_dead(connection, dead)

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from outbox import signals
 from outbox.batches.batch import Batch, PreparedBatch, places_as_stored
+from outbox.batches.fence import take_step
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.models import State
@@ -34,7 +35,7 @@ def decide(
     *,
     half_places: Mapping[int, str],
     window: timedelta | None,
-) -> bool:
+) -> None:
     """
     Decide to commit all half messages of a batch; where some are not stored, `split` decides the others.
 
@@ -43,8 +44,8 @@ def decide(
         half_places: position -> where the broker stores the half message.
         window: how long the caller may end them. None: at any time.
 
-    Returns:
-        False when the fence was lost.
+    Raises:
+        FenceLost: nothing of it is decided by this call.
     """
     arguments = {
         "id": batch.id,
@@ -53,7 +54,7 @@ def decide(
         "half_places": places_as_stored(half_places, len(batch.message_ids)),
         "window": window,
     }
-    return connection.execute(DECIDE, arguments).fetchone() is not None
+    take_step(connection, DECIDE, arguments)
 
 
 # Returns ids, because a row count would not say which batches were marked.
@@ -83,19 +84,14 @@ def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], 
     return {row[0] for row in connection.execute(MARK_SENT, arguments).fetchall()}
 
 
-def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> bool:
-    """
-    Store which commits of a prepared batch have no answer yet.
-
-    Returns:
-        False when the fence was lost.
-    """
-    return connection.execute(LEAVE_OPEN, [list(positions), batch.id, batch.attempt]).fetchone() is not None
+def leave_open(connection: Connection, batch: PreparedBatch, positions: Sequence[int]) -> None:
+    """Store which commits of a prepared batch have no answer yet. Raises FenceLost."""
+    take_step(connection, LEAVE_OPEN, [list(positions), batch.id, batch.attempt])
 
 
 RETURN_BATCH = f"""
-UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State.RELEASED} END, tries = tries + %(tried)s::int,
-    due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
+UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State.RELEASED} END,
+    failures = failures + %(counted)s::int, due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
@@ -107,22 +103,21 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 
 def return_batch(
-    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_tried: bool, is_dead: bool
-) -> list[DeadNotice] | None:
+    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
+) -> list[DeadNotice]:
     """
-    Release a claimed batch, or mark it DEAD.
+    Release a claimed batch, or mark it DEAD; return the messages that have become dead.
 
     Args:
         wait: how long until it may be claimed again.
-        is_tried: whether the try counts.
+        is_counted: whether the failure is counted.
         is_dead: whether the broker rejected all its messages.
 
-    Returns:
-        The messages that have become dead; None when the fence was lost.
+    Raises:
+        FenceLost: nothing is done.
     """
-    arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "tried": is_tried, "wait": wait, "error": error}
-    if connection.execute(RETURN_BATCH, arguments).fetchone() is None:
-        return None
+    arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "counted": is_counted, "wait": wait, "error": error}
+    take_step(connection, RETURN_BATCH, arguments)
     return copy_dead(connection, [batch.id]) if is_dead else []
 
 
@@ -133,7 +128,7 @@ def release_left(connection: Connection, lane: int) -> int:
 
 # Nothing can prove any more whether the message was published: the broker has neither the half message nor the message, but it no
 # longer keeps messages that old. Sending it again might publish it twice; marking it as sent might lose it. So an operator
-# decides: retry sends it again, skip accepts it as published.
+# decides: replay sends it again, discard accepts it as published.
 GIVE_UP = f"""
 UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
     ends_until = NULL
@@ -141,43 +136,37 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 """
 
 
-def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice] | None:
-    """
-    Mark a prepared batch of one DEAD. `split` takes such messages out of a larger batch first.
-
-    Returns:
-        The message that has become dead; None when the fence was lost.
-    """
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
+    """Mark a prepared batch of one DEAD, and return its message. `split` takes such messages out of a larger batch first."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
-    if connection.execute(GIVE_UP, arguments).fetchone() is None:
-        return None
+    take_step(connection, GIVE_UP, arguments)
     return copy_dead(connection, [batch.id])
 
 
 # A batch of one message. `split` takes discarded half messages out of a larger batch first.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
-    half_places = NULL, ends_until = NULL, tries = tries + 1, last_error = %(error)s
+    half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s
 WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND cardinality(message_ids) = 1 RETURNING id
 """
 
 
-def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> bool:
+def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> None:
     """
     Release a prepared batch of one whose half message was rolled back or discarded.
 
     Args:
         wait: how long until it may be claimed again.
 
-    Returns:
-        False when the fence was lost.
+    Raises:
+        FenceLost: nothing is done.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "wait": wait, "error": error}
-    return connection.execute(RESEND_DISCARDED, arguments).fetchone() is not None
+    take_step(connection, RESEND_DISCARDED, arguments)
 
 
 NOTE_FAILURE = """
-INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
+INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
 """
 
 # Copy the messages of dead batches, so that their day can be dropped without losing them. A message that an operator sent
@@ -221,7 +210,7 @@ def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
     for message in dead:
         extra = log_fields(message_id=message.message_id, topic=message.topic)
-        text = "Message %s on topic %r is dead (see outbox_retry): %s"
+        text = "Message %s on topic %r is dead (see outbox_replay_unsent): %s"
         logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
         signals.message_dead.send_robust(
             sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason

@@ -25,7 +25,7 @@ from outbox.models import State
 SETTLE = timedelta(seconds=10)
 
 COLUMNS = """batch.id, batch.attempt, topic.name, batch.message_ids::text[], batch.half_ids, batch.half_places, batch.open,
-    batch.split, batch.tries, batch.decided_at, batch.ends_until, (SELECT id FROM outbox_source)"""
+    batch.split, batch.failures, batch.decided_at, batch.ends_until, (SELECT id FROM outbox_source)"""
 
 # The oldest batches until their messages reach the limit, whether a batch has one message or 500; at least the first one.
 PAGE = """
@@ -114,8 +114,8 @@ def read_prepared(connection: Connection, *, broker: str, age: timedelta, after:
 
 
 def _prepared(row: tuple[Any, ...]) -> PreparedBatch:
-    batch_id, attempt, topic, message_ids, half_ids, half_places, open_positions, split, tries, *times, source = row
+    batch_id, attempt, topic, message_ids, half_ids, half_places, open_positions, split, failures, *times, source = row
     left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
     positions = [position for position in left if position not in split]
     places = {position: place for position, place in enumerate(half_places or [], 1) if place}
-    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, tries, places, source, *times)
+    return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, failures, places, source, *times)

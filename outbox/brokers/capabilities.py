@@ -236,7 +236,7 @@ class DeadLetters(Capability):
     @abc.abstractmethod
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """
-        Deliver dead letters (by `DeadLetter.id`) to their group again, with attempts from 1.
+        Deliver dead letters (by `DeadLetter.id`) to their group again, with deliveries counted from 1.
 
         Return the ids of those that were replayed: of two processes that replay or discard a letter, one gets its id. After an
         error some may have been replayed.
@@ -248,7 +248,7 @@ class DeadLetters(Capability):
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """
-        Deliver messages that a group has finished to it again, with attempts from 1. Return their ids.
+        Deliver messages that a group has finished to it again, with deliveries counted from 1. Return their ids.
 
         Only for brokers where `deduplicates_sends` is true; on others, the message is sent again.
         """

@@ -120,7 +120,7 @@ class Delivery:
     Args:
         receipt: identifies this delivery to the broker; another delivery of the same message has another one. `renew` may
             replace it.
-        attempt: how many times it was delivered to the group, including this time.
+        delivery_count: how many times it was delivered to the group, including this time.
         stored_at: when the broker made it visible.
         queue, pos: where it is stored, in a form of the broker; another copy of the message has other values. None: unknown.
     """
@@ -133,7 +133,7 @@ class Delivery:
     key: str = ""
     tag: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    attempt: int = 1
+    delivery_count: int = 1
     stored_at: datetime | None = None
     queue: str = ""
     pos: int | None = None
@@ -212,7 +212,7 @@ class DeadLetter:
     topic: str
     message_id: str
     reason: str
-    attempt: int
+    delivery_count: int
     died_at: datetime
     source: str = ""
 

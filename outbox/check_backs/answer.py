@@ -25,7 +25,7 @@ from outbox.models import CheckBack
 # the request id was used for another half message before.
 RECORD = """
 INSERT INTO outbox_check_back AS c
-    (request_id, asked_by, topic, message_id, half_id, token, nth, answer, sent_answer, reason, about, milliseconds)
+    (request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason, about, milliseconds)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, '', %s, %s, %s)
 ON CONFLICT (request_id) DO UPDATE
 SET answer = excluded.answer, sent_answer = '', reason = excluded.reason, about = excluded.about,
@@ -38,7 +38,7 @@ RETURNING id
 # The newest row of that question; the message's id finds it by an index.
 NOTE_SENT = """
 UPDATE outbox_check_back SET sent_answer = %s WHERE id = (
-    SELECT id FROM outbox_check_back WHERE message_id = %s AND half_id = %s AND nth = %s ORDER BY id + 0 DESC LIMIT 1)
+    SELECT id FROM outbox_check_back WHERE message_id = %s AND half_id = %s AND asked = %s ORDER BY id + 0 DESC LIMIT 1)
 """
 
 

@@ -8,6 +8,7 @@ the one for messages that went half first.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from outbox.check_backs.register import resolver_of
 from outbox.check_backs.sources import About, look_up
 from outbox.database import Connection
 from outbox.database.outermost import close_all_broken
+from outbox.errors import FenceLost
 from outbox.logs import fields_of, get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
@@ -103,14 +105,15 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
         return _unknown(f"The token is of {token.source}, this database is {source}.", is_alert=True)
     if token.is_half_first:
         return _by_message(connection, half)
-    while True:  # a lost fence means that another process moved the batch on; states only go forward, so this ends
+    while True:
         batch = _read_batch(connection, token)
         if batch is None:
             return _judge_missing(token)
         answer = _judge(batch, half, token)
         if answer is not None:
             return answer
-        if fence(connection, token.batch, token.attempt):
+        with suppress(FenceLost):  # another process has moved the batch on; states only go forward, so the loop ends
+            fence(connection, token.batch, token.attempt)
             return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
 
 
@@ -128,7 +131,7 @@ def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
         return _unknown(f"{named} holds another message at position {token.position}.", is_alert=True)
     if token.attempt < batch.attempt:
         return _rollback(f"{named} is at attempt {batch.attempt}, the half message of {token.attempt}.")
-    if batch.state in (State.RELEASED, State.DEAD, State.SKIPPED):
+    if batch.state in (State.RELEASED, State.DEAD, State.DISCARDED):
         return _rollback(f"{named} is {State(batch.state).label.lower()}.")
     if batch.state == State.CLAIMED:
         return None if batch.is_lease_over else _unknown(f"{named} is being sent, and its lease is not over.")

@@ -13,7 +13,8 @@ class Context:
     The context that a handler receives with a message.
 
     Args:
-        attempt: the number of this delivery to the group, from 1. Deployments and outages cause deliveries too.
+        delivery_count: how often the broker has delivered the message to the group, this time included. Deployments and
+            outages cause deliveries too.
         failures: how often the handler has failed with the message before.
         idempotency_key: the same for each delivery of the message to the group. Pass it to services outside the database, so
             that they act once.
@@ -28,7 +29,7 @@ class Context:
     key: str
     tag: str
     headers: Mapping[str, str]
-    attempt: int
+    delivery_count: int
     idempotency_key: str
     source: str
     lane: int | None

@@ -1,13 +1,12 @@
 """
 Dead letters of the project's consumer groups: read from their brokers, replayed or discarded by an operator.
 
-An operator's act is in the table of failed deliveries: recorded before the act, confirmed after it. A process that dies in
-between leaves the state "asked", which means that the broker may or may not have done it. No act is without a row.
+An operator's act is recorded before it is done, and confirmed after it (`OperatorAct`). A process that dies in between leaves
+the state "asked", which means that the broker may or may not have done it. No act is without a row.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -16,35 +15,39 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import connections, router, transaction
-from django.db.models import Exists, OuterRef
 
 from outbox import conf, database
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming.delivery_info import identity_of
 from outbox.consuming.failure import shape_of
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.register import groups
 from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, Inbox
+from outbox.models import Act, FailedDelivery, OperatorAct
 
 # The numbers with which the outbox sent messages.
 PLACES = "SELECT s.id, o.id, s.lane, s.number FROM outbox_message_state s CROSS JOIN outbox_source o WHERE s.id = ANY(%s)"
 
 
-class LetterAct(enum.StrEnum):
-    """An operator's act on a dead letter, in the same column as `Outcome`."""
+DONE = {Act.REPLAY_ASKED: Act.REPLAYED, Act.DISCARD_ASKED: Act.DISCARDED}
 
-    REPLAY_ASKED = "replay asked"
-    REPLAYED = "replayed"
-    DISCARD_ASKED = "discard asked"
-    DISCARDED = "discarded"
-
-
-ENDS = (str(Outcome.DEAD_LETTER), *map(str, LetterAct))
-DONE = {LetterAct.REPLAY_ASKED: LetterAct.REPLAYED, LetterAct.DISCARD_ASKED: LetterAct.DISCARDED}
+# The last state of messages in the groups that gave them up and have not handled them since.
+ENDS = """
+SELECT DISTINCT ON (message_id, consumer_group) message_id, consumer_group, outcome, acted_by FROM (
+    SELECT message_id, consumer_group, outcome, '' AS acted_by, failed_at AS at FROM outbox_failed_delivery
+    WHERE message_id = ANY(%(ids)s) AND outcome = %(dead_letter)s
+    UNION ALL
+    SELECT message_id, consumer_group, act, acted_by, acted_at FROM outbox_operator_act
+    WHERE message_id = ANY(%(ids)s) AND consumer_group <> ''
+) given_up
+WHERE NOT EXISTS (
+    SELECT FROM outbox_inbox inbox
+    WHERE inbox.message_id = given_up.message_id AND inbox.consumer_group = given_up.consumer_group)
+ORDER BY message_id, consumer_group, at DESC
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class GroupEnd:
     The last state of a message in a group that has not handled it.
 
     Args:
-        outcome: "dead letter", or the last `LetterAct`.
+        outcome: "dead letter", or the last `Act`.
         by: the operator of that act; empty for a dead letter.
     """
 
@@ -63,7 +66,7 @@ class GroupEnd:
 
 
 def note_asked(
-    letters: Collection[tuple[DeadLetter, FailedDelivery | None]], act: LetterAct, by: str, reason: str, using: str
+    letters: Collection[tuple[DeadLetter, FailedDelivery | None]], act: Act, by: str, reason: str, using: str
 ) -> dict[str, int]:
     """
     Record that an operator is about to act on dead letters of a group; return letter id -> row id.
@@ -71,8 +74,8 @@ def note_asked(
     The failures of the messages are counted from zero again.
 
     Args:
-        letters: each with the group's last try, which has the message's number. Without one the number is read from the outbox,
-            if that is in this database.
+        letters: each with the group's last failure, which has the message's number. Without one the number is read from the
+            outbox, if that is in this database.
         using: the database of the group's inbox.
     """
     ids = {letter.id: identity_of(letter.message_id, letter.source) for letter, _ in letters}
@@ -81,24 +84,24 @@ def note_asked(
     for letter, last in letters:
         place = (last.source, last.lane, last.number) if last else places.get(ids[letter.id], ("", None, None))
         source, lane, number = place
-        row = FailedDelivery(
+        row = OperatorAct(
             consumer_group=letter.group,
             message_id=ids[letter.id],
             topic=letter.topic,
-            nth=letter.attempt,
+            delivery_count=letter.delivery_count,
             source=source,
             lane=lane,
             number=number,
-            outcome=act,
+            act=act,
             fingerprint=last.fingerprint if last else "",
-            error=reason,
+            reason=reason,
             acted_by=by,
         )
         rows.append(row)
     with transaction.atomic(using):
-        FailedDelivery.objects.using(using).bulk_create(rows)
+        OperatorAct.objects.using(using).bulk_create(rows)
         for group in {letter.group for letter, _ in letters}:
-            tries.forget(group, ids.values(), using)
+            failure_counts.forget(group, ids.values(), using)
     return {letter.id: row.pk for (letter, _), row in zip(letters, rows, strict=True)}
 
 
@@ -108,27 +111,21 @@ def _read_places(message_ids: list[UUID], using: str) -> dict[UUID, tuple[str, i
         return {message_id: (source, lane, number) for message_id, source, lane, number in cursor.fetchall()}
 
 
-def note_done(asked: Mapping[str, int], settled: Collection[str], act: LetterAct, using: str) -> None:
+def note_done(asked: Mapping[str, int], settled: Collection[str], act: Act, using: str) -> None:
     """Record which acts were done, and delete the records of those without effect, because the letter was already gone."""
-    rows = FailedDelivery.objects.using(using)
+    rows = OperatorAct.objects.using(using)
     with transaction.atomic(using):
-        rows.filter(pk__in=[row for letter, row in asked.items() if letter in settled]).update(outcome=DONE[act])
+        rows.filter(pk__in=[row for letter, row in asked.items() if letter in settled]).update(act=DONE[act])
         rows.filter(pk__in=[row for letter, row in asked.items() if letter not in settled]).delete()
 
 
 def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupEnd]]:
     """Return the last state of messages in the groups that gave them up and have not handled them since."""
-    handled = Inbox.objects.using(using).filter(message_id=OuterRef("message_id"), consumer_group=OuterRef("consumer_group"))
-    rows = (
-        FailedDelivery.objects.using(using)
-        .filter(message_id__in=list(message_ids), outcome__in=ENDS)
-        .exclude(Exists(handled))
-        .order_by("message_id", "consumer_group", "-id")
-        .distinct("message_id", "consumer_group")
-    )
     found: dict[UUID, list[GroupEnd]] = {}
-    for row in rows.only("message_id", "consumer_group", "outcome", "acted_by"):
-        found.setdefault(row.message_id, []).append(GroupEnd(row.consumer_group, row.outcome, row.acted_by))
+    with connections[using].cursor() as cursor:
+        cursor.execute(ENDS, {"ids": list(message_ids), "dead_letter": Outcome.DEAD_LETTER})
+        for message_id, *end in cursor.fetchall():
+            found.setdefault(message_id, []).append(GroupEnd(*end))
     return found
 
 
@@ -144,7 +141,7 @@ class Letter:
 
     Args:
         using: the database of the group's inbox.
-        last: the group's last recorded try; None where none is recorded.
+        last: the group's last recorded failure; None where none is recorded.
     """
 
     broker: str
@@ -200,7 +197,7 @@ class _GroupBrokers:
     brokers: tuple[str, ...]
 
 
-NO_RECORD = "Given up by the broker itself; no failed try is recorded here."
+NO_RECORD = "Given up by the broker itself; no failure is recorded here."
 
 
 def read_letters(*, is_to_settle: bool = False) -> Letters:
@@ -264,7 +261,7 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
         BrokerUnavailable: a broker cannot be reached. The letters yielded so far are settled; of the next `SETTLED_AT_ONCE` some
             may be.
     """
-    act = LetterAct.DISCARD_ASKED if discard else LetterAct.REPLAY_ASKED
+    act = Act.DISCARD_ASKED if discard else Act.REPLAY_ASKED
     chosen: dict[str, dict[tuple[str, str], list[Letter]]] = {}
     for one in letters:
         chosen.setdefault(one.broker, {}).setdefault((one.letter.group, one.using), []).append(one)
@@ -294,13 +291,13 @@ def _read(letters: Letters, asked: _GroupBrokers, alias: str, limit: int) -> Non
     except BrokerUnavailable as error:
         letters.troubles.append(f"Group {asked.group!r}: {str(error).strip()}")
         return
-    letters.found.extend(_with_tries(asked, alias, found))
+    letters.found.extend(_with_failures(asked, alias, found))
     if len(found) == limit:
         letters.cut.append(asked.group)
 
 
-def _with_tries(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
-    """Yield letters with their last recorded try, and with its reason where the broker keeps none."""
+def _with_failures(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+    """Yield letters with their last recorded failure, and with its reason where the broker keeps none."""
     rows = FailedDelivery.objects.using(asked.using).filter(
         consumer_group=asked.group,
         message_id__in=[identity_of(letter.message_id, letter.source) for letter in found],
@@ -316,4 +313,5 @@ def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:
     if row is None:
         return replace(letter, reason=NO_RECORD)
     by = "" if row.outcome == Outcome.DEAD_LETTER else "given up by the broker itself, after its own limit; last: "
-    return replace(letter, reason=f"{by}attempt {row.nth}: {row.error}", attempt=max(letter.attempt, row.nth))
+    delivery_count = max(letter.delivery_count, row.delivery_count)
+    return replace(letter, reason=f"{by}delivery {row.delivery_count}: {row.error}", delivery_count=delivery_count)

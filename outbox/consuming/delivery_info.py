@@ -29,7 +29,7 @@ class DeliveryInfo:
     group: str
     topic: str
     message_id: UUID
-    nth: int
+    delivery_count: int
     source: str
     lane: int | None
     number: int | None
@@ -41,7 +41,7 @@ class DeliveryInfo:
             group=delivery.group,
             topic=delivery.topic,
             message_id=identity_of(delivery.message_id, delivery.headers.get(Header.SOURCE, "")),
-            nth=delivery.attempt,
+            delivery_count=delivery.delivery_count,
             source=delivery.headers.get(Header.SOURCE, "").replace("\0", ""),
             lane=lane,
             number=number,
@@ -53,7 +53,7 @@ class DeliveryInfo:
             "group": self.group,
             "topic": self.topic,
             "message_id": self.message_id,
-            "nth": self.nth,
+            "delivery_count": self.delivery_count,
             "source": self.source,
             "lane": self.lane,
             "number": self.number,
@@ -70,7 +70,7 @@ def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
         key=delivery.key,
         tag=delivery.tag,
         headers=delivery.headers,
-        attempt=delivery.attempt,
+        delivery_count=delivery.delivery_count,
         failures=failures,
         idempotency_key=f"{delivery.group}:{dedupe_key}",
         source=delivery.headers.get(Header.SOURCE, ""),
@@ -84,7 +84,7 @@ def fields_of(*deliveries: Delivery) -> dict[str, Any]:
     """Return the fields of a log record about one or more deliveries to a group."""
     one = deliveries[0]
     if len(deliveries) == 1:
-        return log_fields(message_id=one.message_id, topic=one.topic, group=one.group, attempt=one.attempt)
+        return log_fields(message_id=one.message_id, topic=one.topic, group=one.group, delivery_count=one.delivery_count)
     return log_fields(message_ids=(each.message_id for each in deliveries), topic=one.topic, group=one.group)
 
 
@@ -136,5 +136,5 @@ def uuid_of(message_id: str) -> UUID:
 
 def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
     """Return the values of inbox rows, a list for each column."""
-    names = ("message_id", "source", "topic", "lane", "number", "nth")
+    names = ("message_id", "source", "topic", "lane", "number", "delivery_count")
     return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}

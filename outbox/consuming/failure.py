@@ -1,4 +1,4 @@
-"""Records of failed tries."""
+"""Records of failed deliveries."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NOT_THE_USERS = tuple(
 
 
 def record(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str) -> None:
-    """Record a failed try, in the caller's transaction."""
+    """Record a failed delivery, in the caller's transaction."""
     FailedDelivery.objects.using(using).create(
         consumer_group=arrival.group,
         message_id=arrival.message_id,
         topic=arrival.topic,
-        nth=arrival.nth,
+        delivery_count=arrival.delivery_count,
         source=arrival.source,
         lane=arrival.lane,
         number=arrival.number,

@@ -3,7 +3,7 @@ Gaps: numbers of a lane that have not reached a group, although later ones did l
 
 A relay numbers messages gap-free per (source, topic, lane). Each delivery leaves its number in the inbox, or in the table of
 failures while it is retried or a dead letter. A number in neither table was lost, unless the outbox explains it: its message is
-not sent yet, was given up, or was skipped by an operator. This is looked up where the outbox is in the same database as the
+not sent yet, was given up, or was discarded by an operator. This is looked up where the outbox is in the same database as the
 inbox. A number is not lost either while the broker still has its message for the group: without keys, a later message may arrive
 long before an earlier one while a backlog is worked off.
 
@@ -87,7 +87,11 @@ WITH RECURSIVE lane_of AS (
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION
-            SELECT number FROM outbox_delivery
+            SELECT number FROM outbox_failed_delivery
+            WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
+              AND number BETWEEN g.first AND g.last
+            UNION
+            SELECT number FROM outbox_operator_act
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION

@@ -24,9 +24,10 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, tries, wants
+from outbox.consuming import failure, failure_counts, wants
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
+from outbox.consuming.failure_counts import alone
 from outbox.consuming.keeper import Keeper
 from outbox.consuming.outcome import (
     BUSY,
@@ -43,7 +44,6 @@ from outbox.consuming.outcome import (
 )
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
-from outbox.consuming.tries import alone
 from outbox.database.locks import Lock
 from outbox.database.outermost import as_innermost, outermost_transaction
 from outbox.ending import handler_runs, is_end_of_process
@@ -66,9 +66,9 @@ WITH l AS MATERIALIZED (
         CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
             THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
-        %(number)s::bigint, %(nth)s::int
+        %(number)s::bigint, %(delivery_count)s::int
     FROM l WHERE is_mine AND is_next
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
     RETURNING 1
@@ -81,14 +81,14 @@ CLAIM_MANY = f"""
 WITH l AS MATERIALIZED (
     SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_mine
     FROM unnest(%(keys)s::text[], %(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[],
-        %(numbers)s::bigint[], %(nths)s::int[])
-        WITH ORDINALITY g (key, message_id, source, topic, lane, number, nth, place)
+        %(numbers)s::bigint[], %(delivery_counts)s::int[])
+        WITH ORDINALITY g (key, message_id, source, topic, lane, number, delivery_count, place)
 ), t AS MATERIALIZED (
     SELECT CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
         THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
-    SELECT %(group)s::text, key, message_id, source, topic, lane, number, nth FROM l WHERE is_mine
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    SELECT %(group)s::text, key, message_id, source, topic, lane, number, delivery_count FROM l WHERE is_mine
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
     RETURNING dedupe_key, message_id
 )
@@ -188,7 +188,10 @@ def drop(entry: Entry, using: str) -> None:
     """Record that a delivery was dropped as a duplicate."""
     arrival = entry.arrival
     Duplicate.objects.using(using).create(
-        consumer_group=arrival.group, message_id=arrival.message_id, topic=arrival.topic, nth=arrival.nth
+        consumer_group=arrival.group,
+        message_id=arrival.message_id,
+        topic=arrival.topic,
+        delivery_count=arrival.delivery_count,
     )
     with connections[using].cursor() as cursor:
         cursor.execute(ARRIVED_TOO, {**arrival.as_parameters(), "key": entry.key})
@@ -200,8 +203,8 @@ DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
 
 
 @dataclass(slots=True)
-class _Try:
-    """A try of one message, or of several at once. Its fields are also valid after an exception."""
+class _Run:
+    """A handler's run with one message, or several at once. Its fields are also valid after an exception."""
 
     group: Group
     deliveries: Sequence[Delivery]
@@ -220,7 +223,7 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
     if keeper is None:
         with closing(Keeper()) as own:
             return handle(group, delivery, own)
-    one = _Try(group, [delivery], keeper)
+    one = _Run(group, [delivery], keeper)
     before = connections[group.using].connection
     try:
         require_id(delivery)
@@ -243,7 +246,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
     """
     Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
     """
-    one = _Try(group, deliveries, keeper)
+    one = _Run(group, deliveries, keeper)
     try:
         for delivery in deliveries:
             require_id(delivery)
@@ -284,20 +287,20 @@ def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
     return [FOR_ANOTHER if place in wanted else Result(Outcome.IGNORED) for place in range(len(deliveries))]
 
 
-def _apply(one: _Try, consumer: Consumer) -> None:
+def _apply(one: _Run, consumer: Consumer) -> None:
     messages = [read(consumer, delivery) for delivery in one.deliveries]
     entries = [
         Entry.of(delivery, _dedupe_key(consumer, message, delivery))
         for message, delivery in zip(messages, one.deliveries, strict=True)
     ]
-    if one.deliveries[0].attempt == 1:
+    if one.deliveries[0].delivery_count == 1:
         _apply_begun(one, consumer, messages, entries, failures=0)
         return
     begun = _begin(one, consumer, entries[0])
     if begun is None:
         one.results = [BUSY]
         return
-    if isinstance(begun, tries.Decided):
+    if isinstance(begun, failure_counts.Decided):
         one.results = [as_decided(begun)]
         return
     with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
@@ -305,11 +308,11 @@ def _apply(one: _Try, consumer: Consumer) -> None:
             _apply_begun(one, consumer, messages, entries, failures=begun.failures)
             return
     with outermost_transaction(consumer.using):
-        tries.end(entries[0].arrival, one.keeper.worker, consumer.using)
+        failure_counts.end(entries[0].arrival, one.keeper.worker, consumer.using)
     one.results = [NOT_NOW]
 
 
-def _apply_begun(one: _Try, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
+def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
     failpoint("consumer.before_handler")
     connection = connections[consumer.using]
     with outermost_transaction(consumer.using):  # what returns is acknowledged
@@ -347,21 +350,21 @@ def _claim(entries: list[Entry], using: str) -> list[Claim]:
         return claim_many(entries, using)
     entry = entries[0]
     found = claim(entry, using)
-    if entry.arrival.nth > 1 and found in (Claim.MINE, Claim.HANDLED):
-        tries.forget(entry.arrival.group, [entry.arrival.message_id], using)
+    if entry.arrival.delivery_count > 1 and found in (Claim.MINE, Claim.HANDLED):
+        failure_counts.forget(entry.arrival.group, [entry.arrival.message_id], using)
     return [found]
 
 
-def _begin(one: _Try, consumer: Consumer, entry: Entry) -> tries.Begun | tries.Decided | None:
+def _begin(one: _Run, consumer: Consumer, entry: Entry) -> failure_counts.Begun | failure_counts.Decided | None:
     """
-    Record the beginning of another try, as `tries.begin`.
+    Record the beginning of another run, as `failure_counts.begin`.
 
     Raises:
-        NeverEnded: too many tries were begun and never ended.
+        NeverEnded: too many runs were begun and never ended.
     """
     with _own_statements(), outermost_transaction(consumer.using):
-        begun = tries.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
-    if isinstance(begun, tries.Begun) and begun.crashes >= tries.CRASH_LIMIT:
+        begun = failure_counts.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
+    if isinstance(begun, failure_counts.Begun) and begun.crashes >= failure_counts.CRASH_LIMIT:
         raise NeverEnded(
             f"begun {begun.crashes} times, never ended: the process was killed or froze while {consumer.name} handled the "
             "message, or the handler ran beyond its time_limit"
@@ -375,8 +378,8 @@ def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> R
     if claim is Claim.HANDLED:
         drop(entry, consumer.using)
         return Result(Outcome.DUPLICATE)
-    if entry.arrival.nth > 1:
-        tries.end(entry.arrival, worker, consumer.using)
+    if entry.arrival.delivery_count > 1:
+        failure_counts.end(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
         return NOT_NOW
     return BUSY
@@ -438,8 +441,8 @@ def _is_outage(error: BaseException, before: Any) -> bool:
     return before.closed and any(isinstance(one, DatabaseError | psycopg.Error | BrokenTransaction) for one in causes(error))
 
 
-def _results_despite(one: _Try, error: BaseException) -> list[Result]:
-    """Return the results of a try that is committed despite an error, or interrupted by the end of the process; else none."""
+def _results_despite(one: _Run, error: BaseException) -> list[Result]:
+    """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
     ends = is_end_of_process(error, is_requested=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
@@ -453,14 +456,14 @@ def _results_despite(one: _Try, error: BaseException) -> list[Result]:
     return [_hand_back(one, error)] * len(one.deliveries) if ends else []
 
 
-def _hand_back(one: _Try, error: BaseException) -> Result:
+def _hand_back(one: _Run, error: BaseException) -> Result:
     """Hand back deliveries that were interrupted by the end of the worker."""
     try:
         with outermost_transaction(one.group.using):
             for delivery in one.deliveries:
-                if delivery.attempt > 1:
-                    tries.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
+                if delivery.delivery_count > 1:
+                    failure_counts.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
     except Exception:
-        text = "Message %s: the end of its try could not be recorded."
+        text = "Message %s: the end of its run could not be recorded."
         logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))
     return Result(Outcome.HANDED_BACK, ends_with=error)

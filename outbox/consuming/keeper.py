@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming.register import Consumer
 from outbox.database.heartbeats import BEAT_SECONDS, Handling
 from outbox.ending import give_up_handler
@@ -123,13 +123,13 @@ class Keeper:
 
     Args:
         stop: set when the worker should end.
-        worker: its name in the table of tries.
+        worker: its name in the table of failure counts.
         beat: sends a heartbeat while a handler runs, where nothing else in the process does.
     """
 
     def __init__(self, stop: threading.Event | None = None, worker: str = "", *, beat: Callable[[], None] | None = None) -> None:
         self.stop = stop or threading.Event()
-        self.worker = worker or tries.new_worker_name()
+        self.worker = worker or failure_counts.new_worker_name()
         self._beat = beat
         self._beat_at = 0.0
         self._invisible = conf.settings().consumer.invisible.total_seconds()

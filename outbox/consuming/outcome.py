@@ -13,7 +13,7 @@ from django.db import Error as DatabaseError
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, tries, wants
+from outbox.consuming import failure, failure_counts, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
@@ -42,7 +42,7 @@ class Outcome(enum.StrEnum):
     DUPLICATE = "duplicate"  # the group had handled it before
     IGNORED = "ignored"  # no live process of the group wants it
     RETRY = "retry"
-    HANDED_BACK = "handed back"  # by a worker that did not try, or could not finish the try
+    HANDED_BACK = "handed back"  # by a worker that did not call the handler, or whose handler could not finish
     DEAD_LETTER = "dead letter"
 
 
@@ -84,17 +84,18 @@ def judge(
         if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
             return FOR_ANOTHER
         with outermost_transaction(group.using):
-            tries.wait_for_nobody(group.using)
-            if has_id and (decided := tries.decided(arrival, group.using)):  # of another copy, or before this one could be read
+            failure_counts.wait_for_nobody(group.using)
+            # of another copy, or before this one could be read
+            if has_id and (decided := failure_counts.decided(arrival, group.using)):
                 return as_decided(decided)
             if is_outage or is_conflict(error):
                 result = _again_uncounted(delivery, is_outage=is_outage)
             else:
                 result = _count(group, consumer, delivery, arrival, error, worker)
-            if delivery.attempt > 1:
-                tries.end(arrival, worker, group.using, most_crashes=_most_crashes(result, error))
+            if delivery.delivery_count > 1:
+                failure_counts.end(arrival, worker, group.using, most_crashes=_most_crashes(result, error))
             if result.outcome is Outcome.DEAD_LETTER and has_id:
-                tries.decide(arrival, group.using, given_up=result.reason)
+                failure_counts.decide(arrival, group.using, given_up=result.reason)
             failure.record(arrival, result.outcome, error, group.using)
     except Exception as trouble:
         is_told = isinstance(trouble, DatabaseError | psycopg.Error)
@@ -115,7 +116,7 @@ def not_counted(delivery: Delivery, error: InboxRefused) -> Result:
     return replace(_again_uncounted(delivery, is_outage=True), ends_with=error)
 
 
-def as_decided(decided: tries.Decided) -> Result:
+def as_decided(decided: failure_counts.Decided) -> Result:
     """Return the result of a message about which something is decided already. It counts nothing."""
     if decided.has_letter:
         return Result(Outcome.DUPLICATE)
@@ -127,13 +128,15 @@ def as_decided(decided: tries.Decided) -> Result:
 def _most_crashes(result: Result, error: BaseException) -> int:
     """Return how many crashes stay counted. A message that blocks its key has to be tried again, so one less than the limit."""
     is_blocked = result.outcome is Outcome.RETRY and isinstance(error, NeverEnded)
-    return tries.CRASH_LIMIT - is_blocked
+    return failure_counts.CRASH_LIMIT - is_blocked
 
 
 def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> Result:
     delays = OUTAGE_DELAYS if is_outage else CONFLICT_DELAYS
-    after = Retry(delays=delays).delay(delivery.attempt)
-    if is_outage and delivery.attempt > 1:  # when the database is back, this worker first records that the try has ended
+    after = Retry(delays=delays).delay(delivery.delivery_count)
+    if (
+        is_outage and delivery.delivery_count > 1
+    ):  # when the database is back, this worker first records that the handler has ended
         after = max(after, AFTER_OUTAGE)
     return Result(Outcome.RETRY, after=after, is_outage=is_outage)
 
@@ -150,14 +153,14 @@ def _count(
     if isinstance(error, NeverEnded | UnreadableBody):
         reason = failure.text_of(error)
     else:
-        failures = tries.count_failure(arrival, worker, group.using)
+        failures = failure_counts.count_failure(arrival, worker, group.using)
         if _is_worth_a_retry(error, policy) and policy.allows(failures):
             result = Result(Outcome.RETRY, after=policy.delay(failures))
-            tries.decide(arrival, group.using, after=result.after)
+            failure_counts.decide(arrival, group.using, after=result.after)
             return result
         reason = f"failed {failures} {'time' if failures == 1 else 'times'}, last: {failure.describe(error)}"
     if _blocks(group, consumer, delivery):
-        tries.decide(arrival, group.using, after=policy.delays[-1])
+        failure_counts.decide(arrival, group.using, after=policy.delays[-1])
         return Result(Outcome.RETRY, after=policy.delays[-1], reason=reason)
     return Result(Outcome.DEAD_LETTER, reason=reason)
 
@@ -206,16 +209,16 @@ def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
 
 
 def _log(delivery: Delivery, result: Result, error: BaseException) -> None:
-    """Log a failed try, with a traceback if the error is new to this process or the message becomes a dead letter."""
+    """Log a failed delivery, with a traceback if the error is new to this process or the message becomes a dead letter."""
     is_last = result.outcome is Outcome.DEAD_LETTER
     is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
     is_traced = not is_told and (failure.is_new(error) or is_last)
     logger.log(
         logging.ERROR if is_last else logging.WARNING,
-        "Message %s on topic %r, attempt %s of group %r: %s. %s",
+        "Message %s on topic %r, delivery %s to group %r: %s. %s",
         delivery.message_id,
         delivery.topic,
-        delivery.attempt,
+        delivery.delivery_count,
         delivery.group,
         "given up" if is_last else f"retry in {result.after.total_seconds():.1f} s",
         failure.describe(error),

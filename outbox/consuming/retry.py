@@ -43,7 +43,7 @@ class Retry:
             raise ConfigurationError("Retry(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
     def allows(self, failures: int) -> bool:
-        """Return whether another try is allowed after a number of failures."""
+        """Return whether another delivery is allowed after a number of failures."""
         return failures <= self.limit
 
     def delay(self, failures: int) -> timedelta:

@@ -6,7 +6,8 @@ from outbox.consuming.register import groups
 from outbox.consuming.wants import answers_to
 from outbox.database import Connection
 
-# The names in the inbox, each found by the index of its primary key; and those of tries, and of consumers of the last hour.
+# The names in the inbox, each found by the index of its primary key; and those of failure counts and of
+# consumers of the last hour.
 STORED = """
 WITH RECURSIVE handled AS (
     (SELECT consumer_group AS name FROM outbox_inbox ORDER BY consumer_group LIMIT 1)
@@ -15,7 +16,7 @@ WITH RECURSIVE handled AS (
     FROM handled WHERE handled.name IS NOT NULL
 ), known AS (
     SELECT name FROM handled WHERE name IS NOT NULL
-    UNION SELECT consumer_group FROM outbox_tries
+    UNION SELECT consumer_group FROM outbox_failure_count
     UNION SELECT consumer_group FROM outbox_process WHERE kind = 'consumer'
 )
 SELECT name FROM known
@@ -29,12 +30,12 @@ RECEIVES = f"""
         SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND wants && %(answers_to)s::text[])
     ELSE EXISTS (
         SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
-      OR EXISTS (SELECT FROM outbox_tries WHERE consumer_group = name AND outbox_tries.topic = %(topic)s) END
+      OR EXISTS (SELECT FROM outbox_failure_count WHERE consumer_group = name AND outbox_failure_count.topic = %(topic)s) END
 """
 
 FORGET = """
 WITH gaps AS (DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND topic = %(topic)s AND closed_at IS NULL)
-DELETE FROM outbox_tries WHERE consumer_group = %(group)s AND topic = %(topic)s
+DELETE FROM outbox_failure_count WHERE consumer_group = %(group)s AND topic = %(topic)s
 """
 
 

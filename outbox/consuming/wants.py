@@ -57,7 +57,7 @@ WITH g AS MATERIALIZED (
         %(answers_to)s::text[])
         WITH ORDINALITY g (message_id, source, topic, lane, number, answers_to, place)
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT is_wanted
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 )

@@ -19,7 +19,7 @@ from django.db import InterfaceError, OperationalError, connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import holdings, tries, wants
+from outbox.consuming import failure_counts, holdings, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
@@ -40,11 +40,11 @@ def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
     Return deliveries in the order of work, in lists that are handled together.
 
-    First deliveries come first. Redelivered messages whose last try has not ended come last: if one of them kills the process,
+    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
     the others are done.
     """
-    first = [delivery for delivery in deliveries if delivery.attempt == 1]
-    again = [delivery for delivery in deliveries if delivery.attempt > 1]
+    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
+    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
     return [*_together(group, first), *([one] for one in _by_risk(group, again))]
 
 
@@ -52,7 +52,7 @@ def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
     if len(deliveries) < 2:
         return deliveries
     ids = [DeliveryInfo.of(one).message_id for one in deliveries]
-    unended = tries.unended(group.name, ids, group.using)
+    unended = failure_counts.unended(group.name, ids, group.using)
     return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
 
 
@@ -140,7 +140,7 @@ class Worker:
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
-        self._name = tries.new_worker_name()
+        self._name = failure_counts.new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
@@ -149,7 +149,7 @@ class Worker:
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: unknown
         self._announced_at = float("-inf")
-        self._has_unended = False  # the end of a try may not be recorded, since the database was away
+        self._has_unended = False  # the end of a run may not be recorded, since the database was away
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -251,7 +251,7 @@ class Worker:
         try:
             while not self._stop.is_set() and (taken := self._keeper.take()):
                 handled += len(taken)
-                if taken[0].delivery.attempt > 1:  # it may kill this process: acknowledge the others first
+                if taken[0].delivery.delivery_count > 1:  # it may kill this process: acknowledge the others first
                     self._ack(broker)
                 is_outage = self._handle(broker, taken)
                 if self._is_ordered(taken[0].delivery) or time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
@@ -326,7 +326,7 @@ class Worker:
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         if delivery.message_id:
             with outermost_transaction(self.group.using):
-                tries.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
+                failure_counts.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )
@@ -387,7 +387,7 @@ class Worker:
             self._used_at = time.monotonic()
         if self._has_unended:
             with outermost_transaction(self.group.using):
-                tries.end_all_of(self._name, self.group.using)
+                failure_counts.end_all_of(self._name, self.group.using)
             self._has_unended = False
 
     def _announce(self) -> None:

@@ -31,9 +31,9 @@ from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
-from outbox.embedded.attempts import Act, attempt
 from outbox.embedded.client import Client, explain_no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
+from outbox.embedded.results import Act, results_of
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
 from outbox.errors import BrokerUnavailable
@@ -158,7 +158,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                 return [TOO_LATE] * len(given)
             return halves.end(connection, given, resolution, now=self._now())
 
-        return attempt(self._client, refs, act)
+        return results_of(self._client, refs, act)
 
     def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStatus]:
         """Look up half messages and their messages in one statement."""
@@ -249,7 +249,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             return settlement.count_dead_letters(connection, group)
 
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Deliver dead letters to their group again, with attempts counted from 1."""
+        """Deliver dead letters to their group again, with deliveries counted from 1."""
         with self._client.translated() as connection:
             return settlement.replay(connection, group, letters, now=self._now())
 
@@ -314,7 +314,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         limit = self.max_body_bytes
         rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
         good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
-        answers = iter(attempt(self._client, good, act) if good else ())
+        answers = iter(results_of(self._client, good, act) if good else ())
         return [rejection or next(answers) for rejection in rejections]
 
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:

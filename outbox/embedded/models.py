@@ -150,7 +150,7 @@ class EmbeddedDelivery(models.Model):
     queue = models.SmallIntegerField()
     pos = models.BigIntegerField()
     order_key = models.BigIntegerField(null=True)  # a hash of the key, on fifo topics only
-    attempt = models.IntegerField()
+    delivery_count = models.IntegerField()
     is_held = models.BooleanField()
     due_at = models.DateTimeField()
     reason = models.TextField(default="")

@@ -70,7 +70,7 @@ SELECT
 """
 
 # Moves the offset to the last message taken; if no more are visible, to the last position of the queue, since positions before it
-# cannot be filled later (log.py). A row without an id says that the offset moved but no message can be delivered yet; its attempt
+# cannot be filled later (log.py). A row without an id says that the offset moved but no message can be delivered yet; its count
 # is the number of messages read, which wait for their turn among the messages of their keys.
 READ_ON = f"""
 WITH place AS MATERIALIZED (
@@ -104,31 +104,31 @@ moved AS (
 ),
 held AS (
     INSERT INTO outbox_embedded_delivery
-        (consumer_group, topic_id, queue, pos, order_key, attempt, is_held, due_at)
+        (consumer_group, topic_id, queue, pos, order_key, delivery_count, is_held, due_at)
     SELECT %(group)s, %(topic_id)s, %(queue)s, pos,
            CASE WHEN %(is_fifo)s THEN hashtextextended(key, 0) END,
            CASE WHEN %(is_fifo)s THEN 0 ELSE 1 END, NOT %(is_fifo)s,
            CASE WHEN %(is_fifo)s THEN {NOW} ELSE {NOW} + %(invisible_for)s END
     FROM seen ORDER BY pos
-    RETURNING id, pos, attempt, is_held
+    RETURNING id, pos, delivery_count, is_held
 )
-SELECT held.id, coalesce(held.attempt, (SELECT count(*) FROM seen)), seen.topic_id, seen.message_id, seen.key, seen.tag,
+SELECT held.id, coalesce(held.delivery_count, (SELECT count(*) FROM seen)), seen.topic_id, seen.message_id, seen.key, seen.tag,
     seen.headers, seen.body, seen.stored_at
 FROM moved LEFT JOIN (held JOIN seen ON held.is_held AND seen.pos = held.pos) ON true
 ORDER BY held.pos
 """
 
-# NULLs after the attempt mean that the message is gone.
+# NULLs after the delivery count mean that the message is gone.
 TAKE_DUE = f"""
 WITH due AS (
     SELECT d.id FROM outbox_embedded_delivery d WHERE {IS_DUE}
     ORDER BY d.due_at, d.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ),
 taken AS (
-    UPDATE outbox_embedded_delivery d SET attempt = attempt + 1, is_held = true, due_at = {NOW} + %(invisible_for)s
-    FROM due WHERE d.id = due.id RETURNING d.id, d.topic_id, d.queue, d.pos, d.attempt
+    UPDATE outbox_embedded_delivery d SET delivery_count = delivery_count + 1, is_held = true, due_at = {NOW} + %(invisible_for)s
+    FROM due WHERE d.id = due.id RETURNING d.id, d.topic_id, d.queue, d.pos, d.delivery_count
 )
-SELECT taken.id, taken.attempt, m.topic_id, m.message_id, m.key, m.tag, m.headers, m.body, m.stored_at
+SELECT taken.id, taken.delivery_count, m.topic_id, m.message_id, m.key, m.tag, m.headers, m.body, m.stored_at
 FROM taken LEFT JOIN LATERAL (
     SELECT * FROM outbox_embedded_message
     WHERE topic_id = taken.topic_id AND queue = taken.queue AND pos = taken.pos LIMIT 1
@@ -237,7 +237,7 @@ def _read_unread(connection: Connection, reader: Reader, received: Received, unr
         rows = _rows(connection, READ_ON, reader.parameters(**position, is_fifo=topic_id in fifo))
         received.may_have_more = received.may_have_more or bool(rows)
         received.rows += [row for row in rows if row.delivery_id is not None]
-        waiting += sum(row.attempt for row in rows if row.delivery_id is None)
+        waiting += sum(row.delivery_count for row in rows if row.delivery_id is None)
     return waiting
 
 

@@ -37,7 +37,7 @@ class ReadRow(NamedTuple):
     """A delivery, as the statements of `receiver.py` return it."""
 
     delivery_id: int
-    attempt: int
+    delivery_count: int
     topic_id: int
     message_id: str
     key: str
@@ -67,16 +67,16 @@ def arrays(rows: Sequence[MessageRow]) -> dict[str, list[Any]]:
 
 
 def delivery(group: str, topic: str, row: ReadRow) -> Delivery:
-    """Return the delivery of a row; its receipt has the row's id and attempt."""
+    """Return the delivery of a row; its receipt has the row's id and delivery count."""
     return Delivery(
         group=group,
         topic=topic,
         message_id=row.message_id,
         body=row.body,
-        receipt=f"{row.delivery_id}:{row.attempt}",
+        receipt=f"{row.delivery_id}:{row.delivery_count}",
         key=row.key,
         tag=row.tag,
         headers=msgspec.json.decode(row.headers, type=dict[str, str]),
-        attempt=row.attempt,
+        delivery_count=row.delivery_count,
         stored_at=row.stored_at,
     )

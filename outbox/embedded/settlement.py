@@ -1,8 +1,8 @@
 """
 Settle deliveries: acknowledge, retry, release or dead-letter them, or hold them longer.
 
-A receipt is the delivery's id and attempt (rows.py), which no delivery has twice. Each statement matches both, and that the
-delivery is still held. When a delivery is taken again, its attempt changes (receiver.py), so a late call changes nothing after
+A receipt is the delivery's id and its count (rows.py), which no delivery has twice. Each statement matches both, and that the
+delivery is still held. When a delivery is taken again, its count changes (receiver.py), so a late call changes nothing after
 another consumer has taken the message. Until then the call succeeds, however late it is.
 """
 
@@ -20,9 +20,9 @@ from outbox.embedded.log import NOTIFY
 from outbox.message import Header, read_headers
 
 ACK = """
-WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt))
+WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count))
 DELETE FROM outbox_embedded_delivery d USING given g
-WHERE d.id = g.id AND d.attempt = g.attempt AND d.is_held
+WHERE d.id = g.id AND d.delivery_count = g.delivery_count AND d.is_held
 RETURNING d.id
 """
 
@@ -30,7 +30,7 @@ RETURNING d.id
 RENEW = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
-    JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
+    JOIN unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count) USING (id, delivery_count)
     WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
 )
 UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM held WHERE d.id = held.id
@@ -41,7 +41,7 @@ RETURNING d.id
 RELEASE = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
-    JOIN unnest(%(ids)s::bigint[], %(attempts)s::int[]) AS g (id, attempt) ON d.id = g.id AND d.attempt = g.attempt
+    JOIN unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count) USING (id, delivery_count)
     WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
 ),
 released AS (
@@ -52,18 +52,18 @@ SELECT id, {NOTIFY} FROM released
 
 RETRY = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, due_at = {NOW} + %(after)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
+WHERE id = %(id)s AND delivery_count = %(delivery_count)s AND is_held
 RETURNING id
 """
 
 DEAD_LETTER = f"""
 UPDATE outbox_embedded_delivery SET is_held = false, died_at = {NOW}, reason = %(reason)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND is_held
+WHERE id = %(id)s AND delivery_count = %(delivery_count)s AND is_held
 RETURNING id
 """
 
 DEAD_LETTERS = """
-SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.attempt, d.died_at, m.headers
+SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.delivery_count, d.died_at, m.headers
 FROM outbox_embedded_delivery d
 JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 JOIN outbox_embedded_topic t ON t.id = d.topic_id
@@ -76,14 +76,14 @@ SELECT t.name, count(*) FROM outbox_embedded_delivery d JOIN outbox_embedded_top
 WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL GROUP BY 1
 """
 
-# A replayed message gets a new id, since its attempts are counted from 1 again: a receipt from before the replay must not match.
+# A replayed message gets a new id, since its deliveries are counted from 1 again: a receipt from before must not match.
 REPLAY = f"""
 WITH letter AS (
     SELECT id FROM outbox_embedded_delivery
     WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL FOR UPDATE
 ),
 given AS (
-    UPDATE outbox_embedded_delivery d SET id = DEFAULT, died_at = NULL, reason = '', attempt = 0, due_at = {NOW}
+    UPDATE outbox_embedded_delivery d SET id = DEFAULT, died_at = NULL, reason = '', delivery_count = 0, due_at = {NOW}
     FROM letter WHERE d.id = letter.id RETURNING letter.id
 )
 SELECT id::text, {NOTIFY} FROM given
@@ -105,7 +105,7 @@ SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, topic_id) FROM (
 # Messages that a group has read and finished become due again.
 DELIVER_AGAIN = f"""
 WITH given AS (
-    INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, attempt, is_held, due_at)
+    INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, delivery_count, is_held, due_at)
     SELECT o.consumer_group, m.topic_id, m.queue, m.pos,
         CASE WHEN t.type = 'fifo' THEN hashtextextended(m.key, 0) END, 0, false, {NOW}
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
@@ -172,7 +172,7 @@ def discard(connection: Connection, group: str, letters: Collection[str]) -> set
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
-    """Deliver messages again that a group has finished, with attempts counted from 1; return their ids."""
+    """Deliver messages again that a group has finished, with deliveries counted from 1; return their ids."""
     with connection.transaction():
         connection.execute(HOLD_OFF_PRUNES, {"group": group})
         rows = connection.execute(DELIVER_AGAIN, {"group": group, "message_ids": list(message_ids), "now": now}).fetchall()
@@ -183,17 +183,17 @@ def _change_held(
     connection: Connection, statement: str, deliveries: Sequence[Delivery], parameters: dict[str, object]
 ) -> list[bool]:
     receipts = [_read(delivery.receipt) for delivery in deliveries]
-    ids, attempts = [one[0] for one in receipts], [one[1] for one in receipts]
-    changed = {row[0] for row in connection.execute(statement, {"ids": ids, "attempts": attempts, **parameters})}
+    ids, delivery_counts = [one[0] for one in receipts], [one[1] for one in receipts]
+    changed = {row[0] for row in connection.execute(statement, {"ids": ids, "delivery_counts": delivery_counts, **parameters})}
     return [delivery_id in changed for delivery_id in ids]
 
 
 def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:
-    delivery_id, attempt = _read(delivery.receipt)
-    found = connection.execute(statement, {"id": delivery_id, "attempt": attempt, **parameters})
+    delivery_id, delivery_count = _read(delivery.receipt)
+    found = connection.execute(statement, {"id": delivery_id, "delivery_count": delivery_count, **parameters})
     return found.fetchone() is not None
 
 
 def _read(text: str) -> tuple[int, int]:
-    delivery_id, attempt = text.split(":")
-    return int(delivery_id), int(attempt)
+    delivery_id, delivery_count = text.split(":")
+    return int(delivery_id), int(delivery_count)

@@ -114,7 +114,7 @@ CREATE TABLE outbox_batch (
     open smallint[],
     state smallint NOT NULL DEFAULT 1,
     attempt bigint NOT NULL DEFAULT 1,
-    tries int NOT NULL DEFAULT 0,
+    failures int NOT NULL DEFAULT 0,
     owner int,
     lease_until timestamptz,
     due_at timestamptz,
@@ -145,15 +145,15 @@ SELECT m.id, m.topic_id, coalesce(t.name, '') AS topic, m.key, m.about, m.create
     CASE
         WHEN k.pos IS NOT NULL THEN 'waiting'
         WHEN d.message_id IS NOT NULL THEN 'delayed'
-        WHEN b.state = 0 THEN CASE WHEN b.tries = 0 THEN 'released' ELSE 'retrying' END
+        WHEN b.state = 0 THEN CASE WHEN b.failures = 0 THEN 'released' ELSE 'retrying' END
         WHEN b.state = 1 THEN 'claimed'
         WHEN b.state = 2 THEN 'prepared'
         WHEN b.state = 3 THEN 'sent'
         WHEN b.state = 4 THEN 'dead'
-        WHEN b.state = 5 THEN 'skipped'
+        WHEN b.state = 5 THEN 'discarded'
         ELSE 'lost'
     END AS state,
-    b.id AS batch_id, b.position, b.lane, b.first_seq + b.position - 1 AS number, b.attempt, b.tries,
+    b.id AS batch_id, b.position, b.lane, b.first_seq + b.position - 1 AS number, b.attempt, b.failures,
     coalesce(d.due_at, b.due_at) AS due_at, b.claimed_at, b.sent_at, b.last_error
 FROM outbox_message m
 LEFT JOIN outbox_topic t ON t.id = m.topic_id
@@ -342,13 +342,13 @@ class Migration(migrations.Migration):
                                     (2, "Prepared"),
                                     (3, "Sent"),
                                     (4, "Dead"),
-                                    (5, "Skipped"),
+                                    (5, "Discarded"),
                                 ],
                                 default=1,
                             ),
                         ),
                         ("attempt", models.BigIntegerField(default=1)),
-                        ("tries", models.IntegerField(default=0)),
+                        ("failures", models.IntegerField(default=0)),
                         ("owner", models.IntegerField(null=True)),
                         ("lease_until", models.DateTimeField(null=True)),
                         ("due_at", models.DateTimeField(null=True)),
@@ -387,7 +387,7 @@ class Migration(migrations.Migration):
                             ("released", "Released"),
                             ("retrying", "Retrying"),
                             ("dead", "Dead"),
-                            ("skipped", "Skipped"),
+                            ("discarded", "Discarded"),
                             ("lost", "Lost"),
                         ]
                     ),
@@ -397,7 +397,7 @@ class Migration(migrations.Migration):
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
                 ("attempt", models.BigIntegerField(null=True)),
-                ("tries", models.IntegerField(null=True)),
+                ("failures", models.IntegerField(null=True)),
                 ("due_at", models.DateTimeField(null=True)),
                 ("claimed_at", models.DateTimeField(null=True)),
                 ("sent_at", models.DateTimeField(null=True)),

@@ -1,4 +1,4 @@
-"""What is kept beside the hot path: inbox, failures, duplicates, gaps, check-backs, processes, dead messages."""
+"""What is kept beside the hot path: inbox, failures, acts, duplicates, gaps, check-backs, processes, dead messages."""
 
 import django.contrib.postgres.fields
 import django.db.models.functions.datetime
@@ -7,7 +7,7 @@ from django.db import migrations, models
 # The inbox with one text as its key, for the admin.
 INBOX_ROW = """
 CREATE VIEW outbox_inbox_row AS
-SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, nth, handled_at
+SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, delivery_count, handled_at
 FROM outbox_inbox;
 """
 
@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
                 ("message_id", models.TextField(db_index=True)),
                 ("half_id", models.TextField()),
                 ("token", models.TextField(default="")),
-                ("nth", models.IntegerField(default=1)),
+                ("asked", models.IntegerField(default=1)),
                 ("answer", models.TextField()),
                 ("sent_answer", models.TextField(default="")),
                 ("reason", models.TextField()),
@@ -63,8 +63,8 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "outbox_dead",
                 "permissions": [
-                    ("retry_deadmessage", "Can have dead messages sent again"),
-                    ("discard_deadmessage", "Can skip dead messages"),
+                    ("replay_deadmessage", "Can replay dead messages"),
+                    ("discard_deadmessage", "Can discard dead messages"),
                 ],
             },
         ),
@@ -75,7 +75,7 @@ class Migration(migrations.Migration):
                 ("consumer_group", models.TextField()),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("topic", models.TextField()),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("dropped_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
@@ -83,7 +83,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="FailedAttempt",
+            name="FailedSend",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("batch_id", models.BigIntegerField(db_index=True)),
@@ -91,11 +91,10 @@ class Migration(migrations.Migration):
                 ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.UUIDField(), size=None)),
                 ("verdict", models.TextField()),
                 ("reason", models.TextField()),
-                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
-                "db_table": "outbox_attempt",
+                "db_table": "outbox_failed_send",
             },
         ),
         migrations.CreateModel(
@@ -105,7 +104,7 @@ class Migration(migrations.Migration):
                 ("consumer_group", models.TextField()),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("topic", models.TextField()),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("source", models.TextField(default="")),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
@@ -113,23 +112,62 @@ class Migration(migrations.Migration):
                 ("fingerprint", models.TextField()),
                 ("error", models.TextField()),
                 ("traceback", models.TextField(default="")),
-                ("acted_by", models.TextField(db_default="")),
                 ("failed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
             options={
                 "verbose_name_plural": "failed deliveries",
-                "db_table": "outbox_delivery",
+                "db_table": "outbox_failed_delivery",
                 "indexes": [
                     models.Index(
                         condition=models.Q(("number__isnull", False)),
                         fields=["consumer_group", "topic", "source", "lane", "number"],
-                        name="outbox_delivery_number",
+                        name="outbox_failed_delivery_number",
                     )
                 ],
             },
         ),
         migrations.CreateModel(
-            name="Tries",
+            name="OperatorAct",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "act",
+                    models.TextField(
+                        choices=[
+                            ("replay asked", "Replay Asked"),
+                            ("replayed", "Replayed"),
+                            ("discard asked", "Discard Asked"),
+                            ("discarded", "Discarded"),
+                        ]
+                    ),
+                ),
+                ("message_id", models.UUIDField(db_index=True)),
+                ("topic", models.TextField()),
+                ("consumer_group", models.TextField(db_default="")),
+                ("delivery_count", models.IntegerField(null=True)),
+                ("source", models.TextField(db_default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("fingerprint", models.TextField(db_default="")),
+                ("batch_id", models.BigIntegerField(null=True)),
+                ("attempt", models.BigIntegerField(null=True)),
+                ("reason", models.TextField()),
+                ("acted_by", models.TextField()),
+                ("acted_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                "db_table": "outbox_operator_act",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("number__isnull", False)),
+                        fields=["consumer_group", "topic", "source", "lane", "number"],
+                        name="outbox_operator_act_number",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="FailureCount",
             fields=[
                 (
                     "pk",
@@ -150,8 +188,7 @@ class Migration(migrations.Migration):
                 ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                "verbose_name_plural": "tries",
-                "db_table": "outbox_tries",
+                "db_table": "outbox_failure_count",
             },
         ),
         migrations.CreateModel(
@@ -159,7 +196,7 @@ class Migration(migrations.Migration):
             fields=[],
             options={
                 "permissions": [
-                    ("retry_deadletter", "Can have dead letters delivered again"),
+                    ("replay_deadletter", "Can replay dead letters"),
                     ("discard_deadletter", "Can discard dead letters"),
                 ],
                 "proxy": True,
@@ -219,7 +256,7 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
-                ("nth", models.IntegerField(db_default=1)),
+                ("delivery_count", models.IntegerField(db_default=1)),
                 ("handled_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -281,7 +318,7 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("number", models.BigIntegerField(null=True)),
-                ("nth", models.IntegerField()),
+                ("delivery_count", models.IntegerField()),
                 ("handled_at", models.DateTimeField()),
             ],
             options={

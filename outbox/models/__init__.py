@@ -1,12 +1,14 @@
 """Tables of the outbox. `MessageRow` is the stored message, `outbox.Message` the type of what travels."""
 
-from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedAttempt, Lane, Process, State
+from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane, Process, State
 from outbox.models.check_back import CheckBack
-from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, Gap, Inbox, InboxRow, Tries
+from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, FailureCount, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
+from outbox.models.operator_act import Act, OperatorAct
 
 __all__ = [
     "UNFINISHED",
+    "Act",
     "Batch",
     "CheckBack",
     "DeadLetter",
@@ -14,18 +16,19 @@ __all__ = [
     "Dedupe",
     "Delayed",
     "Duplicate",
-    "FailedAttempt",
     "FailedDelivery",
+    "FailedSend",
+    "FailureCount",
     "Gap",
     "Inbox",
     "InboxRow",
     "Lane",
     "MessageRow",
     "MessageState",
+    "OperatorAct",
     "Overview",
     "Process",
     "State",
     "Ticket",
     "Topic",
-    "Tries",
 ]

@@ -24,7 +24,7 @@ class State(models.IntegerChoices):
     PREPARED = 2
     SENT = 3
     DEAD = 4
-    SKIPPED = 5
+    DISCARDED = 5
 
 
 UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
@@ -62,7 +62,7 @@ class Batch(models.Model):
     open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit has no answer; NULL: all
     state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
     attempt = models.BigIntegerField(default=1)  # the fence
-    tries = models.IntegerField(default=0)
+    failures = models.IntegerField(default=0)
     owner = models.IntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
@@ -80,14 +80,8 @@ class Batch(models.Model):
         return f"{self.id} {State(self.state).label}"
 
 
-class FailedAttempt(models.Model):
-    """
-    A send that failed: which positions of a batch, how the broker put it.
-
-    Or what an operator did about dead messages: `verdict` retried or skipped, `acted_by` who, `reason` the reason given.
-    """
-
-    RETRIED, SKIPPED = "retried", "skipped"
+class FailedSend(models.Model):
+    """A send that failed: which messages of a batch, how the broker put it."""
 
     id = models.BigAutoField(primary_key=True)
     batch_id = models.BigIntegerField(db_index=True)
@@ -95,11 +89,10 @@ class FailedAttempt(models.Model):
     message_ids = ArrayField(models.UUIDField())
     verdict = models.TextField()
     reason = models.TextField()
-    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:
-        db_table = "outbox_attempt"
+        db_table = "outbox_failed_send"
 
     def __str__(self) -> str:
         return f"batch {self.batch_id} attempt {self.attempt}: {self.verdict}"
@@ -123,8 +116,8 @@ class DeadMessage(models.Model):
     class Meta:
         db_table = "outbox_dead"
         permissions = [
-            ("retry_deadmessage", "Can have dead messages sent again"),
-            ("discard_deadmessage", "Can skip dead messages"),
+            ("replay_deadmessage", "Can replay dead messages"),
+            ("discard_deadmessage", "Can discard dead messages"),
         ]
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ class CheckBack(models.Model):
     message_id = models.TextField(db_index=True)
     half_id = models.TextField()
     token = models.TextField(default="")
-    nth = models.IntegerField(default=1)
+    asked = models.IntegerField(default=1)
     answer = models.TextField()  # what was decided
     sent_answer = models.TextField(default="")  # what the broker was sent instead; empty: the decision
     reason = models.TextField()

@@ -11,7 +11,8 @@ class Inbox(models.Model):
     A message that a group has handled; inserted in the handler's transaction.
 
     `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
-    carried none. `nth`: which delivery to the group was the one that was handled, from 1; 0: no handler wanted the message.
+    carried none. `delivery_count`: which delivery to the group was the one that was handled, from 1; 0: no handler wanted the
+    message.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")
@@ -22,7 +23,7 @@ class Inbox(models.Model):
     topic = models.TextField()
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
-    nth = models.IntegerField(db_default=1)
+    delivery_count = models.IntegerField(db_default=1)
     handled_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -52,7 +53,7 @@ class InboxRow(models.Model):
     topic = models.TextField()
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
-    nth = models.IntegerField()
+    delivery_count = models.IntegerField()
     handled_at = models.DateTimeField()
 
     class Meta:
@@ -67,50 +68,49 @@ class InboxRow(models.Model):
 
 class FailedDelivery(models.Model):
     """
-    A try of a handler that failed, or what an operator did about the dead letter that came of it.
+    A delivery whose handler failed.
 
-    `nth`: which delivery to the group it was, from 1. Source, lane and number stand here, as in the inbox: a number that is
-    being retried, or became a dead letter, arrived. Of an operator's act, `acted_by` says whose, and `error` the reason given.
+    `delivery_count`: which delivery to the group it was, from 1. Source, lane and number are stored as in the inbox: a number
+    that is being retried, or became a dead letter, arrived.
     """
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = models.TextField()
     message_id = models.UUIDField(db_index=True)
     topic = models.TextField()
-    nth = models.IntegerField()
+    delivery_count = models.IntegerField()
     source = models.TextField(default="")
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
-    outcome = models.TextField()  # retry, dead letter; replay asked, replayed, discard asked, discarded
+    outcome = models.TextField()  # retry, dead letter
     fingerprint = models.TextField()  # equal for errors that look alike
     error = models.TextField()
     traceback = models.TextField(default="")
-    acted_by = models.TextField(db_default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:
-        db_table = "outbox_delivery"
+        db_table = "outbox_failed_delivery"
         verbose_name_plural = "failed deliveries"
         indexes = [
             models.Index(
                 fields=["consumer_group", "topic", "source", "lane", "number"],
-                name="outbox_delivery_number",
+                name="outbox_failed_delivery_number",
                 condition=models.Q(number__isnull=False),
             ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.consumer_group}: {self.message_id} try {self.nth}"
+        return f"{self.consumer_group}: {self.message_id} delivery {self.delivery_count}"
 
 
-class Tries(models.Model):
+class FailureCount(models.Model):
     """
-    What a group has tried of a message that came to it again, or failed. The row goes when the message is handled.
+    What is counted of a message that came to a group again, or failed. The row is deleted when the message is handled.
 
     `failures`: how often the handler raised. `crashes`: how often it was begun and did not end. `begun_at`, `begun_by`: the
-    try that is under way, or never ended; of a first delivery that is not written down. `due_at`: no earlier than then is it
-    tried again. `given_up`: why the group gave it up. `has_letter`: the broker has stored its dead letter, so that another
-    copy of the message is dropped. The row goes when the letter is replayed or discarded, too.
+    run that is under way, or never ended; of a first delivery that is not written down. `due_at`: the handler is not called
+    again before. `given_up`: why the group gave it up. `has_letter`: the broker has stored its dead letter, so that another
+    copy of the message is dropped. The row is deleted when the letter is replayed or discarded, too.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "message_id")
@@ -127,8 +127,7 @@ class Tries(models.Model):
     changed_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        db_table = "outbox_tries"
-        verbose_name_plural = "tries"
+        db_table = "outbox_failure_count"
 
     def __str__(self) -> str:
         return f"{self.consumer_group}: {self.message_id}"
@@ -141,7 +140,7 @@ class DeadLetter(FailedDelivery):
         proxy = True
         default_permissions = ("view",)
         permissions = [
-            ("retry_deadletter", "Can have dead letters delivered again"),
+            ("replay_deadletter", "Can replay dead letters"),
             ("discard_deadletter", "Can discard dead letters"),
         ]
 
@@ -153,7 +152,7 @@ class Duplicate(models.Model):
     consumer_group = models.TextField()
     message_id = models.UUIDField(db_index=True)
     topic = models.TextField()
-    nth = models.IntegerField()
+    delivery_count = models.IntegerField()
     dropped_at = models.DateTimeField(db_default=Now(), db_index=True)
 
     class Meta:

@@ -123,7 +123,7 @@ class MessageState(models.Model):
         RELEASED = "released"  # given back unsent, claimed again at `due_at`
         RETRYING = "retrying"  # failed, claimed again at `due_at`
         DEAD = "dead"
-        SKIPPED = "skipped"  # dead, and an operator skipped it
+        DISCARDED = "discarded"  # dead, and an operator discarded it
         LOST = "lost"  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
 
     id = models.UUIDField(primary_key=True)
@@ -138,7 +138,7 @@ class MessageState(models.Model):
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     attempt = models.BigIntegerField(null=True)
-    tries = models.IntegerField(null=True)
+    failures = models.IntegerField(null=True)
     due_at = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)

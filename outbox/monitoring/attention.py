@@ -23,7 +23,7 @@ from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
 from outbox.monitoring.text import age, count
 from outbox.relay.maintenance import MAINTENANCE
-from outbox.relay.splitter import ALERT_TRIES
+from outbox.relay.splitter import ALERT_FAILURES
 
 LATE_AFTER = timedelta(minutes=1)
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
@@ -225,7 +225,9 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
     subject = f"topic {topic.name!r}"
     if topic.dead:
         cause = f"The broker rejected {count(topic.dead, 'message')}."
-        yield Attention(Kind.REJECTED, subject, cause, "See the reasons with outbox_retry; retry, or skip them (--skip).")
+        yield Attention(
+            Kind.REJECTED, subject, cause, "See the reasons with outbox_replay_unsent; replay, or discard them (--discard)."
+        )
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
         cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
@@ -235,9 +237,9 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         step = "Correct it at the broker. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
         yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
-    elif topic.tries >= ALERT_TRIES:
+    elif topic.failures >= ALERT_FAILURES:
         step = "See the error on the message's page, and correct its cause. The relay retries automatically."
-        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.tries} times.", step)
+        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
         cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
         step = f"See why with outbox_status --message {topic.oldest_id}."
@@ -350,7 +352,7 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
     for (name, topic), letters in sorted(found.items()):
         errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (name, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
-        step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
+        step = f"Correct the cause, then run outbox_replay_unhandled --group {name}, or discard them."
         yield Attention(Kind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
 
 

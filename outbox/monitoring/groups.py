@@ -54,7 +54,7 @@ FROM (
         min(failed_at) OVER (PARTITION BY consumer_group, message_id) AS first_failed_at
     FROM (
         SELECT id, consumer_group, topic, message_id, outcome, fingerprint, failed_at
-        FROM outbox_delivery WHERE acted_by = '' ORDER BY id DESC LIMIT 10000) newest
+        FROM outbox_failed_delivery ORDER BY id DESC LIMIT 10000) newest
     ORDER BY consumer_group, message_id, id DESC
 ) failed
 WHERE outcome = %s AND NOT EXISTS (

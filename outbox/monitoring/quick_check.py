@@ -8,16 +8,15 @@ from datetime import datetime
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.ids import first_id_at
-from outbox.models import State
+from outbox.models import Act, State
 from outbox.monitoring.find import LAST_ID
 
 MESSAGE_LIMIT = 100_000  # the newest messages
-GIVEN_UP = [str(Outcome.DEAD_LETTER), str(LetterAct.DISCARD_ASKED), str(LetterAct.DISCARDED)]
+GIVEN_UP = [str(Outcome.DEAD_LETTER), str(Act.DISCARD_ASKED), str(Act.DISCARDED)]
 
 # Messages by the time in their ids, each with the newest batch that holds it; then their progress to the broker, and in each
 # group that reads their topic. A message without batch, ticket or delayed row would never be sent. Numbers that a group misses
@@ -41,11 +40,16 @@ WITH message AS MATERIALIZED (
     SELECT consumer_group, message_id, min(handled_at) AS at FROM outbox_inbox
     WHERE message_id >= (SELECT id FROM oldest) GROUP BY 1, 2
 ), failed AS (
-    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, message_id, outcome FROM outbox_delivery
-    WHERE message_id >= (SELECT id FROM oldest) ORDER BY consumer_group, message_id, id DESC
+    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, message_id, outcome FROM (
+        SELECT consumer_group, message_id, outcome, failed_at AS at FROM outbox_failed_delivery
+        WHERE message_id >= (SELECT id FROM oldest)
+        UNION ALL
+        SELECT consumer_group, message_id, act, acted_at FROM outbox_operator_act
+        WHERE message_id >= (SELECT id FROM oldest) AND consumer_group <> ''
+    ) last ORDER BY consumer_group, message_id, at DESC
 ), progress AS (
     SELECT topic, '' AS consumer_group, state = {State.SENT} AS is_done,
-        state IN ({State.DEAD}, {State.SKIPPED}) AS is_given_up, is_stranded,
+        state IN ({State.DEAD}, {State.DISCARDED}) AS is_given_up, is_stranded,
         extract(epoch FROM sent_at - created_at)::float8 AS seconds
     FROM published
     UNION ALL
@@ -76,7 +80,7 @@ class Progress:
     Args:
         messages: number of messages published; for a group, of those that were sent.
         done: sent; for a group, handled.
-        given_up: rejected or skipped; for a group, dead letters, discarded ones included.
+        given_up: rejected or discarded; for a group, dead letters, discarded ones included.
         missing: messages that would never be sent; for a group, all numbers of its open gaps in the topic.
         seconds: p50, p95 and p99 of the time from publishing until done; None if none is done.
     """

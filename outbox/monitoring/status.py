@@ -32,7 +32,7 @@ FAILURES_SHOWN = 20
 # a row is gone: the time in an id is by the clock of its publisher.
 TOPICS = f"""
 SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
-    waiting, delayed, released, claimed, prepared, dead, tries, error,
+    waiting, delayed, released, claimed, prepared, dead, failures, error,
     oldest::text AS oldest_id,
     extract(epoch FROM clock_timestamp() - coalesce((SELECT created_at FROM outbox_message WHERE id = oldest),
         to_timestamp(('x' || translate(left(oldest::text, 13), '-', ''))::bit(48)::bigint / 1000.0)))::float8 AS oldest_seconds
@@ -43,18 +43,18 @@ FROM (
         (SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = t.id LIMIT 1000000) ticket) AS waiting,
         (SELECT count(*) FROM outbox_delayed WHERE topic_id = t.id) AS delayed,
         coalesce(b.released, 0) AS released, coalesce(b.claimed, 0) AS claimed, coalesce(b.prepared, 0) AS prepared,
-        coalesce(b.dead, 0) AS dead, coalesce(b.tries, 0) AS tries,
+        coalesce(b.dead, 0) AS dead, coalesce(b.failures, 0) AS failures,
         coalesce((SELECT last_error FROM outbox_batch WHERE id = b.newest_failed), '') AS error,
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
     FROM outbox_topic t LEFT JOIN (
-        SELECT topic_id, max(tries) FILTER (WHERE state IN {UNFINISHED}) AS tries,
+        SELECT topic_id, max(failures) FILTER (WHERE state IN {UNFINISHED}) AS failures,
             sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
             sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
             sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
             max(id) FILTER (WHERE state = {State.RELEASED} AND last_error <> '') AS newest_failed,
             (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
         FROM (
-            SELECT id, topic_id, state, tries, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n
+            SELECT id, topic_id, state, failures, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n
             FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}) counted
         GROUP BY topic_id
     ) b ON b.topic_id = t.id
@@ -71,7 +71,7 @@ FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 MISCONFIGURED = f"""
 SELECT t.name, max(b.last_error) FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
 WHERE b.state = {State.RELEASED} AND EXISTS (
-    SELECT FROM outbox_attempt a WHERE a.batch_id = b.id AND a.attempt = b.attempt AND a.verdict = %s)
+    SELECT FROM outbox_failed_send a WHERE a.batch_id = b.id AND a.attempt = b.attempt AND a.verdict = %s)
 GROUP BY 1 ORDER BY 1
 """
 
@@ -80,7 +80,7 @@ FAILURES = """
 SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
     count(*) FILTER (WHERE outcome = %(dead_letter)s) AS dead_letters,
     extract(epoch FROM clock_timestamp() - max(failed_at))::float8 AS newest_seconds
-FROM outbox_delivery WHERE failed_at > clock_timestamp() - %(window)s AND acted_by = ''
+FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %(window)s
 GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
 """
 
@@ -105,7 +105,7 @@ class TopicStatus:
         prepared: decided messages whose half messages are being committed, or await a check-back.
         has_sent: whether a message of the topic was ever claimed.
         oldest_id, oldest_seconds: id and age of the oldest message that is to be sent now; None if there is none.
-        tries: the highest number of failed tries of a batch.
+        failures: the highest number of counted failures of a batch.
         error: the broker's last answer about a message that is to be sent again; "" if there is none.
     """
 
@@ -124,7 +124,7 @@ class TopicStatus:
     claimed: int
     prepared: int
     dead: int
-    tries: int
+    failures: int
     error: str
     oldest_seconds: float | None
 

@@ -1,5 +1,5 @@
 """
-The timeline of one message, from its row, batches, failed sends, check-backs, inbox rows, failed deliveries and dead copy.
+The timeline of one message: its row, batches, failed sends, check-backs, inbox rows, failed deliveries, acts and dead copy.
 
 There is no table of events: the timeline is put together from the rows that other parts write. Copies of a broker that is stored
 in a database are read with them; a broker on a server is asked by `Broker.find`, on demand.
@@ -18,11 +18,12 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.dead_letters import GroupEnd, LetterAct, read_ends
+from outbox.consuming.dead_letters import GroupEnd, read_ends
 from outbox.consuming.outcome import Outcome
 from outbox.database import Connection
-from outbox.models import FailedAttempt, State
+from outbox.models import Act, State
 from outbox.models.check_back import show_answer
+from outbox.monitoring.text import count
 
 MESSAGE_STATE = """
 SELECT message.topic, topic.broker, message.state, message.created_at, message.due_at FROM outbox_message_state message
@@ -33,7 +34,7 @@ JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 # later one, so 500 batches along the index of newest ids are more than enough.
 BATCHES = """
 SELECT id, lane, first_seq + position - 1 AS number, half_ids[position] AS half_id, position::smallint = ANY(split) AS has_left,
-    state, attempt, tries, claimed_at, decided_at, sent_at, due_at, last_error
+    state, attempt, failures, claimed_at, decided_at, sent_at, due_at, last_error
 FROM (
     SELECT b.*, array_position(b.message_ids, %(id)s::uuid) AS position FROM outbox_batch b
     WHERE outbox_newest(message_ids) >= %(id)s ORDER BY outbox_newest(message_ids) LIMIT 500
@@ -41,7 +42,7 @@ FROM (
 """
 
 FAILED_SENDS = """
-SELECT failed_at, verdict, reason, batch_id, attempt, acted_by FROM outbox_attempt
+SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_failed_send
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
@@ -50,13 +51,16 @@ UNPROVEN = "unproven"  # the verdict on a message that may have been published
 # The newest rows of other tables. Each SELECT finds the message by an index and sorts the result: the expressions in ORDER BY
 # keep the planner from scanning all rows in the order of time.
 RECORDS = """
-(SELECT 'check-back' AS kind, answered_at AS at, asked_by AS who, nth, answer AS outcome, reason AS text, '' AS traceback,
-    half_id, sent_answer, '' AS acted_by FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'inbox', handled_at, consumer_group, nth, '', '', '', '', '', ''
+(SELECT 'check-back' AS kind, answered_at AS at, asked_by AS who, asked AS count, answer AS outcome, reason AS text,
+    '' AS traceback, half_id, sent_answer, '' AS acted_by
+    FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'inbox', handled_at, consumer_group, delivery_count, '', '', '', '', '', ''
     FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
-UNION ALL (SELECT 'delivery', failed_at, consumer_group, nth, outcome, error, traceback, '', '', acted_by
-    FROM outbox_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
-UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, nth, '', '', '', '', '', ''
+UNION ALL (SELECT 'delivery', failed_at, consumer_group, delivery_count, outcome, error, traceback, '', '', ''
+    FROM outbox_failed_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'act', acted_at, consumer_group, 0, act, reason, '', '', '', acted_by
+    FROM outbox_operator_act WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
+UNION ALL (SELECT 'duplicate', dropped_at, consumer_group, delivery_count, '', '', '', '', '', ''
     FROM outbox_duplicate WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '', '' FROM outbox_dead WHERE message_id = %(id)s
 """
@@ -72,14 +76,13 @@ class Severity(enum.StrEnum):
 
 
 # Acts of operators on dead messages, and on dead letters.
-DEAD_ACTS = {FailedAttempt.RETRIED: "Retried", FailedAttempt.SKIPPED: "Skipped"}
-LETTER_ACTS: dict[str, tuple[str, Severity]] = {
-    LetterAct.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
-    LetterAct.REPLAYED: ("Replayed", Severity.PLAIN),
-    LetterAct.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
-    LetterAct.DISCARDED: ("Discarded", Severity.BAD),
+ACTS: dict[str, tuple[str, Severity]] = {
+    Act.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
+    Act.REPLAYED: ("Replayed", Severity.PLAIN),
+    Act.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
+    Act.DISCARDED: ("Discarded", Severity.BAD),
 }
-REPLAYS = (LetterAct.REPLAY_ASKED, LetterAct.REPLAYED)
+REPLAYS = (Act.REPLAY_ASKED, Act.REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class _Batch:
     has_left: bool
     state: int
     attempt: int
-    tries: int
+    failures: int
     claimed_at: datetime | None
     decided_at: datetime | None
     sent_at: datetime | None
@@ -142,7 +145,7 @@ class _Record:
     kind: str
     at: datetime
     who: str
-    nth: int
+    count: int
     outcome: str
     text: str
     traceback: str
@@ -195,52 +198,45 @@ def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
         what = "Committed" if batch.half_id else "Sent"
         yield TimelineEntry(batch.sent_at, what, "the broker has confirmed it", severity=Severity.GOOD)
     if batch.due_at and batch.state == State.RELEASED:
-        tries = f", after {batch.tries} failed tries" if batch.tries else ""
-        text = f"to be claimed again: {batch.last_error}{tries}" if batch.last_error else f"to be claimed again{tries}"
+        after = f", after {count(batch.failures, 'failure')}" if batch.failures else ""
+        text = f"to be claimed again: {batch.last_error}{after}" if batch.last_error else f"to be claimed again{after}"
         yield TimelineEntry(batch.due_at, "Released", text, severity=Severity.WAITING)
 
 
 def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[int]) -> Iterator[TimelineEntry]:
     if batches:
-        for failed_at, verdict, reason, batch_id, attempt, acted_by in connection.execute(
+        for failed_at, verdict, reason, batch_id, attempt in connection.execute(
             FAILED_SENDS, {"id": message_id, "batches": list(batches)}
         ).fetchall():
-            if verdict in DEAD_ACTS:
-                yield TimelineEntry(failed_at, DEAD_ACTS[verdict], reason, by=acted_by)
-                continue
             text = f"batch {batch_id}, attempt {attempt}: {reason}"
             what = "Not confirmed" if verdict == UNPROVEN else f"Not sent: {verdict}"
             yield TimelineEntry(failed_at, what, text, severity=Severity.BAD)
 
 
 def _of_record(record: _Record) -> TimelineEntry:
-    nth = f"delivery {record.nth}" if record.nth > 1 else ""
+    nth = f"delivery {record.count}" if record.count > 1 else ""
     entry = TimelineEntry(record.at, "", who=record.who)
     match record.kind:
         case "check-back":
             severity = Severity.WAITING if record.outcome == "UNKNOWN" else Severity.PLAIN
-            text = f"check-back {record.nth} about half message {record.half_id or '(not decided)'}: {record.text}"
+            text = f"check-back {record.count} about half message {record.half_id or '(not decided)'}: {record.text}"
             answer = show_answer(record.outcome, record.sent_answer)
             return replace(entry, what=f"Check-back: {answer}", text=text, severity=severity)
         case "inbox":
-            if record.nth == 0:
+            if record.count == 0:
                 return replace(entry, what="Ignored", text="no handler of the group wanted it")
             return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
         case "delivery":
-            return _of_delivery(record, entry)
+            what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
+            text = f"delivery {record.count}: {record.text}"
+            return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
+        case "act":
+            what, severity = ACTS[record.outcome]
+            return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
         case "duplicate":
             return replace(entry, what="Dropped as a duplicate", text=nth)
         case _:
             return replace(entry, what="Dead", text=record.text, severity=Severity.BAD)
-
-
-def _of_delivery(record: _Record, entry: TimelineEntry) -> TimelineEntry:
-    if act := LETTER_ACTS.get(record.outcome):
-        what, severity = act
-        return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
-    what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
-    text = f"delivery {record.nth}: {record.text}"
-    return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:

@@ -9,19 +9,18 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
 from outbox.consuming.stored_groups import without_code_for
 from outbox.database import Connection
 from outbox.message import Header, read_headers
-from outbox.models import UNFINISHED, State
+from outbox.models import UNFINISHED, Act, State
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 
 MESSAGE = """
 SELECT current.state, topic.id AS topic_id, topic.name AS topic, topic.broker, topic.type, topic.paused, topic.paused_by,
-    topic.pause_reason, current.key, current.batch_id, current.tries, coalesce(current.last_error, '') AS last_error,
+    topic.pause_reason, current.key, current.batch_id, current.failures, coalesce(current.last_error, '') AS last_error,
     batch.owner AS lane,
     extract(epoch FROM current.due_at - clock_timestamp())::float8 AS due_seconds,
     extract(epoch FROM batch.lease_until - clock_timestamp())::float8 AS lease_seconds,
@@ -48,18 +47,23 @@ SELECT id FROM (
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups that have handled a message, and the last failure in each group.
+# The groups that have handled a message, and the last failure or act in each group.
 HANDLED = "SELECT consumer_group FROM outbox_inbox WHERE message_id = %s"
 FAILED = """
-SELECT DISTINCT ON (consumer_group) consumer_group, outcome, error, acted_by FROM outbox_delivery WHERE message_id = %s
-ORDER BY consumer_group, id + 0 DESC
+SELECT DISTINCT ON (consumer_group) consumer_group, outcome, text, acted_by FROM (
+    SELECT consumer_group, outcome, error AS text, '' AS acted_by, failed_at AS at FROM outbox_failed_delivery
+    WHERE message_id = %(id)s
+    UNION ALL
+    SELECT consumer_group, act, reason, acted_by, acted_at FROM outbox_operator_act
+    WHERE message_id = %(id)s AND consumer_group <> ''
+) last ORDER BY consumer_group, at DESC
 """
 
 ACTS: dict[str, str] = {
-    LetterAct.REPLAY_ASKED: "marked for replay, which is not confirmed,",
-    LetterAct.REPLAYED: "replayed",
-    LetterAct.DISCARD_ASKED: "marked for discard, which is not confirmed,",
-    LetterAct.DISCARDED: "discarded",
+    Act.REPLAY_ASKED: "marked for replay, which is not confirmed,",
+    Act.REPLAYED: "replayed",
+    Act.DISCARD_ASKED: "marked for discard, which is not confirmed,",
+    Act.DISCARDED: "discarded",
 }
 
 
@@ -75,7 +79,7 @@ class _Message:
     pause_reason: str
     key: str
     batch_id: int | None
-    tries: int
+    failures: int
     last_error: str
     lane: int | None
     due_seconds: float | None
@@ -95,9 +99,9 @@ def why(connection: Connection, message_id: UUID) -> str | None:
         case "sent":
             return " ".join(_of_groups(connection, message_id, message))
         case "dead":
-            return f"The broker rejected it: {message.last_error.rstrip('.')}. Retry or skip it with outbox_retry."
-        case "skipped":
-            return "An operator has skipped it, so it is not sent."
+            return f"The broker rejected it: {message.last_error.rstrip('.')}. Replay or discard it with outbox_replay_unsent."
+        case "discarded":
+            return "An operator has discarded it, so it is not sent."
         case "lost":
             return "It has no ticket, delayed row or batch: rows were deleted by hand, or a restore was incomplete."
         case "prepared":
@@ -112,7 +116,9 @@ def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> s
     relays = [one for one in read_processes(connection) if one.does == ("relay", message.broker, "")]
     if reason := _topic_held(message, relays) or _key_held(connection, message_id, message):
         return reason
-    failed = f"Sending failed {count(message.tries, 'time')}, last: {message.last_error.rstrip('.')}. " if message.tries else ""
+    failed = (
+        f"Sending failed {count(message.failures, 'time')}, last: {message.last_error.rstrip('.')}. " if message.failures else ""
+    )
     due = message.due_seconds or 0.0
     match message.state:
         case "delayed":
@@ -157,7 +163,7 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
         return ""
     head = connection.cursor(row_factory=class_row(_Message)).execute(MESSAGE, [row[0]]).fetchone()
     because = {
-        "dead": "which the broker rejected: retry or skip it with outbox_retry",
+        "dead": "which the broker rejected: replay or discard it with outbox_replay_unsent",
         "released": "which is sent first",
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")
@@ -174,7 +180,7 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
     handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
-    failed = {group: row for group, *row in connection.execute(FAILED, [message_id]).fetchall()}
+    failed = {group: row for group, *row in connection.execute(FAILED, {"id": message_id}).fetchall()}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
@@ -194,7 +200,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
         does = "consumer", message.broker, group.name
         if outcome in ACTS:
             yield f"The dead letter of group {group.name!r} was {ACTS[outcome]} by {by}."
-        if outcome in (LetterAct.DISCARDED, LetterAct.DISCARD_ASKED):
+        if outcome in (Act.DISCARDED, Act.DISCARD_ASKED):
             continue
         if outcome == Outcome.DEAD_LETTER:
             yield f"Group {group.name!r} gave it up: {error.rstrip('.')}."

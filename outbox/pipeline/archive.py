@@ -32,7 +32,15 @@ HOLD = RetentionHold(
     lambda: (archive.after or conf.settings().retention) if (archive := settings().archive) else None,
     grace=timedelta(days=2),
     tables=frozenset(
-        {"outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt", "outbox_recorded"}
+        {
+            "outbox_inbox",
+            "outbox_failed_delivery",
+            "outbox_duplicate",
+            "outbox_check_back",
+            "outbox_failed_send",
+            "outbox_operator_act",
+            "outbox_recorded",
+        }
     ),
 )
 """With an archive, only the archiver deletes days: it is the only one that compares them with the lake."""

@@ -50,10 +50,10 @@ WHERE (t.broker, t.consumer_group) <> (excluded.broker, excluded.consumer_group)
 """
 
 RECORD = """
-INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, nth, stored_at)
+INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at)
 SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::bigint[], %s::text[], %s::text[], %s::text[],
     %s::bigint[], %s::int[], %s::timestamptz[])
-ON CONFLICT (message_id, topic, queue, pos, nth) DO NOTHING
+ON CONFLICT (message_id, topic, queue, pos, delivery_count) DO NOTHING
 """
 
 READ_UNTIL = """
@@ -253,8 +253,8 @@ class Recorder:
 
 
 def _row(delivery: Delivery, *, is_fifo: bool) -> tuple[object, ...]:
-    """Return a delivery's row. On a fifo topic a message keeps its place, so each place is a copy, and `nth` is always 1."""
+    """Return a delivery's row. On a fifo topic a message keeps its place, so each place is a copy, delivered once."""
     one = DeliveryInfo.of(delivery)
-    nth = 1 if is_fifo and delivery.pos is not None else one.nth
-    place = delivery.queue, delivery.pos, nth, delivery.stored_at
+    delivery_count = 1 if is_fifo and delivery.pos is not None else one.delivery_count
+    place = delivery.queue, delivery.pos, delivery_count, delivery.stored_at
     return one.topic, one.message_id, one.source, one.lane, one.number, delivery.key, delivery.tag, *place

@@ -1,4 +1,4 @@
-"""The statements of publish. Each joins the caller's transaction, over Django's own connection."""
+"""Write messages. Each statement joins the caller's transaction, over Django's own connection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
 from outbox import database
+from outbox.database.message_rows import INSERT_DELAYED, INSERT_MANY, INSERT_WAITING
 from outbox.database.wakeup import name_topic
 from outbox.message import Receipt
 from outbox.publishing.dedupe import take_dedupe_keys
@@ -18,41 +19,6 @@ from outbox.publishing.key_locks import lock_key, lock_keys
 from outbox.topics import topic_id
 
 KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
-
-# The message row and its ticket; wakes the relay that is on call for the topic's broker. Both take their values from here: a
-# ticket that selected them from the message row would cost a third more.
-INSERT_WAITING = """
-WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
-INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
-RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_wakeup WHERE broker = %s)
-"""
-
-# The message row, and when it is due; the relay gives it its ticket then.
-INSERT_DELAYED = """
-WITH m AS (INSERT INTO outbox_message (id, topic_id, key, headers, about, body) VALUES (%s, %s, %s, %s, %s, %s))
-INSERT INTO outbox_delayed (message_id, topic_id, due_at) VALUES (%s, %s, clock_timestamp() + %s)
-"""
-
-# The same for many messages, tickets in the order given.
-INSERT_MANY = """
-WITH g AS (
-    SELECT * FROM unnest(
-        %s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::boolean[], %s::interval[]
-    ) WITH ORDINALITY AS g (id, topic_id, key, headers, about, body, is_ordered, wait, nth)
-), m AS (
-    INSERT INTO outbox_message (id, topic_id, key, headers, about, body)
-    SELECT id, topic_id, key, headers, about, body FROM g
-), d AS (
-    INSERT INTO outbox_delayed (message_id, due_at, topic_id)
-    SELECT id, clock_timestamp() + wait, topic_id FROM g WHERE wait > interval '0'
-)
-INSERT INTO outbox_ticket (message_id, topic_id, order_key)
-SELECT id, topic_id, CASE WHEN is_ordered THEN hashtextextended(key, topic_id) END FROM g
-WHERE wait = interval '0' ORDER BY nth
-RETURNING (
-    SELECT count(pg_notify('outbox', topic)) FROM outbox_wakeup
-    JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker))
-"""
 
 
 class Entry(NamedTuple):

@@ -15,7 +15,7 @@ MAX_DOUBLINGS = 32  # beyond every limit in use, and small enough not to overflo
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """
-    Exponential back-off with full jitter: a random wait between 0 and base x 2^tries, so that retries spread out.
+    Exponential back-off with full jitter: a random wait between 0 and base x 2^failures, so that retries spread out.
 
     Args:
         base: the longest wait after the first failure.
@@ -27,7 +27,7 @@ class Backoff:
     limit: timedelta
     random: Random = random
 
-    def __call__(self, tries: int) -> timedelta:
-        """Return the wait after a failure that `tries` others preceded."""
-        longest = min(self.limit, self.base * (1 << min(tries, MAX_DOUBLINGS)))
+    def __call__(self, failures: int) -> timedelta:
+        """Return the wait after a failure that `failures` others preceded."""
+        longest = min(self.limit, self.base * (1 << min(failures, MAX_DOUBLINGS)))
         return longest * self.random()

@@ -43,6 +43,7 @@ from outbox.batches.take_over import Limit, read_prepared, renew, take_over
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
+from outbox.errors import FenceLost
 from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution
 from outbox.models import State
@@ -113,14 +114,17 @@ class Committer:
         Where no message was accepted, and all or none of them are dead, the batch itself becomes dead or is released.
 
         Returns:
-            False when the fence was lost.
+            Whether this attempt has written that, now or in an earlier call.
         """
         leaving = runs(result.unaccepted)
-        if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
-            is_written = self.splitter.return_batch(result.batch, result.unaccepted)
-        else:
-            is_written = self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
-        return is_written or self._is_mine(result.batch, "split")
+        try:
+            if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
+                self.splitter.return_batch(result.batch, result.unaccepted)
+            else:
+                self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
+        except FenceLost:
+            return self._is_mine(result.batch, "split")
+        return True
 
     def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
         """Mark batches in a state SENT; return the ids of those that this relay has marked, now or in an earlier call."""
@@ -138,28 +142,31 @@ class Committer:
         Decide to commit the half messages that were accepted; the other positions leave the batch.
 
         Returns:
-            None when the fence was lost: nothing may be committed, and these half messages are rolled back.
+            None where another process has the batch: nothing may be committed, and these half messages are rolled back.
         """
         batch, unaccepted = result.batch, result.unaccepted
         half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
         places, window = result.half_places, self.window
-        if unaccepted:
-            is_written = self.splitter.split(
-                batch,
-                unaccepted,
-                state=State.CLAIMED,
-                next_state=State.PREPARED,
-                half_ids=half_ids,
-                half_places=places,
-                window=window,
-            )
-        else:
-            is_written = decide(self.connection, batch, half_ids, half_places=places, window=window)
-        positions = sorted(result.accepted) if is_written else self._decided_before(result)
+        try:
+            if unaccepted:
+                self.splitter.split(
+                    batch,
+                    unaccepted,
+                    state=State.CLAIMED,
+                    next_state=State.PREPARED,
+                    half_ids=half_ids,
+                    half_places=places,
+                    window=window,
+                )
+            else:
+                decide(self.connection, batch, half_ids, half_places=places, window=window)
+            positions, is_fresh = sorted(result.accepted), True
+        except FenceLost:
+            positions, is_fresh = self._decided_before(result), False
         prepared = PreparedBatch(
-            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.tries, places, self.source
+            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places, self.source
         )
-        return Decision(prepared, is_fresh=is_written) if positions else None
+        return Decision(prepared, is_fresh=is_fresh) if positions else None
 
     def commit(self, decisions: Sequence[Decision], *, since: float) -> list[CommitResult]:
         """
@@ -261,19 +268,20 @@ class Committer:
     def _return_gone(self, result: CommitResult) -> None:
         """Send decided messages again under a new token (resend after discard), or give up those that cannot be proved."""
         batch, gone = result.batch, result.gone
-        if len(batch.message_ids) == 1:
-            is_written = self.splitter.return_prepared(batch, gone[1])
-        else:
-            is_written = self.splitter.split(
-                batch,
-                gone,
-                state=State.PREPARED,
-                next_state=State.PREPARED if result.unanswered else State.SENT,
-                half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
-                half_places={p: place for p, place in batch.half_places.items() if p not in gone},
-                open_positions=list(result.unanswered) or None,
-            )
-        if not is_written:
+        try:
+            if len(batch.message_ids) == 1:
+                self.splitter.return_prepared(batch, gone[1])
+            else:
+                self.splitter.split(
+                    batch,
+                    gone,
+                    state=State.PREPARED,
+                    next_state=State.PREPARED if result.unanswered else State.SENT,
+                    half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
+                    half_places={p: place for p, place in batch.half_places.items() if p not in gone},
+                    open_positions=list(result.unanswered) or None,
+                )
+        except FenceLost:
             self._is_mine(batch, "resend after discard")
 
     def _leave_open(self, result: CommitResult) -> None:
@@ -281,7 +289,9 @@ class Committer:
         batch = result.batch
         if set(result.unanswered) == set(batch.positions):
             return
-        if not leave_open(self.connection, batch, sorted(result.unanswered)):
+        try:
+            leave_open(self.connection, batch, sorted(result.unanswered))
+        except FenceLost:
             self._is_mine(batch, "open")
 
     def _decided_before(self, result: BatchSendResult) -> list[int]:
@@ -297,7 +307,7 @@ class Committer:
         return []
 
     def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
-        """Read the row again after a write that matched no row; return whether this attempt wrote it before."""
+        """Read the row again after a lost fence; return whether this attempt wrote the step before."""
         found = read_step(self.connection, batch.id)
         if found is not None and found.is_decided_by(batch.attempt):
             return True
@@ -325,7 +335,7 @@ GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half messag
 UNPROVEN = Unaccepted(
     SplitReason.UNPROVEN,
     "The broker has neither its half message nor the message, and no longer keeps messages that old: whether it was published "
-    "is unknown. Retry sends it, perhaps a second time; skip accepts it as published.",
+    "is unknown. Replay sends it, perhaps a second time; discard accepts it as published.",
 )
 
 

@@ -127,11 +127,12 @@ TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 # or sent again.
 DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
 OLD = {
-    "outbox_delivery": "failed_at < %(before)s",
+    "outbox_failed_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
-    "outbox_tries": "changed_at < %(before)s",
+    "outbox_failure_count": "changed_at < %(before)s",
     "outbox_check_back": "answered_at < %(before)s",
-    "outbox_attempt": "failed_at < %(before)s",
+    "outbox_failed_send": "failed_at < %(before)s",
+    "outbox_operator_act": "acted_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",
     "outbox_dedupe": "expires_at < %(now)s",
     "outbox_dead": f"""
@@ -330,9 +331,9 @@ SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outb
 WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
     AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
     AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
-        SELECT FROM outbox_delivery act
-        WHERE act.message_id = inbox.message_id AND act.consumer_group = inbox.consumer_group AND act.failed_at >= %(before)s
-            AND act.outcome IN ('replay asked', 'replayed'))
+        SELECT FROM outbox_operator_act operator
+        WHERE operator.message_id = inbox.message_id AND operator.consumer_group = inbox.consumer_group
+            AND operator.acted_at >= %(before)s AND operator.act IN ('replay asked', 'replayed'))
 ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
 """
 

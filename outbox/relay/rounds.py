@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from random import random
@@ -20,6 +21,7 @@ from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.database.identity import read_identity
+from outbox.errors import FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
@@ -54,7 +56,7 @@ class RelayResult:
 # A message that the broker may or may not have accepted is sent again within a second; the limit doubles with each try.
 RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 
-# The interval of tries where an operator has to correct something; outbox_retry tries at once.
+# The interval of sends where an operator has to correct something; outbox_replay_unsent sends at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
 # A breaker opens after so many batches in a row without an answer. Its wait begins at a second and doubles; the low limit lets
@@ -199,7 +201,8 @@ class Relay:
             if batch.topic not in self.broker.topics:
                 self.claims.foreign |= {batch.topic}
                 reason = f"The settings of this relay do not assign topic {batch.topic!r} to broker {self.broker.alias!r}."
-                self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
+                with suppress(FenceLost):
+                    self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
         return mine
 
     def _by_phase(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -234,7 +237,8 @@ class Relay:
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
         for batch in batches:
             if positions := batch.positions:
-                self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
+                with suppress(FenceLost):
+                    self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
 
     def _relay_one_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Send messages, then mark their batches SENT."""

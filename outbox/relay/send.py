@@ -116,7 +116,7 @@ ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 
 OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may use the same key
 
-GONE = "Its message row is gone. Restore it from a backup or an archive, or skip the message."
+GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
 
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
@@ -201,7 +201,7 @@ class Sender:
                 for loaded in wave:
                     if self.breakers.is_probed(loaded.batch.topic):
                         alone.append((loaded.batch, self._growing(loaded)))
-                    elif loaded.batch.tries:
+                    elif loaded.batch.failures:
                         alone.append((loaded.batch, _shrunk(loaded)))
                     else:
                         together.append(loaded)
@@ -326,7 +326,7 @@ class Sender:
 
 def _shrunk(loaded: Loaded) -> Iterator[Sequence[Row]]:
     """Yield the messages of a batch that has failed in parts that get smaller with each failure, to find the one that fails."""
-    size = max(1, len(loaded.rows) >> min(SHRINKS_BY * loaded.batch.tries, MAX_SHIFT))
+    size = max(1, len(loaded.rows) >> min(SHRINKS_BY * loaded.batch.failures, MAX_SHIFT))
     for start in range(0, len(loaded.rows), size):
         yield loaded.rows[start : start + size]
 

@@ -17,13 +17,13 @@ from outbox.relay.backoff import Backoff
 
 logger = get_logger(__name__)
 
-ALERT_TRIES = 10  # a batch that fails so often, or a multiple of it, raises an alert
+ALERT_FAILURES = 10  # a batch that fails so often, or a multiple of it, raises an alert
 
 
 @dataclass(frozen=True, slots=True)
 class Splitter:
     """
-    Returns, splits and records messages that were not accepted.
+    Returns, splits and records messages that were not accepted. Each step raises `FenceLost`, and has done nothing then.
 
     Args:
         retry: the back-off where the result of a send is unknown.
@@ -34,24 +34,16 @@ class Splitter:
     retry: Backoff
     misconfigured: timedelta
 
-    def return_batch(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> bool:
-        """
-        Release a claimed batch of which the broker has accepted no message, or mark it dead.
-
-        Returns:
-            False when the fence was lost.
-        """
+    def return_batch(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> None:
+        """Release a claimed batch of which the broker has accepted no message, or mark it dead."""
         leaving = runs(unaccepted)
-        wait, error = max((self._wait(run, batch.tries), run.text) for run in leaving)
-        is_tried, is_dead = any(run.is_tried for run in leaving), all(run.is_dead for run in leaving)
+        wait, error = max((self._wait(run, batch.failures), run.text) for run in leaving)
+        is_counted, is_dead = any(run.is_counted for run in leaving), all(run.is_dead for run in leaving)
         with self.connection.transaction():
-            dead = return_batch(self.connection, batch, wait=wait, error=error, is_tried=is_tried, is_dead=is_dead)
-            if dead is None:
-                return False
+            dead = return_batch(self.connection, batch, wait=wait, error=error, is_counted=is_counted, is_dead=is_dead)
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)
-        return True
 
     def split(
         self,
@@ -64,20 +56,15 @@ class Splitter:
         half_places: Mapping[int, str] | None = None,
         window: timedelta | None = None,
         open_positions: Sequence[int] | None = None,
-    ) -> bool:
-        """
-        Split positions off a batch; arguments as for `batches.split.split`.
-
-        Returns:
-            False when the fence was lost, or a position had been split off before.
-        """
+    ) -> None:
+        """Split positions off a batch; arguments as for `batches.split.split`."""
         leaving = runs(unaccepted)
         with self.connection.transaction():
             dead = split(
                 self.connection,
                 batch,
                 leaving,
-                waits=[self._wait(run, batch.tries) for run in leaving],
+                waits=[self._wait(run, batch.failures) for run in leaving],
                 state=state,
                 next_state=next_state,
                 half_ids=half_ids,
@@ -85,41 +72,29 @@ class Splitter:
                 window=window,
                 open_positions=open_positions,
             )
-            if dead is None:
-                return False
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)
-        return True
 
-    def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> bool:
-        """
-        Release a decided batch of one whose half message does not exist any more, or mark it dead where its end is unproven.
-
-        Returns:
-            False when the fence was lost.
-        """
+    def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> None:
+        """Release a decided batch of one whose half message does not exist any more, or mark it dead where that is unproven."""
         run = Run(1, 1, gone.reason, gone.text)
         dead: list[DeadNotice] = []
         with self.connection.transaction():
             if run.is_dead:
-                given_up = give_up_unproven(self.connection, batch, error=run.text)
-                if given_up is None:
-                    return False
-                dead = given_up
-            elif not resend_discarded(self.connection, batch, wait=self._wait(run, batch.tries), error=run.text):
-                return False
+                dead = give_up_unproven(self.connection, batch, error=run.text)
+            else:
+                resend_discarded(self.connection, batch, wait=self._wait(run, batch.failures), error=run.text)
             self._note(batch, [run])
         notify_dead(dead)
         _send_alert(batch, [run])
-        return True
 
-    def _wait(self, run: Run, tries: int) -> timedelta:
+    def _wait(self, run: Run, failures: int) -> timedelta:
         if run.reason is SplitReason.MISCONFIGURED:
             return self.misconfigured
         # A half message that the broker discarded is sent again at once, but only the first time.
-        is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and tries > 0)
-        return self.retry(tries) if is_repeated else timedelta(0)
+        is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and failures > 0)
+        return self.retry(failures) if is_repeated else timedelta(0)
 
     def _note(self, batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
         for run in leaving:
@@ -131,7 +106,7 @@ class Splitter:
 def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
     """Alert to messages that need an operator's correction, and to batches that have failed often."""
     for run in leaving:
-        has_failed_often = run.is_tried and (batch.tries + 1) % ALERT_TRIES == 0
+        has_failed_often = run.is_counted and (batch.failures + 1) % ALERT_FAILURES == 0
         if run.reason is SplitReason.MISCONFIGURED or has_failed_often:
             details = {"batch": batch.id, "topic": batch.topic, "attempt": batch.attempt}
             extra = log_fields(

@@ -147,8 +147,8 @@ class BatchFactory(IdentityFactory):
     """
     A batch of `size` messages with their rows; by default CLAIMED, with a lease that is not over.
 
-    There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, skipped. Without `owner`, any
-    relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
+    There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, discarded. Without `owner`,
+    any relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
     """
 
     class Meta:
@@ -163,8 +163,8 @@ class BatchFactory(IdentityFactory):
             half_ids=factory.LazyAttribute(lambda batch: [f"half-{position}" for position in range(1, batch.size + 1)]),
         )
         sent = factory.Trait(state=State.SENT)
-        dead = factory.Trait(state=State.DEAD, tries=1, last_error="refused by its broker")
-        skipped = factory.Trait(state=State.SKIPPED, last_error="refused by its broker")
+        dead = factory.Trait(state=State.DEAD, failures=1, last_error="refused by its broker")
+        discarded = factory.Trait(state=State.DISCARDED, last_error="refused by its broker")
 
     topic_id = factory.LazyAttribute(lambda batch: batch.topic.id)
     message_ids = factory.LazyAttribute(
@@ -174,7 +174,7 @@ class BatchFactory(IdentityFactory):
     first_seq = 1
     state = State.CLAIMED
     attempt = 1
-    tries = 0
+    failures = 0
     lease_until = factory.LazyAttribute(lambda batch: _now() + timedelta(seconds=30) if batch.state == State.CLAIMED else None)
     due_at = _now_if(State.RELEASED)
     decided_at = _now_if(State.PREPARED)
@@ -223,7 +223,7 @@ class FailedDeliveryFactory(factory.django.DjangoModelFactory):
     consumer_group = "points"
     message_id = factory.LazyFunction(message_id)
     topic = "orders"
-    nth = 1
+    delivery_count = 1
     outcome = "retry"
     error = "ValueError: no such customer"
     fingerprint = "ValueError in shop.consumers.add_points: no such customer"

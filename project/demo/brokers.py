@@ -22,7 +22,7 @@ UNHANDLED = f"""
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
     + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
         SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
-    + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE nth > 1))
+    + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE delivery_count > 1))
 """  # noqa: S608
 
 # What still waits in the outbox, and in the embedded broker: halves, what a group has not read, and what it has not acknowledged.

@@ -79,8 +79,9 @@ SELECT (SELECT count(*) FROM shop_order) AS orders,
     (SELECT count(*) FROM outbox_message) AS published,
     (SELECT count(*) FROM demo_half) AS half_messages,
     (SELECT count(*) - count(DISTINCT message_id) FROM demo_visible) AS duplicate_copies,
-    (SELECT count(*) FROM outbox_inbox WHERE nth > 1) + (SELECT count(*) FROM outbox_duplicate WHERE nth > 1)
-        + (SELECT count(*) FROM outbox_delivery WHERE nth > 1) AS redelivered,
+    (SELECT count(*) FROM outbox_inbox WHERE delivery_count > 1)
+        + (SELECT count(*) FROM outbox_duplicate WHERE delivery_count > 1)
+        + (SELECT count(*) FROM outbox_failed_delivery WHERE delivery_count > 1) AS redelivered,
     (SELECT count(*) FROM outbox_duplicate) AS duplicates_dropped
 """
 

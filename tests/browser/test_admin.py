@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 # The message of a half that a check-back ended: its relay was killed after the decision.
 SAVED = "SELECT message_id FROM outbox_check_back WHERE answer = 'COMMIT' AND asked_by = 'endpoint' ORDER BY id LIMIT 1"
 ORDER = "SELECT id FROM shop_order WHERE invoice = '536365'"
-FAILING = "SELECT message_id FROM outbox_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
+FAILING = "SELECT message_id FROM outbox_failed_delivery WHERE traceback <> '' ORDER BY id DESC LIMIT 1"
 DEAD = "SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = 4"
 
 PAGES = {
@@ -171,12 +171,12 @@ class TestDeadMessages:
         page.check("#action-toggle")
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
-        page.get_by_text("skipped messages are never sent again").wait_for()
+        page.get_by_text("discarded messages are never sent again").wait_for()
         operator.photograph("impact-light")
         page.fill("#id_reason", "Test orders of the warehouse, never meant for us")
-        page.get_by_role("button", name="Skip").click()
+        page.get_by_role("button", name="Discard").click()
 
-        page.get_by_text(f"Skipped: {before}.").wait_for()
+        page.get_by_text(f"Discarded: {before}.").wait_for()
         assert shop.ask(DEAD) == 0
 
 
@@ -195,7 +195,7 @@ class TestDeadLetters:
         page.get_by_role("button", name="Discard 1").click()
         page.get_by_text("Discarded: 1.").wait_for()
 
-        one = shop.ask("SELECT message_id FROM outbox_delivery WHERE outcome = 'discarded'")
+        one = shop.ask("SELECT message_id FROM outbox_operator_act WHERE act = 'discarded'")
         page = operator.open(f"/admin/outbox/messagerow/{one}/change/")
         page.get_by_text("discarded by admin for group points").wait_for()
         page.get_by_text("A test order of the warehouse").wait_for()
@@ -239,7 +239,7 @@ class TestAnAudit:
 
         page.get_by_role("link", name="Show all findings of this audit").click()
         page.check("#action-toggle")
-        page.select_option("select[name=action]", "retry")
+        page.select_option("select[name=action]", "resend")
         page.get_by_role("button", name="Go").click()
         page.get_by_text("Relays send them again").wait_for()
         operator.photograph("send-again-light")

@@ -30,7 +30,7 @@ SELECT nextval('outbox_embedded_half_id'), id, 0, %s, 'urn:warehouse', %s, '', '
 IS_DONE = """
 SELECT (SELECT sum(cardinality(message_ids) - cardinality(split)) FROM outbox_batch WHERE state = 4) >= 3
     AND (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NOT NULL) >= 2
-    AND EXISTS (SELECT FROM outbox_delivery WHERE outcome = 'retry' AND traceback <> '')
+    AND EXISTS (SELECT FROM outbox_failed_delivery WHERE outcome = 'retry' AND traceback <> '')
 """
 
 TYPED = {"ce-type": "OrderPlaced", "ce-tag": "placed", "content-type": "application/json"}

@@ -93,10 +93,10 @@ class TestKilledConsumer:
         found = acts.receive_while_time_passes(INVISIBLE * 2, kind, count=5)  # the consumer began later, by its own clock
 
         assert len(found) == 5
-        assert sorted(one.delivery.attempt for one in found)[2:] == [2, 2, 2]
+        assert sorted(one.delivery.delivery_count for one in found)[2:] == [2, 2, 2]
         if not harness.gives_back_at_once:  # one that does also counts what the process had fetched ahead
-            assert sum(one.delivery.attempt for one in found) == 8
-            assert all(one.age - started_at >= INVISIBLE for one in found if one.delivery.attempt == 2)
+            assert sum(one.delivery.delivery_count for one in found) == 8
+            assert all(one.age - started_at >= INVISIBLE for one in found if one.delivery.delivery_count == 2)
 
 
 @pytest.mark.needs("is_shared_by_processes", "supports_half_messages", "confirms_ends")

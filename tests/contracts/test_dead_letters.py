@@ -43,7 +43,7 @@ class TestDeadLetter:
 
         [letter] = acts.dead_letters(count=1)
         assert (letter.message_id, letter.topic, letter.group) == (message.message_id, message.topic, "group")
-        assert letter.attempt == 1
+        assert letter.delivery_count == 1
         assert harness.is_now(letter.died_at)
         assert acts.dead_letters("other") == []
 
@@ -77,7 +77,7 @@ class TestDeadLetter:
         replayed = broker.replay("group", [first.id])
 
         assert replayed == {first.id}
-        assert [(again.message_id, again.attempt) for again in acts.receive()] == [(first.message_id, 1)]
+        assert [(again.message_id, again.delivery_count) for again in acts.receive()] == [(first.message_id, 1)]
         assert [letter.id for letter in acts.dead_letters()] == [second.id]
 
     @pytest.mark.needs("supports_replay")
@@ -153,7 +153,7 @@ class TestDeadLetter:
             broker.replay("group", [letter.id])
             acts.find(poison.message_id, "visible")
 
-        assert [delivery.attempt for delivery in acts.receive()] == [1]
+        assert [delivery.delivery_count for delivery in acts.receive()] == [1]
         assert acts.dead_letters() == []
 
     @pytest.mark.needs("supports_replay", "supports_order", "supports_half_messages")
@@ -170,7 +170,7 @@ class TestDeadLetter:
 
         broker.replay("group", [letter.id])
 
-        assert [(again.message_id, again.attempt) for again in acts.receive(kind)] == [(message.message_id, 1)]
+        assert [(again.message_id, again.delivery_count) for again in acts.receive(kind)] == [(message.message_id, 1)]
 
 
 @pytest.mark.needs("supports_replay")
@@ -280,7 +280,7 @@ class TestDeliverAgain:
         found = broker.deliver_again("group", [message.message_id])
 
         assert found == {message.message_id}
-        assert [(again.message_id, again.attempt) for again in acts.receive()] == [(message.message_id, 1)]
+        assert [(again.message_id, again.delivery_count) for again in acts.receive()] == [(message.message_id, 1)]
 
     def test_hands_it_to_no_other_group(self, acts: Acts, broker: Broker):
         [message] = acts.send_bodies(b"a")

@@ -48,7 +48,7 @@ class TestOrder:
         again = acts.receive_again(FIFO)
 
         assert meanwhile == [b"3"]
-        assert [(delivery.body, delivery.attempt) for delivery in again] == [(b"1", 2)]
+        assert [(delivery.body, delivery.delivery_count) for delivery in again] == [(b"1", 2)]
 
     def test_delivers_the_head_again_when_its_handler_died(self, acts: Acts, harness: Harness):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")
@@ -56,7 +56,7 @@ class TestOrder:
 
         harness.pass_time(INVISIBLE)
 
-        assert [(delivery.body, delivery.attempt) for delivery in acts.receive_again(FIFO)] == [(b"1", 2)]
+        assert [(delivery.body, delivery.delivery_count) for delivery in acts.receive_again(FIFO)] == [(b"1", 2)]
 
     def test_goes_on_behind_a_dead_letter(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"1", b"2", kind=FIFO, key="a")

@@ -187,7 +187,7 @@ class TestAck:
         assert broker.dead_letter(late[b"given up"], "failed three times") is True
         assert acts.receive() == []
         harness.pass_time(MOMENT)
-        assert [(again.body, again.attempt) for again in acts.receive_again()] == [(b"failed", 2)]
+        assert [(again.body, again.delivery_count) for again in acts.receive_again()] == [(b"failed", 2)]
 
     def test_changes_nothing_when_another_holds_the_message(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
@@ -214,7 +214,7 @@ class TestInvisibility:
 
         second = again.delivery
         assert again.age - hidden_at >= INVISIBLE
-        assert (first.attempt, second.attempt) == (1, 2)
+        assert (first.delivery_count, second.delivery_count) == (1, 2)
         assert (second.message_id, second.body) == (first.message_id, b"a")
         assert second.receipt != first.receipt
 
@@ -229,7 +229,7 @@ class TestRetry:
         assert acts.receive() == []
         harness.pass_time(timedelta(minutes=2))
         [second] = acts.receive_again()
-        assert (second.body, second.attempt) == (b"a", 2)
+        assert (second.body, second.delivery_count) == (b"a", 2)
 
     @pytest.mark.needs("refuses_second_ack")
     def test_lets_go_of_the_message(self, acts: Acts, broker: Broker):
@@ -246,8 +246,8 @@ class TestRetry:
 
         broker.retry(delivery, timedelta())
 
-        assert [again.attempt for again in acts.receive_again(group="cart")] == [2]
-        assert [other.attempt for other in acts.receive(group="points")] == [1]
+        assert [again.delivery_count for again in acts.receive_again(group="cart")] == [2]
+        assert [other.delivery_count for other in acts.receive(group="points")] == [1]
 
 
 class TestBacklog:

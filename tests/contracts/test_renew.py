@@ -37,7 +37,7 @@ class TestRenew:
 
         assert held is not None
         assert (held.message_id, held.body, held.key, held.headers) == (delivery.message_id, b"a", "k", {"who": "Zoë"})
-        assert (held.group, held.topic, held.attempt) == (delivery.group, delivery.topic, 1)
+        assert (held.group, held.topic, held.delivery_count) == (delivery.group, delivery.topic, 1)
 
     def test_holds_a_message_until_the_new_time_is_over(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
@@ -48,7 +48,7 @@ class TestRenew:
         assert held is not None
         harness.pass_time(INVISIBLE)
         [again] = acts.receive_again()
-        assert (again.body, again.attempt) == (b"a", 2)
+        assert (again.body, again.delivery_count) == (b"a", 2)
         assert broker.ack([held]) == [False]
 
     def test_may_be_repeated(self, acts: Acts, broker: Broker, harness: Harness):
@@ -137,7 +137,7 @@ class TestRenew:
 
         assert broker.retry(held, timedelta()) is True
 
-        assert [(again.body, again.attempt) for again in acts.receive_again()] == [(b"a", 2)]
+        assert [(again.body, again.delivery_count) for again in acts.receive_again()] == [(b"a", 2)]
 
     def test_gives_what_can_be_put_aside(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"a")
@@ -172,7 +172,7 @@ class TestRelease:
 
         other = harness.open()
         again = acts.receive(broker=other, count=1)
-        assert [(one.body, one.attempt) for one in again] == [(b"a", 2)]
+        assert [(one.body, one.delivery_count) for one in again] == [(b"a", 2)]
         assert [*broker.ack([by_body[b"b"]]), *other.ack(again)] == [True, True]
 
     @pytest.mark.needs("ends_late")

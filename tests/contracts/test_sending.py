@@ -39,7 +39,7 @@ class TestSend:
         assert delivery.topic == message.topic
         assert (delivery.body, delivery.key, delivery.tag) == (body, "ключ-🐿", "placed")
         assert delivery.headers == headers
-        assert delivery.attempt == 1
+        assert delivery.delivery_count == 1
         assert acts.harness.is_now(delivery.stored_at)
 
     def test_accepts_a_body_of_the_greatest_size(self, acts: Acts, broker: Broker):

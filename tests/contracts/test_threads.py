@@ -58,7 +58,7 @@ class TestRelease:
         first.join(120)
 
         assert was_waiting
-        assert [(delivery.body, delivery.attempt) for delivery in found] == [(b"a", 2)]
+        assert [(delivery.body, delivery.delivery_count) for delivery in found] == [(b"a", 2)]
         assert time.monotonic() - started < WAIT.total_seconds() / 2
 
 

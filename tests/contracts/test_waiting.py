@@ -115,4 +115,4 @@ class TestCounts:
 
         [delivery] = acts.receive(count=1)
         [letter] = acts.dead_letters(count=1)
-        assert (delivery.body, delivery.attempt, letter.attempt) == (b"b", 1, 1)
+        assert (delivery.body, delivery.delivery_count, letter.delivery_count) == (b"b", 1, 1)

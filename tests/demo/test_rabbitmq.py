@@ -75,7 +75,9 @@ class TestRabbitMQ:
         wait_until(lambda: kill.is_due(["cart", "points"]))  # five for each
 
         assert not kill.is_due(["cart"])
-        models.Inbox.objects.create(consumer_group="cart", dedupe_key="1", message_id=batch.message_ids[0], topic="orders", nth=1)
+        models.Inbox.objects.create(
+            consumer_group="cart", dedupe_key="1", message_id=batch.message_ids[0], topic="orders", delivery_count=1
+        )
         assert not kill.is_due(["cart", "points"])
 
 

@@ -24,7 +24,7 @@ EMBEDDED = Embedded()
 KILLS = report.Kills(resident=4, celery=4, consumers=8, unacked=6)
 
 
-def handled(receipt, *groups, nth=1):
+def handled(receipt, *groups, delivery_count=1):
     """Write what broker and consumers write about a message that reached these groups."""
     now = timezone.now()
     EmbeddedMessage.objects.create(
@@ -46,7 +46,7 @@ def handled(receipt, *groups, nth=1):
             dedupe_key=str(receipt.message_id),
             message_id=receipt.message_id,
             topic=receipt.topic,
-            nth=nth,
+            delivery_count=delivery_count,
         )
 
 
@@ -116,8 +116,8 @@ class TestRead:
         assert read().p50_ms == pytest.approx(2000, abs=50)
 
     def test_counts_redeliveries(self, order):
-        models.Inbox.objects.filter(consumer_group="cart").update(nth=2)
-        models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", nth=2)
+        models.Inbox.objects.filter(consumer_group="cart").update(delivery_count=2)
+        models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", delivery_count=2)
 
         found = read()
 
@@ -237,7 +237,7 @@ class TestCountOpen:
         assert before == 0
         assert count_open(replace(KILLS, unacked=0), broker) == 1
         assert count_open(unacked, broker) == 2
-        models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", nth=2)
+        models.Duplicate.objects.create(consumer_group="points", message_id=message_id(), topic="orders", delivery_count=2)
         assert count_open(unacked, broker) == 1
 
     def test_counts_a_rollback_of_which_rocketmq_has_not_asked_yet(self, order):

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from outbox import Retry, atomic, consumer, database, publish, topics
-from outbox.batches.operators import retry_all
+from outbox.batches.operators import replay_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import partitions
@@ -162,7 +162,7 @@ class TestARoleWithTheGrantsOfThePage:
         DeadMessage.objects.create(message_id=gone, batch_id=batch.id, topic="old", **about)
 
         with as_role(), database.connect("default") as own:
-            result = retry_all(own, by="ada")
+            result = replay_all(own, by="ada")
 
         assert result.messages == 1
         assert MessageRow.objects.filter(id=gone).exists()
@@ -170,7 +170,7 @@ class TestARoleWithTheGrantsOfThePage:
 
     def test_deletes_rows_and_leaves_days_to_their_owner_in_silence(self, granted, day, caplog):
         day((datetime.now(UTC) - timedelta(days=9)).date())  # past its retention since yesterday
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=OLD)
 
         with as_role():
             done = maintain("default")
@@ -181,7 +181,7 @@ class TestARoleWithTheGrantsOfThePage:
         assert caplog.messages == []
 
     def test_deletes_rows_although_days_are_missing(self, granted, no_tomorrow):
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=OLD)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=OLD)
 
         with as_role(), pytest.raises(ConfigurationError):
             maintain("default")
@@ -247,7 +247,7 @@ class TestARelayThatMayNotCreatePartitions:
 
 
 class TestAConsumerWhoseInboxIsRefused:
-    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_tries", "outbox_delivery"])
+    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_failure_count", "outbox_failed_delivery"])
     def test_says_so_and_blames_no_handler_until_it_is_corrected(self, table, granted, as_owner):
         @consumer(OrderMade, group="points", retry=Retry(limit=0))
         def give_points(message, context):

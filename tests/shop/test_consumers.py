@@ -24,7 +24,7 @@ def context():
         key="536365",
         tag="",
         headers={},
-        attempt=1,
+        delivery_count=1,
         idempotency_key="any",
         source="",
         lane=None,

@@ -113,7 +113,7 @@ class Controls:
             repeated = 0
             for group in self._store.groups.values():
                 for copy in group.done.pop(message_id, []):
-                    group.unfinished[copy.message.topic][copy.number] = Place(copy, self._now(), attempt=1)
+                    group.unfinished[copy.message.topic][copy.number] = Place(copy, self._now(), delivery_count=1)
                     repeated += 1
             self._store.changed.notify_all()
             return repeated

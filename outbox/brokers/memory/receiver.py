@@ -46,7 +46,7 @@ def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int,
 
 def _deliver(group: Group, name: str, place: Place, until: datetime) -> Delivery:
     message = place.copy.message
-    place.attempt += 1
+    place.delivery_count += 1
     place.due_at = until
     place.receipt = _new_receipt(place)
     group.delivered.append(message.message_id)
@@ -59,7 +59,7 @@ def _deliver(group: Group, name: str, place: Place, until: datetime) -> Delivery
         key=message.key,
         tag=message.tag,
         headers=dict(message.headers),
-        attempt=place.attempt,
+        delivery_count=place.delivery_count,
         stored_at=place.copy.stored_at,
         pos=place.copy.number,
     )
@@ -135,7 +135,7 @@ def letter(delivery: Delivery, reason: str, now: datetime) -> DeadLetter:
         topic=delivery.topic,
         message_id=delivery.message_id,
         reason=reason,
-        attempt=delivery.attempt,
+        delivery_count=delivery.delivery_count,
         died_at=now,
         source=delivery.headers.get(Header.SOURCE, ""),
     )

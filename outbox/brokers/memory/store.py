@@ -40,7 +40,7 @@ class Place:
 
     copy: Copy
     due_at: datetime
-    attempt: int = 0
+    delivery_count: int = 0
     receipt: str = ""
 
 

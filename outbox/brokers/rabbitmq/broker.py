@@ -195,7 +195,7 @@ class RabbitMQBroker(DeadLetters):
         if after <= timedelta():
             return self._held.give_back([delivery])[0]
         queue, due = topology.group_queues(self.topics[delivery.topic], delivery.group)
-        message = copy_of(delivery, attempts=delivery.attempt, **{topology.DESTINATION: queue})
+        message = copy_of(delivery, delivery_count=delivery.delivery_count, **{topology.DESTINATION: queue})
         copy = self._delayed(message, after, delivery.tag)
         return self._replace(delivery, copy, due, after)
 
@@ -215,7 +215,7 @@ class RabbitMQBroker(DeadLetters):
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Put a copy into the group's dead letters, and acknowledge the delivery."""
         died_at = micros_of(datetime.now(UTC))
-        message = copy_of(delivery, attempts=delivery.attempt, **{REASON: reason, DIED_AT: died_at})
+        message = copy_of(delivery, delivery_count=delivery.delivery_count, **{REASON: reason, DIED_AT: died_at})
         dead = topology.dead_queue_name(delivery.topic, delivery.group)
         return self._replace(delivery, Publication("", dead, message), dead, STORE_AGAIN_AFTER)
 

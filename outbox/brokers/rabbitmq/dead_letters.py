@@ -21,7 +21,7 @@ from typing import Any
 import amqp
 
 from outbox.brokers.base import DeadLetter, Delivery
-from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, attempts_noted, copy_of, micros_of, time_of, to_delivery
+from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, count_noted, micros_of, time_of, to_delivery
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, dead_queue_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
@@ -113,10 +113,10 @@ class DeadLetterQueues:
         return {letter.message_id for letter in self.read(group, sum(counts.values()))}.intersection(message_ids)
 
     def replay(self, group: str, ids: Collection[str]) -> set[str]:
-        """Put letters back into the queue of their group, with attempts from 1. Return the ids of those that were there."""
+        """Put letters back into their group's queue, with deliveries counted from 1. Return the ids of those that were there."""
 
         def copy(one: QueuedLetter) -> Publication:
-            return Publication("", queue_name(one.letter.topic, group), copy_of(one.delivery, attempts=0))
+            return Publication("", queue_name(one.letter.topic, group), copy_of(one.delivery, delivery_count=0))
 
         return self._settle(group, ids, copy)
 
@@ -264,14 +264,16 @@ def _count(channel: amqp.Channel, queue: str, deadline: float, pause: float) -> 
 def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
     headers = message.properties.get("application_headers") or {}
     delivery = to_delivery(message, group=group, topic=topic, receipt="")
-    attempt = max(1, attempts_noted(headers))  # x-delivery-count counts looks, too
+    delivery_count = max(1, count_noted(headers))  # x-delivery-count counts looks, too
     if died_at := time_of(headers.get(DIED_AT)):
         reason = str(headers.get(REASON, ""))
     else:
         died_at, reason = _death_of(headers)
     name, tag = f"{topic}/{delivery.message_id}/{micros_of(died_at)}", message.delivery_info["delivery_tag"]
     source = delivery.headers.get(Header.SOURCE, "")
-    return QueuedLetter(DeadLetter(name, group, topic, delivery.message_id, reason, attempt, died_at, source), delivery, tag)
+    return QueuedLetter(
+        DeadLetter(name, group, topic, delivery.message_id, reason, delivery_count, died_at, source), delivery, tag
+    )
 
 
 def _death_of(headers: dict[str, Any]) -> tuple[datetime, str]:

@@ -20,16 +20,16 @@ from outbox.message import Header
 KEY = "outbox-key"
 TAG = "outbox-tag"
 STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
-ATTEMPTS = "outbox-attempts"  # deliveries before this copy
+DELIVERY_COUNT = "outbox-delivery-count"  # deliveries before this copy
 REASON = "outbox-reason"
 DIED_AT = "outbox-died-at"
-OURS = (KEY, TAG, STORED_AT, ATTEMPTS, REASON, DIED_AT, DESTINATION)
+OURS = (KEY, TAG, STORED_AT, DELIVERY_COUNT, REASON, DIED_AT, DESTINATION)
 
 THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and those that begin so:
 THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
 
 PERSISTENT = 2
-MAX_ATTEMPTS = 1_000_000  # another producer may have written any number
+MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
 MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * RUNGS
 MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
@@ -43,7 +43,7 @@ def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
     return _new(message.body, message.message_id, headers)
 
 
-def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
+def copy_of(delivery: Delivery, *, delivery_count: int, **extra: Any) -> amqp.Message:
     """Return a copy of a delivered message for its group; `extra`: headers of ours."""
     stored_at = delivery.stored_at or datetime.now(UTC)
     headers = {
@@ -51,7 +51,7 @@ def copy_of(delivery: Delivery, *, attempts: int, **extra: Any) -> amqp.Message:
         KEY: delivery.key,
         TAG: delivery.tag,
         STORED_AT: micros_of(stored_at),
-        ATTEMPTS: attempts,
+        DELIVERY_COUNT: delivery_count,
         **extra,
     }
     return _new(delivery.body, delivery.message_id, headers)
@@ -92,23 +92,23 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) 
         key=str(raw.get(KEY) or headers.get(Header.SUBJECT, "")),
         tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
         headers=headers,
-        attempt=attempts_before(raw) + 1,
+        delivery_count=count_before(raw) + 1,
         stored_at=time_of(raw.get(STORED_AT)),
     )
 
 
-def attempts_before(raw: Mapping[str, Any]) -> int:
+def count_before(raw: Mapping[str, Any]) -> int:
     """Return how often a message was delivered to its group before: as earlier copies, and as this one."""
-    return attempts_noted(raw) + _number(raw.get("x-delivery-count"))
+    return count_noted(raw) + _number(raw.get("x-delivery-count"))
 
 
-def attempts_noted(raw: Mapping[str, Any]) -> int:
+def count_noted(raw: Mapping[str, Any]) -> int:
     """Return how often a message was delivered to its group as earlier copies; 0 where that cannot be read."""
-    return _number(raw.get(ATTEMPTS))
+    return _number(raw.get(DELIVERY_COUNT))
 
 
 def _number(value: Any) -> int:
-    return min(value, MAX_ATTEMPTS) if isinstance(value, int) and value > 0 else 0
+    return min(value, MAX_DELIVERY_COUNT) if isinstance(value, int) and value > 0 else 0
 
 
 def too_large_for_amqp(message: Outgoing) -> str:

@@ -106,5 +106,5 @@ class OrderedQueue:
 def _numbered(entry: Entry) -> Fetched:
     """Return a message as it is handed out this time."""
     first = entry.fetched.delivery
-    attempt, receipt = first.attempt + entry.times_out - 1, f"{first.receipt}/{entry.times_out}"
-    return replace(entry.fetched, delivery=replace(first, attempt=attempt, receipt=receipt))
+    delivery_count, receipt = first.delivery_count + entry.times_out - 1, f"{first.receipt}/{entry.times_out}"
+    return replace(entry.fetched, delivery=replace(first, delivery_count=delivery_count, receipt=receipt))

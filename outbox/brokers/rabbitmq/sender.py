@@ -31,7 +31,7 @@ NO_ROUTE = 312
 PASSIVE = NOWAIT = True
 DECLARES = (spec.Queue.Declare, spec.Exchange.Declare)
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
-# A nack is an outage, and not an unsure send: no attempt is counted while a queue is full. The message may be in some of its
+# A nack is an outage, and not an unsure send: no failure is counted while a queue is full. The message may be in some of its
 # queues, and is published to all of them again.
 NOT_TAKEN = SendResult(
     SendStatus.UNAVAILABLE, reason="RabbitMQ did not take the message: a queue is full, or most of its nodes are away."

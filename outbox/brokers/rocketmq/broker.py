@@ -226,7 +226,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return self._client.run(dead_letters.count_dead_letters(self._client, self._server_groups(group)))
 
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Send copies of dead letters, which only their group handles, with attempts from 1."""
+        """Send copies of dead letters, which only their group handles, with deliveries counted from 1."""
         self._require_ports("replay()")
         self._require_owner(group)
         return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), letters))

@@ -181,7 +181,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
         key=key,
         tag=system.tag,
         headers=headers,
-        attempt=system.delivery_attempt or 1,
+        delivery_count=system.delivery_attempt or 1,
         stored_at=_time(system.store_timestamp),
         queue=_queue(system),
         pos=system.queue_offset,

@@ -114,9 +114,9 @@ async def _open_dead_letters(client: Client, server_groups: Collection[str]) -> 
 
 def _as_dead_letter(letter: StoredDeadLetter, group: str) -> DeadLetter:
     stored = letter.stored
-    attempt = max(1, stored.retries)
+    delivery_count = max(1, stored.retries)
     message_id, source = message_id_of(stored.properties), source_of(stored.properties)
-    return DeadLetter(stored.id, group, letter.topic, message_id, "", attempt, stored.stored_at, source)
+    return DeadLetter(stored.id, group, letter.topic, message_id, "", delivery_count, stored.stored_at, source)
 
 
 async def _stored_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:

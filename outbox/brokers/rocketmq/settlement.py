@@ -108,8 +108,8 @@ class Settlement:
             **self._group_and_topic(held),
             receipt_handle=held.receipt,
             message_id=held.message_id,
-            delivery_attempt=held.attempt,
-            max_delivery_attempts=held.attempt,
+            delivery_attempt=held.delivery_count,
+            max_delivery_attempts=held.delivery_count,
         )
         return await self._call(held, "ForwardMessageToDeadLetterQueue", request) is not None
 

@@ -65,7 +65,8 @@ def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessa
         "age": since(row["created_at"]),
         "commit": found.commit,
         "handled": [
-            {"group": shown(one["consumer_group"], 100), "at": one["handled_at"], "nth": one["nth"]} for one in found.handled
+            {"group": shown(one["consumer_group"], 100), "at": one["handled_at"], "delivery_count": one["delivery_count"]}
+            for one in found.handled
         ],
         **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),
     }

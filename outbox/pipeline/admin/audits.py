@@ -135,7 +135,7 @@ def _latency_and_backlog(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str,
         Backlog(
             *(row.consumer_group, row.topic, row.backlog, row.growth, row.cause),
             onset=row.onset_at,
-            most_attempts=row.most_repeated,
+            most_repeated=row.most_repeated,
             minutes=row.minutes,
         )
         for row in rows

@@ -29,8 +29,8 @@ AT_ONCE = 200  # findings
 RUNS_OFFERED = 20
 LINKS_SHOWN = 100
 
-RETRY = Act(
-    "retry",
+RESEND = Act(
+    "resend",
     "Send lost messages again",
     "Send again",
     "Messages to send again",
@@ -100,12 +100,12 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     ]
     list_select_related = ["run"]
     time = "run__started_at"
-    actions = ["retry", "acknowledge"]
+    actions = ["resend", "acknowledge"]
     fields = ()
     pages = ("changelist", "change", "history")
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return self.may(request, "retry")
+    def has_resend_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "resend")
 
     def has_acknowledge_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "acknowledge")
@@ -125,8 +125,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         links = [message_link(self.admin_site, one) for one in row.message_ids[:2]]
         return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
 
-    @admin.action(description="Send lost messages again", permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
+    @admin.action(description="Send lost messages again", permissions=["resend"])
+    def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
         using = router.db_for_write(AuditFinding)
         plans = [repair.plan(one, using) for one in queryset.select_related("run").order_by("id")[:AT_ONCE]]
@@ -135,13 +135,13 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         if form.count and not form.is_valid():
             notes = [f"Not sent: {number}. {reason}" for reason, number in refused.items()]
             return impact_page(
-                self, request, act=RETRY, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
+                self, request, act=RESEND, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
         done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
         for reason, number in refused.items():
             self.message_user(request, f"Not sent: {number}. {reason}", messages.WARNING)
         if done or form.wanted:
-            notify(self, request, RETRY, done=done, wanted=form.wanted, limit=form.count)
+            notify(self, request, RESEND, done=done, wanted=form.wanted, limit=form.count)
         return None
 
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:

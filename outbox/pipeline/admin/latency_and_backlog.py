@@ -29,7 +29,7 @@ class Backlog:
     growth: float
     cause: str
     onset: datetime | None
-    most_attempts: Sequence[Sequence[Any]]
+    most_repeated: Sequence[Sequence[Any]]
     minutes: Sequence[Sequence[float]]
 
 
@@ -41,7 +41,10 @@ def latency_and_backlog(
     return {
         "backlogs": [
             {"group": one.group, "topic": one.topic, "backlog": one.backlog, "growth": one.growth, "cause": one.cause}
-            | {"onset": one.onset, "again": [(message_link(site, number), tries) for number, tries in one.most_attempts[:3]]}
+            | {
+                "onset": one.onset,
+                "again": [(message_link(site, message), failures) for message, failures in one.most_repeated[:3]],
+            }
             for one in worst
         ],
         "backlog_drawings": [_backlog(nth, one) for nth, one in enumerate(worst[:DRAWN]) if one.minutes],

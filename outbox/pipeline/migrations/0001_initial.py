@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "outbox_audit_finding",
                 "permissions": [
-                    ("retry_auditfinding", "Can send lost messages again"),
+                    ("resend_auditfinding", "Can send lost messages again"),
                     ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
                 ],
                 "default_permissions": ("view",),
@@ -192,7 +192,7 @@ class Migration(migrations.Migration):
                 ("tag", models.TextField(default="")),
                 ("queue", models.TextField(default="")),
                 ("pos", models.BigIntegerField(null=True)),
-                ("nth", models.IntegerField(default=1)),
+                ("delivery_count", models.IntegerField(default=1)),
                 ("stored_at", models.DateTimeField(null=True)),
                 ("recorded_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
             ],
@@ -200,7 +200,9 @@ class Migration(migrations.Migration):
                 "db_table": "outbox_recorded",
                 "default_permissions": ("view",),
                 "constraints": [
-                    models.UniqueConstraint(fields=("message_id", "topic", "queue", "pos", "nth"), name="outbox_recorded_once")
+                    models.UniqueConstraint(
+                        fields=("message_id", "topic", "queue", "pos", "delivery_count"), name="outbox_recorded_once"
+                    )
                 ],
             },
         ),

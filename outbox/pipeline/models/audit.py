@@ -85,7 +85,7 @@ class AuditFinding(models.Model):
         db_table = "outbox_audit_finding"
         default_permissions = ("view",)
         permissions = [
-            ("retry_auditfinding", "Can send lost messages again"),
+            ("resend_auditfinding", "Can send lost messages again"),
             ("acknowledge_auditfinding", "Can acknowledge findings of audits"),
         ]
 
@@ -125,7 +125,7 @@ class AuditBacklog(models.Model):
     growth = models.FloatField()  # messages per minute
     cause = models.TextField()
     onset_at = models.DateTimeField(null=True)
-    most_repeated = models.JSONField(default=list)  # [message id, attempts]
+    most_repeated = models.JSONField(default=list)  # [message id, failures]
     minutes = models.JSONField(default=list)
 
     class Meta:

@@ -8,10 +8,10 @@ from django.db.models.functions import Now
 
 class RecordedMessage(models.Model):
     """
-    A delivery to the recorder. A message that the broker has stored twice has two rows with `nth` 1, at two places.
+    A delivery to the recorder. A message that the broker has stored twice has two rows with `delivery_count` 1, at two places.
 
-    `queue` and `pos`: its place, in the broker's terms; empty and NULL if the broker does not report it. `nth`: the number of the
-    delivery to the recorder, from 1. A place is recorded once as long as its row exists.
+    `queue` and `pos`: its place, in the broker's terms; empty and NULL if the broker does not report it. `delivery_count`:
+    the number of the delivery to the recorder, from 1. A place is recorded once as long as its row exists.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -24,7 +24,7 @@ class RecordedMessage(models.Model):
     tag = models.TextField(default="")
     queue = models.TextField(default="")
     pos = models.BigIntegerField(null=True)
-    nth = models.IntegerField(default=1)
+    delivery_count = models.IntegerField(default=1)
     stored_at = models.DateTimeField(null=True)  # by the broker's clock
     recorded_at = models.DateTimeField(db_default=Now(), db_index=True)
 
@@ -33,7 +33,7 @@ class RecordedMessage(models.Model):
         db_table = "outbox_recorded"
         default_permissions = ("view",)
         constraints = [
-            models.UniqueConstraint(fields=["message_id", "topic", "queue", "pos", "nth"], name="outbox_recorded_once")
+            models.UniqueConstraint(fields=["message_id", "topic", "queue", "pos", "delivery_count"], name="outbox_recorded_once")
         ]
 
     def __str__(self) -> str:

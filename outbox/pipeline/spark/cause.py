@@ -14,7 +14,7 @@ from dataclasses import dataclass
 CURRENT = 10  # minutes
 BASELINE = 15  # minutes
 GROWING = 0.05  # a backlog grows if it gains more than this share of the produced messages
-REPEATED = 0.2  # the share of retries among attempts from which on retries are the cause
+REPEATED = 0.2  # the share of retries among deliveries from which on retries are the cause
 FASTER = 1.3  # times the baseline
 SLOWER = 0.7  # times the baseline
 LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
@@ -30,11 +30,11 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Minute:
-    """The counts of a minute (since 1970): messages stored, delivery attempts, messages finished."""
+    """The counts of a minute (since 1970): messages stored, deliveries, messages finished."""
 
     minute: int
     produced: int = 0
-    attempts: int = 0
+    deliveries: int = 0
     consumed: int = 0
 
 
@@ -97,7 +97,7 @@ def _baseline(span: Sequence[Minute], place: int) -> Sequence[Minute]:
 
 
 def _sums(minutes: Sequence[Minute]) -> Mapping[str, float]:
-    sums: dict[str, float] = {name: sum(getattr(one, name) for one in minutes) for name in ("produced", "attempts", "consumed")}
+    sums: dict[str, float] = {name: sum(getattr(one, name) for one in minutes) for name in ("produced", "deliveries", "consumed")}
     return {**sums, "minutes": len(minutes)}
 
 
@@ -105,7 +105,7 @@ def _cause(now: Mapping[str, float], before: Mapping[str, float]) -> Cause:
     """Apply the rules in order: retries first, since they also slow consumption."""
     if now["produced"] - now["consumed"] <= GROWING * now["produced"]:
         return Cause.NONE
-    if now["attempts"] and (now["attempts"] - now["consumed"]) / now["attempts"] >= REPEATED:
+    if now["deliveries"] and (now["deliveries"] - now["consumed"]) / now["deliveries"] >= REPEATED:
         return Cause.RETRIES
     if before["minutes"] == 0:
         return Cause.STEADY_OVERLOAD

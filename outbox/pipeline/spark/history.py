@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 METADATA = "history.json"
-MESSAGE_FRAMES = ("messages", "places", "broker", "inbox", "attempts")  # the frames with one message per row
+MESSAGE_FRAMES = ("messages", "places", "broker", "inbox", "failed_deliveries")  # the frames with one message per row
 
 
 @dataclass(frozen=True)

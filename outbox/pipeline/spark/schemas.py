@@ -53,20 +53,20 @@ INBOX = _schema(
     lane=ShortType,
     number=LongType,
     message_id=StringType,
-    nth=IntegerType,
+    delivery_count=IntegerType,
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per attempt. outcome: waiting, retry, dead letter, duplicate; for actions of operators
+# Deliveries that ended otherwise, one row per delivery. outcome: waiting, retry, dead letter, duplicate; for actions of operators
 # on dead letters: replay asked, replayed, discard asked, discarded.
-ATTEMPTS = _schema(
+FAILED_DELIVERIES = _schema(
     consumer_group=StringType,
     source=StringType,
     topic=StringType,
     lane=ShortType,
     number=LongType,
     message_id=StringType,
-    nth=IntegerType,
+    delivery_count=IntegerType,
     outcome=StringType,
     at=TimestampType,
 )
@@ -80,6 +80,6 @@ FRAMES: dict[str, StructType] = {
     "places": PLACES,
     "broker": BROKER,
     "inbox": INBOX,
-    "attempts": ATTEMPTS,
+    "failed_deliveries": FAILED_DELIVERIES,
     "marks": MARKS,
 }

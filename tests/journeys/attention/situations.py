@@ -657,26 +657,26 @@ def topic_hangs(stage: Stage) -> Iterator[None]:
     "A handler rejected a message",
     "dead_letters of group 'shipping'",
     within=10,
-    do="correct the cause, then `outbox_replay`, or discard",
+    do="correct the cause, then `outbox_replay_unhandled`, or discard",
     in_suite=True,
 )
 def dead_letter(stage: Stage) -> Iterator[None]:
     stage.publish("reject")
     yield
-    stage.run("outbox_replay", "--all", "--discard", "--no-input")
+    stage.run("outbox_replay_unhandled", "--all", "--discard", "--no-input")
 
 
 @situation(
     "The broker rejected a message",
     "rejected of topic 'orders'",
     within=10,
-    do="`outbox_retry`, or skip it",
+    do="`outbox_replay_unsent`, or discard it",
 )
 def rejected(stage: Stage) -> Iterator[None]:
     one = uuid7()
     stage.execute(PUBLISH_TOO_LARGE, one, json.dumps({"ce-id": str(one), "content-type": "application/json"}))
     yield
-    stage.run("outbox_retry", "--all-dead", "--skip", "--no-input")
+    stage.run("outbox_replay_unsent", "--all", "--discard", "--no-input")
 
 
 @situation(
@@ -747,7 +747,7 @@ WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid
 """
 # As if all missing messages were sent again, and handled.
 ARRIVE = """
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, nth)
+INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
 SELECT consumer_group, 'again ' || number, gen_random_uuid(), source, topic, lane, number, 0
 FROM outbox_gap, generate_series(first_number, last_number) number WHERE closed_at IS NULL
 """

@@ -57,7 +57,7 @@ def work(message: Told, context: Context) -> None:
             raise ValueError("bad")
         case "rejected":
             raise Reject("of no use")
-        case "later" if context.attempt < 4:
+        case "later" if context.delivery_count < 4:
             raise RetryLater(0.3)
         case "slow":
             threading.Event().wait(INVISIBLE.total_seconds() + 3)

@@ -26,9 +26,9 @@ from django.db import connection
 
 from outbox.brokers.base import Outgoing
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.message import Header
-from outbox.models import FailedDelivery, Inbox, Process, Tries
+from outbox.models import FailedDelivery, FailureCount, Inbox, Process
 from tests.database_url import url_of
 from tests.journeys.consumers.given import VARIABLE, names
 from tests.waiting import wait_until
@@ -100,7 +100,9 @@ class Storm:
                 for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
             )
             tried = list(
-                Tries.objects.filter(message_id__in=list(open_ones)[:9]).values("message_id", "failures", "crashes", "begun_at")
+                FailureCount.objects.filter(message_id__in=list(open_ones)[:9]).values(
+                    "message_id", "failures", "crashes", "begun_at"
+                )
             )
             raise AssertionError(
                 f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {tried}"
@@ -218,7 +220,7 @@ class Storm:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
         elif act == "replay" and (letters := self.broker.dead_letters(self.group)):
             letter = self.chance.choice(letters)
-            tries.forget(self.group, [uuid.UUID(letter.message_id)], "default")
+            failure_counts.forget(self.group, [uuid.UUID(letter.message_id)], "default")
             self.broker.replay(self.group, [letter.id])
 
     def _may_stop(self, place: int) -> bool:

@@ -36,7 +36,7 @@ def work(message: dict[str, Any], context: Context) -> None:
             fail(message, context, "bad")
         case "rejected":
             raise Reject("of no use")
-        case "put off" if context.attempt < 3:
+        case "put off" if context.delivery_count < 3:
             raise RetryLater(1)
         case "loop":
             while True:

@@ -26,7 +26,7 @@ INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, claimed
 SELECT %(orders)s, 2, n, ARRAY[id], 4, now(), 'refused' FROM numbered WHERE n > %(sent)s AND n <= %(sent)s + 100;
 INSERT INTO outbox_dead (message_id, batch_id, topic, key, headers, body, reason)
 SELECT b.message_ids[1], b.id, 'orders', '', '{}', '{}', 'refused' FROM outbox_batch b WHERE state = 4;
-INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, tries, due_at, claimed_at)
+INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, failures, due_at, claimed_at)
 SELECT %(orders)s, 2, n, ARRAY[id], 0, 1, now(), now() FROM numbered WHERE n > %(sent)s + 100 AND n <= %(sent)s + 200;
 INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, half_ids, state, decided_at, claimed_at)
 SELECT %(orders)s, 2, n, ARRAY[id], ARRAY[n::text], 2, now(), now()
@@ -39,14 +39,15 @@ INSERT INTO outbox_ticket (message_id, topic_id) SELECT id, %(orders)s FROM numb
 
 INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, handled_at)
 SELECT 'cart', id::text, id, '', 'orders', now() - (%(books)s - n) * interval '1 second' FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, nth, answer, sent_answer, reason, about,
-    milliseconds)
+INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason,
+    about, milliseconds)
 SELECT n::text, 'broker', 'orders', id::text, n::text, '', 1, 'COMMIT', '', '', 'none', 1 FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_delivery (consumer_group, message_id, topic, nth, source, outcome, fingerprint, error, traceback)
+INSERT INTO outbox_failed_delivery
+    (consumer_group, message_id, topic, delivery_count, source, outcome, fingerprint, error, traceback)
 SELECT 'cart', id, 'orders', 1, '', 'retry', '', 'KeyError', '' FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_duplicate (consumer_group, message_id, topic, nth)
+INSERT INTO outbox_duplicate (consumer_group, message_id, topic, delivery_count)
 SELECT 'cart', id, 'orders', 2 FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_attempt (batch_id, attempt, message_ids, verdict, reason)
+INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason)
 SELECT n, 1, ARRAY[id], 'unsure', 'time-out' FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (1, 'orders', 'transaction', 1) ON CONFLICT DO NOTHING;
 INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, half_id, key, tag, headers, body, stored_at)
@@ -58,7 +59,7 @@ FROM numbered WHERE n <= %(books)s;
 
 TABLES = """
 ANALYZE outbox_message, outbox_batch, outbox_dead, outbox_ticket, outbox_delayed, outbox_inbox, outbox_check_back,
-    outbox_delivery, outbox_duplicate, outbox_attempt, outbox_embedded_message, outbox_embedded_half
+    outbox_failed_delivery, outbox_duplicate, outbox_failed_send, outbox_embedded_message, outbox_embedded_half
 """
 
 

@@ -127,9 +127,17 @@ class TestWithoutTimeZones:
     @pytest.fixture
     def with_times(self, pages, orders):
         message = uuid4()
-        Inbox.objects.create(consumer_group="cart", dedupe_key="a", message_id=message, source="", topic="orders", nth=1)
+        Inbox.objects.create(
+            consumer_group="cart", dedupe_key="a", message_id=message, source="", topic="orders", delivery_count=1
+        )
         FailedDelivery.objects.create(
-            consumer_group="cart", message_id=message, topic="orders", nth=1, source="", outcome="retry", fingerprint="no"
+            consumer_group="cart",
+            message_id=message,
+            topic="orders",
+            delivery_count=1,
+            source="",
+            outcome="retry",
+            fingerprint="no",
         )
         Process.objects.create(kind="relay", host="h", pid=1, broker="default")
         return [*pages, reverse("admin:outbox_messagerow_changelist") + "?since=1h", reverse("admin:outbox_overview_changelist")]

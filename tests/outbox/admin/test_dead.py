@@ -13,7 +13,7 @@ from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
 pytestmark = pytest.mark.django_db
 
 LIST = "admin:outbox_deadmessage_changelist"
-ALL = ["view_deadmessage", "retry_deadmessage", "discard_deadmessage"]
+ALL = ["view_deadmessage", "replay_deadmessage", "discard_deadmessage"]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def dead(orders):
     def dead(count=1, topic=orders, **copy):
         rows = MessageRowFactory.create_batch(count, topic=topic)
         for row in rows:
-            batch = BatchFactory(topic=topic, message_ids=[row.id], state=State.DEAD, tries=3, last_error="refused")
+            batch = BatchFactory(topic=topic, message_ids=[row.id], state=State.DEAD, failures=3, last_error="refused")
             fields = {"topic": topic.name, "reason": "refused", "body": b"{}", "key": "k", **copy}
             DeadMessage.objects.create(message_id=row.id, batch_id=batch.id, **fields)
         return rows
@@ -63,7 +63,7 @@ class TestImpactPage:
     def test_counts_by_topic_before_anything_is_done(self, dead, client):
         rows = dead(3)
 
-        page = choose(client, "retry", rows)
+        page = choose(client, "replay", rows)
 
         assert list(page.context["counts"]) == [("orders", 3)]
         assert states(rows) == ["dead"] * 3
@@ -72,7 +72,7 @@ class TestImpactPage:
     def test_requires_a_reason(self, dead, client):
         rows = dead()
 
-        page = confirm(client, choose(client, "retry", rows), reason=" ")
+        page = confirm(client, choose(client, "replay", rows), reason=" ")
 
         assert "This field is required." in page.text
         assert states(rows) == ["dead"]
@@ -81,7 +81,7 @@ class TestImpactPage:
     def test_has_the_number_typed_over_a_hundred(self, typed, dead, client):
         rows = dead(101)
 
-        page = confirm(client, choose(client, "retry", rows[:1], everything=True), typed=typed)
+        page = confirm(client, choose(client, "replay", rows[:1], everything=True), typed=typed)
 
         assert "There are 101. Type that number." in page.text
         assert set(states(rows)) == {"dead"}
@@ -91,14 +91,14 @@ class TestImpactPage:
         strict = Client(enforce_csrf_checks=True)
         strict.cookies = client.cookies
 
-        assert choose(strict, "retry", rows).status_code == 403
+        assert choose(strict, "replay", rows).status_code == 403
 
 
 class TestRetry:
     def test_releases_what_was_chosen_and_notes_who_and_why(self, dead, client):
         one, other = dead(2)
 
-        page = confirm(client, choose(client, "retry", [one]))
+        page = confirm(client, choose(client, "replay", [one]))
 
         assert states([one, other]) == ["released", "dead"]
         assert "Released, to be sent again: 1." in page.text
@@ -108,7 +108,7 @@ class TestRetry:
 
     def test_releases_all_that_match_the_filter_on_all_pages(self, dead, orders, client):
         rows, others = dead(120), dead(2, topic=TopicFactory(name="other"))
-        page = choose(client, "retry", rows[:1], everything=True, query="?topic=orders")
+        page = choose(client, "replay", rows[:1], everything=True, query="?topic=orders")
 
         confirm(client, page, query="?topic=orders", typed="120")
 
@@ -118,7 +118,7 @@ class TestRetry:
 
     def test_leaves_those_alone_that_died_after_the_person_looked(self, dead, client):
         rows = dead(2)
-        page = choose(client, "retry", rows, everything=True)
+        page = choose(client, "replay", rows, everything=True)
         later = dead(died_at=timezone.now() + timedelta(seconds=5))
 
         confirm(client, page)
@@ -129,18 +129,18 @@ class TestRetry:
         monkeypatch.setattr("outbox.admin.dead.AT_ONCE", 2)
         rows = dead(3)
 
-        page = confirm(client, choose(client, "retry", rows))
+        page = confirm(client, choose(client, "replay", rows))
 
         assert sorted(states(rows)) == ["dead", "released", "released"]
         assert "1 are left. Repeat the action for these." in page.text
 
     def test_tells_the_message_s_page_who_did_it_and_why(self, dead, client, admin_client):
         (row,) = dead()
-        confirm(client, choose(client, "retry", [row]))
+        confirm(client, choose(client, "replay", [row]))
 
         moments = admin_client.get(reverse("admin:outbox_messagerow_change", args=[row.id])).context["moments"]
 
-        (told,) = [one for one in moments if one["what"] == "Retried"]
+        (told,) = [one for one in moments if one["what"] == "Replayed"]
         assert (told["by"], told["text"]) == ("<bdi>ada</bdi>", "<bdi>the broker was wrong</bdi>")
 
 
@@ -150,13 +150,13 @@ class TestDiscard:
 
         confirm(client, choose(client, "discard", rows))
 
-        assert states(rows) == ["skipped"] * 2
+        assert states(rows) == ["discarded"] * 2
 
 
 class TestTwoOperators:
     def test_do_nothing_twice(self, dead, client):
         rows = dead(2)
-        page = choose(client, "retry", rows)
+        page = choose(client, "replay", rows)
         confirm(client, page)
         Batch.objects.update(state=State.SENT)
 
@@ -169,19 +169,19 @@ class TestTwoOperators:
     def test_hear_of_what_the_other_was_faster_with(self, dead, client):
         one, other = dead(2)
         page = choose(client, "discard", [one, other])
-        confirm(client, choose(client, "retry", [one]))
+        confirm(client, choose(client, "replay", [one]))
 
         answer = confirm(client, page)
 
-        assert states([one, other]) == ["released", "skipped"]
-        assert "Skipped: 1." in answer.text
+        assert states([one, other]) == ["released", "discarded"]
+        assert "Discarded: 1." in answer.text
         assert "1 were not changed: another user or command has settled them before." in answer.text
 
     @pytest.mark.parametrize("query", ["", "?settled=all"])
     def test_hear_at_once_when_nothing_is_dead_any_more(self, query, dead, client):
         rows = dead()
         Batch.objects.update(state=State.SENT)
-        data = {"action": "retry", "_selected_action": [str(rows[0].id)], "index": "0"}
+        data = {"action": "replay", "_selected_action": [str(rows[0].id)], "index": "0"}
 
         answer = client.post(reverse(LIST) + query, data, follow=True)
 
@@ -189,10 +189,10 @@ class TestTwoOperators:
 
 
 class TestPermissions:
-    @pytest.mark.parametrize("act", ["retry", "discard"])
+    @pytest.mark.parametrize("act", ["replay", "discard"])
     def test_hide_the_act_and_forbid_it(self, act, dead, operator):
         rows = dead()
-        client = operator("view_deadmessage", *({"retry_deadmessage", "discard_deadmessage"} - {f"{act}_deadmessage"}))
+        client = operator("view_deadmessage", *({"replay_deadmessage", "discard_deadmessage"} - {f"{act}_deadmessage"}))
         data = {
             "action": act,
             "_selected_action": [str(rows[0].id)],
@@ -210,11 +210,11 @@ class TestPermissions:
 
     def test_are_needed_to_look(self, dead, operator):
         (row,) = dead()
-        client = operator("retry_deadmessage", "discard_deadmessage")
+        client = operator("replay_deadmessage", "discard_deadmessage")
 
         pages = [
             client.get(reverse(LIST)),
-            client.post(reverse(LIST), {"action": "retry", "_selected_action": [str(row.id)], "index": "0"}),
+            client.post(reverse(LIST), {"action": "replay", "_selected_action": [str(row.id)], "index": "0"}),
         ]
         pages.append(client.get(reverse("admin:outbox_deadmessage_change", args=[row.id])))
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 from django.urls import reverse
 
-from outbox.models import FailedAttempt, FailedDelivery, State
+from outbox.models import FailedDelivery, FailedSend, State
 from tests.factories import BatchFactory, MessageRowFactory
 
 pytestmark = pytest.mark.django_db
@@ -25,10 +25,17 @@ OTHERS = [
 @pytest.fixture(autouse=True)
 def _errors(orders):
     """A delivery that failed, and a batch that the broker is not set up for, each with the address of a customer in its error."""
-    about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "outcome": "dead letter", "traceback": "", "source": ""}
+    about = {
+        "consumer_group": "cart",
+        "topic": "orders",
+        "delivery_count": 1,
+        "outcome": "dead letter",
+        "traceback": "",
+        "source": "",
+    }
     FailedDelivery.objects.create(message_id=uuid4(), fingerprint="ValueError: 1 Secret Street", error="", **about)
     batch = BatchFactory(topic=orders, state=State.RELEASED, attempt=2, last_error="No: 2 Secret Street.")
-    FailedAttempt.objects.create(batch_id=batch.id, message_ids=[MessageRowFactory().id], attempt=2, verdict="misconfigured")
+    FailedSend.objects.create(batch_id=batch.id, message_ids=[MessageRowFactory().id], attempt=2, verdict="misconfigured")
 
 
 class TestTheOverview:

@@ -14,14 +14,14 @@ from outbox.consuming import dead_letters as room
 from outbox.consuming.dead_letters import group_letters, read_ends, read_letters, settle_letters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, State
+from outbox.models import Act, OperatorAct, State
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from tests.factories import BatchFactory, MessageRowFactory, message_id
 
 pytestmark = pytest.mark.django_db
 
 LIST = "admin:outbox_deadletter_changelist"
-ALL = ["view_deadletter", "retry_deadletter", "discard_deadletter"]
+ALL = ["view_deadletter", "replay_deadletter", "discard_deadletter"]
 MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": "letters"}}
 
 
@@ -67,8 +67,8 @@ def names():
 def acts():
     """What was done by hand: message, outcome, who, why."""
     known = {uuid_of(text): text for text in "12345"}
-    rows = FailedDelivery.objects.exclude(acted_by="").order_by("id")
-    return [(known[row.message_id], row.outcome, row.acted_by, row.error) for row in rows]
+    rows = OperatorAct.objects.order_by("id")
+    return [(known[row.message_id], row.act, row.acted_by, row.reason) for row in rows]
 
 
 def confirm(client, page, **filled):
@@ -174,7 +174,7 @@ class TestSettleLetters:
 
         list(settle_letters(of_cart(), by="ada", discard=True))
 
-        assert FailedDelivery.objects.filter(outcome="discarded").values("source", "lane", "number").get() == place
+        assert OperatorAct.objects.filter(act="discarded").values("source", "lane", "number").get() == place
 
     def test_asks_the_outbox_for_the_number_where_no_try_is_on_record(self, given_up, orders):
         row = MessageRowFactory(topic=orders)
@@ -183,7 +183,7 @@ class TestSettleLetters:
 
         list(settle_letters(of_cart(), by="ada", discard=True))
 
-        assert FailedDelivery.objects.values_list("lane", "number").get() == (3, 9)
+        assert OperatorAct.objects.values_list("lane", "number").get() == (3, 9)
 
 
 class TestReadEnds:
@@ -196,7 +196,10 @@ class TestReadEnds:
             "stock": ["dead letter", "discarded"],
         }.items():
             for outcome in outcomes:
-                FailedDeliveryFactory(consumer_group=group, message_id=one, outcome=outcome)
+                if outcome in Act:
+                    OperatorAct.objects.create(act=outcome, consumer_group=group, message_id=one, acted_by="ada")
+                else:
+                    FailedDeliveryFactory(consumer_group=group, message_id=one, outcome=outcome)
         InboxFactory(consumer_group="stock", message_id=one)
 
         ends = read_ends([one], "default")[one]
@@ -285,7 +288,7 @@ class TestActs:
         given_up("1", "2")
         client = operator(*ALL)
 
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()[:1]})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()[:1]})
         answer = confirm(client, page)
 
         assert list(page.context["counts"]) == [("orders, group cart", 1)]
@@ -331,7 +334,7 @@ class TestActs:
     def test_do_nothing_twice(self, given_up, operator):
         given_up("1")
         client = operator(*ALL)
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()})
         confirm(client, page)
 
         stale = confirm(client, page)
@@ -343,7 +346,7 @@ class TestActs:
         given_up("1", "2")
         monkeypatch.setattr(room, "SETTLED_AT_ONCE", 1)
         client = operator(*ALL)
-        page = client.post(reverse(LIST), {"action": "retry", "letter": names()})
+        page = client.post(reverse(LIST), {"action": "replay", "letter": names()})
         replay = type(conf.make_broker("default")).replay
         calls = []
 
@@ -362,7 +365,7 @@ class TestActs:
         assert len(left()) == 1
 
     def test_want_something_chosen(self, operator):
-        answer = operator(*ALL).post(reverse(LIST), {"action": "retry"}, follow=True)
+        answer = operator(*ALL).post(reverse(LIST), {"action": "replay"}, follow=True)
 
         assert "Choose some dead letters first." in answer.text
 
@@ -375,10 +378,10 @@ class TestActs:
         assert answer.status_code == 200
         assert left() == ["1"]
 
-    @pytest.mark.parametrize("act", ["retry", "discard"])
+    @pytest.mark.parametrize("act", ["replay", "discard"])
     def test_are_hidden_and_forbidden_without_their_permission(self, act, given_up, operator):
         given_up("1")
-        client = operator("view_deadletter", *({"retry_deadletter", "discard_deadletter"} - {f"{act}_deadletter"}))
+        client = operator("view_deadletter", *({"replay_deadletter", "discard_deadletter"} - {f"{act}_deadletter"}))
 
         offered = client.get(reverse(LIST)).text
         answer = client.post(reverse(LIST), {"action": act, "all": "1", "reason": "x", "as_of": "2099-01-01", "shown": "1"})

@@ -8,7 +8,7 @@ from django.urls import reverse
 from outbox.extensions import Extension
 from outbox.ids import first_id_at
 from outbox.message import Message
-from outbox.models import CheckBack, DeadMessage, FailedDelivery, State
+from outbox.models import CheckBack, DeadMessage, FailedDelivery, OperatorAct, State
 from outbox.monitoring import find
 from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
@@ -52,11 +52,11 @@ def searched(client, text, **filters):
 
 class TestList:
     def test_shows_state_topic_key_attempts_and_reason(self, message, admin_client):
-        message(key="536365", batch={"state": State.RELEASED, "tries": 2, "attempt": 3, "last_error": "time-out"})
+        message(key="536365", batch={"state": State.RELEASED, "failures": 2, "attempt": 3, "last_error": "time-out"})
 
         page = admin_client.get(reverse(LIST)).text
 
-        for text in ("retrying", "orders", "536365", '<td class="field-attempts">3</td>', "time-out"):
+        for text in ("retrying", "orders", "536365", '<td class="field-attempt">3</td>', "time-out"):
             assert text in page
 
     def test_shows_the_type(self, message, admin_client):
@@ -68,7 +68,7 @@ class TestList:
         given_up, handled = (message(key="536365", batch={"state": State.SENT}) for _ in range(2))
         for row in (given_up, handled):
             FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
-            FailedDeliveryFactory(message_id=row.id, consumer_group="points", outcome="discarded", acted_by="anna")
+            OperatorAct.objects.create(message_id=row.id, consumer_group="points", act="discarded", acted_by="anna")
         InboxFactory(message_id=handled.id, consumer_group="points")
 
         for page in (admin_client.get(reverse(LIST), {"q": str(given_up.id)}), opened(admin_client, given_up)):
@@ -79,7 +79,7 @@ class TestList:
     def test_leads_to_the_dead_letters_of_its_groups(self, message, admin_client, operator):
         row = message(batch={"state": State.SENT})
         FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
-        FailedDeliveryFactory(message_id=row.id, consumer_group="cart", outcome="discarded", acted_by="anna")
+        OperatorAct.objects.create(message_id=row.id, consumer_group="cart", act="discarded", acted_by="anna")
         url = f"{reverse('admin:outbox_deadletter_changelist')}?group=points&topic=orders"
 
         assert opened(admin_client, row).context["letters"] == [("points", url)]
@@ -208,7 +208,7 @@ class TestPage:
             consumer_group="cart",
             message_id=row.id,
             topic="orders",
-            nth=1,
+            delivery_count=1,
             outcome="retry",
             fingerprint="",
             error="<KeyError>",

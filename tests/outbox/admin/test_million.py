@@ -138,7 +138,7 @@ class TestMessages:
         assert rows
         assert {row.current.state for row in rows} == {state}
 
-    @pytest.mark.parametrize("state", ["released", "skipped", "lost"])
+    @pytest.mark.parametrize("state", ["released", "discarded", "lost"])
     def test_are_looked_for_by_a_state_that_none_has(self, state, look, messages):
         assert look("messagerow_changelist", state=state).context["cl"].result_count == 0
 

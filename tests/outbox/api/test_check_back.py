@@ -32,7 +32,7 @@ class TestCheckBack:
         post(question_of(sent), request_id="msg_1")
 
         row = CheckBack.objects.get()
-        assert (row.request_id, row.asked_by, row.nth, row.answer) == ("msg_1", "endpoint", 2, "COMMIT")
+        assert (row.request_id, row.asked_by, row.asked, row.answer) == ("msg_1", "endpoint", 2, "COMMIT")
 
     def test_says_unknown_about_an_id_it_does_not_know(self, post, sent):
         source = sent.token.rsplit(":", 3)[0]

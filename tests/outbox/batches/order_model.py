@@ -15,7 +15,7 @@ from uuid import UUID
 
 from outbox import database
 from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
-from outbox.batches.operators import resend, retry_messages
+from outbox.batches.operators import replay_messages, resend
 from outbox.database.locks import Lock
 from outbox.models import State
 from outbox.relay.commit import Committer
@@ -130,7 +130,7 @@ class OrderModel:
             for chosen in sorted((n, other) for n in sent for other in sent):  # in both orders, and one alone
                 yield f"resend {chosen}", partial(self._resend, list(dict.fromkeys(chosen))), left
             for n in (n for n, state in enumerate(states) if state == "dead"):
-                yield f"retry {n}", partial(self._retry, n), left
+                yield f"retry {n}", partial(self._replay, n), left
 
     def _claim(self, states: list[str], lane: int, limit: int | None) -> str | None:
         """Claim tickets, or a batch again; a fault where a message before the claimed ones is not sent."""
@@ -141,7 +141,7 @@ class OrderModel:
         (batch,) = batches
         self.held[lane] = batch
         claimed = [self.messages.index(batch.message_ids[position - 1]) for position in batch.positions]
-        open_before = [n for n in range(min(claimed)) if states[n] not in ("sent", "skipped")]
+        open_before = [n for n in range(min(claimed)) if states[n] not in ("sent", "discarded")]
         if claimed != sorted(claimed) or open_before:
             return f"{claimed} claimed before {open_before}: {states}"
         return ""
@@ -162,13 +162,13 @@ class OrderModel:
         assert done.messages == len(chosen)
         return ""
 
-    def _retry(self, n: int) -> str:
-        assert retry_messages(self.connection, [UUID(self.messages[n])], by="operator").messages == 1
+    def _replay(self, n: int) -> str:
+        assert replay_messages(self.connection, [UUID(self.messages[n])], by="operator").messages == 1
         return ""
 
     def _stuck(self, states: list[str]) -> str:
         """Return a fault where the first message that is not sent can be claimed by no relay, though it is not dead."""
-        first = next((n for n, state in enumerate(states) if state not in ("sent", "skipped")), None)
+        first = next((n for n, state in enumerate(states) if state not in ("sent", "discarded")), None)
         if first is None or states[first] == "dead":
             return ""
         with self.connection.transaction(force_rollback=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.batches.batch import SplitReason, Unaccepted
-from outbox.models import Batch, DeadMessage, FailedAttempt, MessageRow, State
+from outbox.models import Batch, DeadMessage, FailedSend, MessageRow, State
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
 from tests.outbox.relay.batches import children, claimed, make_claimed, result_of, split
 
@@ -14,7 +14,7 @@ class TestBooks:
 
         split(splitter, batch, result_of(batch, unsure=[1, 2], held=3).unaccepted)
 
-        (note,) = FailedAttempt.objects.all()
+        (note,) = FailedSend.objects.all()
         assert (note.batch_id, note.attempt, note.verdict, note.reason) == (
             batch.id, 5, "unsure", "unsure, says the broker",
         )  # fmt: skip

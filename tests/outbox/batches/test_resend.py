@@ -100,7 +100,7 @@ class TestSendAgain:
         assert settled.messages == 0
         assert settled.refused == {
             str(waiting): "It is on its way: waiting.",
-            str(dead): "It is dead: retry it with the other dead messages.",
+            str(dead): "It is dead: replay it with the other dead messages.",
             str(nobody): GONE,
         }
 

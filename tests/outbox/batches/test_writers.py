@@ -1,4 +1,4 @@
-"""Only `outbox/batches` writes `outbox_batch`, and each edge of the drawing is a function."""
+"""Only `outbox/batches` writes `outbox_batch`, one module message rows, and each edge of the drawing is a function."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ class TestTheTable:
         numbered = {path.name: NUMBERED_STATE.findall(path.read_text()) for path in ROOM.glob("*.py")}
 
         assert {name: found for name, found in numbered.items() if found} == {}
+
+
+class TestMessageRows:
+    def test_are_written_by_the_statements_of_one_module(self):
+        insert = re.compile(r"\bINSERT\s+INTO\s+outbox_message\b")
+
+        writers = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if insert.search(path.read_text())]
+
+        assert writers == ["database/message_rows.py"]
 
 
 class TestTheDrawing:

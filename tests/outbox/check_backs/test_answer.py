@@ -39,7 +39,7 @@ class TestAnswer:
 
         assert given.resolution is COMMIT
         row = CheckBack.objects.get()
-        assert (row.request_id, row.asked_by, row.nth, row.answer) == ("r-1", "command", 2, "COMMIT")
+        assert (row.request_id, row.asked_by, row.asked, row.answer) == ("r-1", "command", 2, "COMMIT")
         assert row.reason == given.reason
         assert 0 < row.milliseconds < 10_000
 

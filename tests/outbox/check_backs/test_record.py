@@ -18,7 +18,7 @@ class TestRecord:
         assert write(connection, answer=Answer(COMMIT, "was decided", About.EXISTS))
 
         row = CheckBack.objects.get()
-        assert (row.request_id, row.asked_by, row.nth) == ("r-1", "endpoint", 3)
+        assert (row.request_id, row.asked_by, row.asked) == ("r-1", "endpoint", 3)
         assert (row.topic, row.message_id, row.half_id, row.token) == ("orders", "m-1", "h-1", "source:17:1:1")
         assert (row.answer, row.reason, row.about, row.milliseconds) == ("COMMIT", "was decided", "exists", 1.5)
 

@@ -69,7 +69,7 @@ class TestResolve:
 
         assert ask(connection, half_of(batch, attempt=2)) == (ROLLBACK, False)
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.DISCARDED])
     def test_rolls_back_what_was_given_back_or_given_up(self, connection, state):
         batch = BatchFactory(state=state, half_ids=["h"])
 

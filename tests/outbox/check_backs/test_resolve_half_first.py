@@ -68,7 +68,7 @@ class TestResolveOfAHalfFirst:
 
         assert ask(connection, half_first(batch, half_id="another")) == (ROLLBACK, False)
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.DEAD, State.DISCARDED])
     def test_rolls_back_what_is_sent_again_or_given_up(self, connection, batch, state):
         Batch.objects.update(state=state)
 

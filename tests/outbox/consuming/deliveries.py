@@ -6,7 +6,7 @@ import msgspec
 
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.message import Header, Message
-from outbox.models import Tries
+from outbox.models import FailureCount
 from tests.factories import message_id
 
 SOURCE = "urn:uuid:of-the-tests"
@@ -42,4 +42,4 @@ def delivery(message: Message, *, group: str = "cart", named: str = "", headers=
 
 def end_delays() -> None:
     """End the delays of all messages that failed, as if their time had passed."""
-    Tries.objects.update(due_at=None)
+    FailureCount.objects.update(due_at=None)

@@ -31,31 +31,31 @@ def given_up(broker, monkeypatch):
     return delivery
 
 
-def failed(delivery, *, nth, **fields):
-    """A try that failed."""
+def failed(delivery, *, delivery_count, **fields):
+    """A delivery that failed."""
     row = {"consumer_group": "cart", "message_id": delivery.message_id, "topic": "orders", "outcome": "retry"} | fields
-    FailedDelivery.objects.create(nth=nth, error=f"ValueError: try {nth}", fingerprint="", **row)
+    FailedDelivery.objects.create(delivery_count=delivery_count, error=f"ValueError: try {delivery_count}", fingerprint="", **row)
 
 
 class TestReadLetters:
-    def test_takes_the_reason_from_the_last_try_where_the_broker_keeps_none(self, given_up):
-        failed(given_up, nth=1)
-        failed(given_up, nth=2, outcome="dead letter")
-        failed(given_up, nth=3, consumer_group="points")
-        failed(given_up, nth=4, topic="bills")
+    def test_takes_the_reason_from_the_last_failure_where_the_broker_keeps_none(self, given_up):
+        failed(given_up, delivery_count=1)
+        failed(given_up, delivery_count=2, outcome="dead letter")
+        failed(given_up, delivery_count=3, consumer_group="points")
+        failed(given_up, delivery_count=4, topic="bills")
 
         [found] = read_letters().found
 
-        assert (found.letter.reason, found.letter.attempt) == ("attempt 2: ValueError: try 2", 2)
+        assert (found.letter.reason, found.letter.delivery_count) == ("delivery 2: ValueError: try 2", 2)
 
     def test_says_where_the_broker_has_given_it_up_by_itself(self, given_up):
-        failed(given_up, nth=2)
+        failed(given_up, delivery_count=2)
 
         [found] = read_letters().found
 
-        assert found.letter.reason == "given up by the broker itself, after its own limit; last: attempt 2: ValueError: try 2"
+        assert found.letter.reason == "given up by the broker itself, after its own limit; last: delivery 2: ValueError: try 2"
 
-    def test_says_where_there_is_no_record_of_a_try(self, given_up):
+    def test_says_where_there_is_no_record_of_a_failure(self, given_up):
         [found] = read_letters().found
 
         assert found.letter.reason == NO_RECORD

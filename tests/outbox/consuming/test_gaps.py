@@ -13,7 +13,7 @@ from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
-from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, State, Topic
+from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, OperatorAct, State, Topic
 from tests.factories import BatchFactory, message_id
 from tests.outbox.consuming.deliveries import SOURCE, delivery, numbered
 from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
@@ -43,7 +43,7 @@ def arrived(*numbers: int, ago: timedelta = LONG_AGO, born_ago: timedelta = time
 
 def failed(number: int, outcome: str) -> None:
     FailedDelivery.objects.create(
-        consumer_group="cart", message_id=message_id(), topic="orders", nth=1, source=SOURCE, lane=1, number=number,
+        consumer_group="cart", message_id=message_id(), topic="orders", delivery_count=1, source=SOURCE, lane=1, number=number,
         outcome=outcome, fingerprint="", error="",
     )  # fmt: skip
 
@@ -136,7 +136,16 @@ class TestFindGaps:
 
         assert gaps() == []
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.DEAD, State.SKIPPED])
+    def test_takes_the_number_of_a_dead_letter_that_an_operator_acted_on_for_arrived(self):
+        about = {"consumer_group": "cart", "topic": "orders", "source": SOURCE, "lane": 1, "number": 2}
+        OperatorAct.objects.create(act="discarded", message_id=message_id(), acted_by="ada", **about)
+        arrived(1, 3)
+
+        find_gaps(group("cart"))
+
+        assert gaps() == []
+
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.DEAD, State.DISCARDED])
     def test_takes_numbers_that_the_outbox_still_holds_for_explained(self, state):
         BatchFactory(topic=Topic.objects.get(name="orders"), first_seq=2, size=3, state=state)
         arrived(1, 5, source=own_source())

@@ -77,14 +77,14 @@ class TestHandled:
     def test_tells_the_handler_what_came(self):
         seen = []
         consumer(Placed, group="cart")(lambda message, context: seen.append((message, context)))
-        arrived = delivery(Placed("A1"), key="A1", attempt=2, headers=numbered(7))
+        arrived = delivery(Placed("A1"), key="A1", delivery_count=2, headers=numbered(7))
 
         handle(group("cart"), arrived)
 
         message, context = seen[0]
         assert message == Placed("A1")
         assert (context.message_id, context.group, context.topic) == (arrived.message_id, "cart", "orders")
-        assert (context.key, context.tag, context.attempt, context.lane, context.number) == ("A1", "placed", 2, 1, 7)
+        assert (context.key, context.tag, context.delivery_count, context.lane, context.number) == ("A1", "placed", 2, 1, 7)
         assert context.idempotency_key == f"cart:{arrived.message_id}"
 
     def test_takes_another_producers_message_id(self):
@@ -162,11 +162,14 @@ class TestDuplicate:
         clears_the_cart()
         arrived = delivery(Placed("A1"))
 
-        outcomes = [handle(group("cart"), dataclasses.replace(arrived, attempt=n)).outcome for n in (1, 2, 3)]
+        outcomes = [handle(group("cart"), dataclasses.replace(arrived, delivery_count=n)).outcome for n in (1, 2, 3)]
 
         assert outcomes == [Outcome.HANDLED, Outcome.DUPLICATE, Outcome.DUPLICATE]
         assert CartEntry.objects.count() == 1
-        assert list(Duplicate.objects.order_by("id").values_list("consumer_group", "nth")) == [("cart", 2), ("cart", 3)]
+        assert list(Duplicate.objects.order_by("id").values_list("consumer_group", "delivery_count")) == [
+            ("cart", 2),
+            ("cart", 3),
+        ]
 
     def test_is_for_one_group_only(self):
         clears_the_cart()
@@ -254,12 +257,12 @@ class TestFailure:
 
     def test_is_written_down(self):
         fails_with(ValueError("order 4711 of 3f2504e0-4f89-11d3-9a0c-0305e82c3301\x00"))
-        arrived = delivery(Placed("A1"), attempt=3, headers=numbered(9))
+        arrived = delivery(Placed("A1"), delivery_count=3, headers=numbered(9))
 
         handle(group("cart"), arrived)
 
         failed = FailedDelivery.objects.get()
-        assert (failed.consumer_group, str(failed.message_id), failed.nth) == ("cart", arrived.message_id, 3)
+        assert (failed.consumer_group, str(failed.message_id), failed.delivery_count) == ("cart", arrived.message_id, 3)
         assert (failed.lane, failed.number, failed.outcome) == (1, 9, "retry")
         assert failed.fingerprint == f"ValueError in {__name__}.fails_with.<locals>.fail: order # of #\\x00"
         assert "raise error" in failed.traceback
@@ -270,8 +273,8 @@ class TestFailure:
         arrived = delivery(Placed("A1"))
 
         results = []
-        for attempt in (1, 2, 3):
-            results.append(handle(group("cart"), dataclasses.replace(arrived, attempt=attempt)))
+        for delivery_count in (1, 2, 3):
+            results.append(handle(group("cart"), dataclasses.replace(arrived, delivery_count=delivery_count)))
             end_delays()
 
         assert [result.after for result in results[:2]] == [timedelta(seconds=1), timedelta(seconds=5)]
@@ -301,7 +304,7 @@ class TestFailure:
     def test_comes_back_when_the_handler_says_so(self):
         fails_with(RetryLater(60), retry=Retry(limit=0))
 
-        result = handle(group("cart"), delivery(Placed("A1"), attempt=99))
+        result = handle(group("cart"), delivery(Placed("A1"), delivery_count=99))
 
         assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(seconds=60))
 

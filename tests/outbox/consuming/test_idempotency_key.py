@@ -161,13 +161,13 @@ class TestRedisIdempotencyKey:
             with once(context.idempotency_key) as is_first:
                 if is_first:
                     mails.append(message.invoice)
-            if len(mails) == 1 and context.attempt == 1:
+            if len(mails) == 1 and context.delivery_count == 1:
                 raise OSError("the database transaction is rolled back, the mail is not")
 
         message = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")
         outcomes = []
-        for attempt in (1, 2):
-            again = delivery(Placed("A1"), named=message.message_id, attempt=attempt)
+        for delivery_count in (1, 2):
+            again = delivery(Placed("A1"), named=message.message_id, delivery_count=delivery_count)
             outcomes.append(handle(group("cart"), again).outcome)
             end_delays()
 

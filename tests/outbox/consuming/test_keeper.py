@@ -19,7 +19,7 @@ from outbox.consuming import keeper as keeper_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.ending import Watch
-from outbox.models import FailedDelivery, Tries
+from outbox.models import FailedDelivery, FailureCount
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -122,7 +122,7 @@ class TestSlowHandler:
         release.set()
 
         wait_until(lambda: len(applied()) == 5)
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
     def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
         monkeypatch.setattr(keeper_module, "SLOW", 1)

@@ -16,7 +16,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from outbox import Retry, apublish, consumer, database, signals
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -25,7 +25,7 @@ from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import Header
-from outbox.models import Duplicate, FailedDelivery, Inbox, Tries
+from outbox.models import Duplicate, FailedDelivery, FailureCount, Inbox
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
@@ -131,7 +131,7 @@ class TestHandler:
         result = handle(group("cart"), delivery(Placed("A1")))
 
         assert (result.outcome, result.is_outage) == (Outcome.RETRY, True)
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
     def test_is_broken_off_in_the_middle_of_a_statement(self):
         @consumer(Placed, group="cart", retry=NO_RETRY, time_limit=timedelta(seconds=0.3))
@@ -192,7 +192,7 @@ class TestAlert:
             signals.alert.disconnect(dispatch_uid="test")
 
         assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(hours=1))
-        assert Tries.objects.get().failures == FailedDelivery.objects.count() == 1
+        assert FailureCount.objects.get().failures == FailedDelivery.objects.count() == 1
 
 
 class TestEndOfProcess:
@@ -239,17 +239,17 @@ class TestEndOfProcess:
 class TestStaleTry:
     """A process that stood still, while another one took the message."""
 
-    same = staticmethod(lambda attempt: delivery(Placed("A1"), named=ID, attempt=attempt))
+    same = staticmethod(lambda delivery_count: delivery(Placed("A1"), named=ID, delivery_count=delivery_count))
 
     def test_ends_no_try_that_another_worker_has_begun_since(self):
         arrival = DeliveryInfo.of(self.same(2))
-        tries.begin(arrival, ID, "first", "default")
-        tries.begin(arrival, ID, "second", "default")
+        failure_counts.begin(arrival, ID, "first", "default")
+        failure_counts.begin(arrival, ID, "second", "default")
 
-        tries.end(arrival, "first", "default")
-        tries.count_failure(arrival, "first", "default")
+        failure_counts.end(arrival, "first", "default")
+        failure_counts.count_failure(arrival, "first", "default")
 
-        row = Tries.objects.get()
+        row = FailureCount.objects.get()
         assert (row.begun_by, row.begun_at is None, row.failures, row.crashes) == ("second", False, 1, 1)
 
     def test_waits_for_no_handler_of_another(self):
@@ -257,14 +257,14 @@ class TestStaleTry:
 
         @consumer(Placed, group="cart")
         def work(message, context):
-            if context.attempt == 3:
+            if context.delivery_count == 3:
                 entered.set()
                 assert let_on.wait(20)
                 return
             connections["default"].close()  # the server has ended its transaction
             raise ValueError("late")
 
-        Tries.objects.create(consumer_group="cart", message_id=ID, topic="orders", begun_by="", failures=0)
+        FailureCount.objects.create(consumer_group="cart", message_id=ID, topic="orders", begun_by="", failures=0)
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(lambda: (handle(group("cart"), self.same(3)), connections.close_all()))
             assert entered.wait(10)

@@ -11,12 +11,12 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, Tries
+from outbox.models import FailedDelivery, FailureCount
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -109,7 +109,9 @@ class TestWorker:
         clock.forward(timedelta(seconds=2))
         worker = Worker(group("late"), "default")
         with monkeypatch.context() as patch:
-            patch.setattr(tries, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL")
+            patch.setattr(
+                failure_counts, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL"
+            )
             with pytest.raises(OperationalError):
                 worker.step(NO_WAIT)
         worker.close()
@@ -135,15 +137,15 @@ class TestWorker:
         worker = Worker(group("both"), "default")
         with monkeypatch.context() as patch:
             patch.setattr(type(broker), "retry", away)
-            patch.setattr(tries, "end", still_away)
+            patch.setattr(failure_counts, "end", still_away)
             with pytest.raises(BrokerUnavailable):
                 worker.step(NO_WAIT)
         worker.close()
-        assert Tries.objects.get().begun_at is not None
+        assert FailureCount.objects.get().begun_at is not None
 
         worker.step(NO_WAIT)
 
-        assert Tries.objects.get().begun_at is None
+        assert FailureCount.objects.get().begun_at is None
 
     def test_notices_a_connection_that_was_lost_while_it_waited(self, broker, monkeypatch):
         consumer(Placed, group="idle")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
@@ -172,7 +174,7 @@ class TestWorker:
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", fail_twice)
         monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
         seen = []
-        consumer(Placed, group="patient")(lambda message, context: seen.append(context.attempt))
+        consumer(Placed, group="patient")(lambda message, context: seen.append(context.delivery_count))
         broker.send([outgoing(Placed("A1"))])
 
         tally = worker.run(until_idle=True)

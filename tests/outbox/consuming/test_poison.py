@@ -17,7 +17,7 @@ from django.db import connection
 from outbox.brokers.base import Outgoing
 from outbox.embedded import EmbeddedBroker
 from outbox.message import Header, TopicSpec, TopicType
-from outbox.models import FailedDelivery, Tries
+from outbox.models import FailedDelivery, FailureCount
 from project.shop.models import CartEntry
 from tests.database_url import url_of
 from tests.factories import message_id
@@ -100,7 +100,7 @@ def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, s
     (letter,) = embedded.dead_letters("poisoned")
     assert letter.reason.startswith(reason)
     assert applied() == [f"A{number:02}" for number in range(FELLOWS)]
-    assert [row.has_letter for row in Tries.objects.all()] == [True]
+    assert [row.has_letter for row in FailureCount.objects.all()] == [True]
     if do == "kill":
         assert supervisor.started == 7, "a first time, five that were counted, and one that gave it up"
 

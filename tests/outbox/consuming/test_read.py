@@ -10,7 +10,7 @@ from outbox.consuming.handle import handle
 from outbox.consuming.outcome import WAIT_FOR_CODE, Outcome
 from outbox.consuming.register import group
 from outbox.message import Header
-from outbox.models import FailedDelivery, Tries
+from outbox.models import FailedDelivery, FailureCount
 from tests.outbox.consuming.deliveries import delivery
 from tests.outbox.consuming.messages import Placed
 
@@ -49,8 +49,8 @@ class TestUnreadable:
         gone = delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"})
 
         first = handle(group("cart"), gone)
-        Tries.objects.update(failures=WAIT_FOR_CODE.limit, due_at=None)
-        last = handle(group("cart"), dataclasses.replace(gone, attempt=2))
+        FailureCount.objects.update(failures=WAIT_FOR_CODE.limit, due_at=None)
+        last = handle(group("cart"), dataclasses.replace(gone, delivery_count=2))
 
         assert first.outcome is Outcome.RETRY
         assert first.after > timedelta(seconds=50)

@@ -26,7 +26,7 @@ class TestRetry:
     def test_has_rocketmqs_delays(self):
         policy = Retry(jitter=0)
 
-        assert [policy.delay(attempt) for attempt in range(1, 19)] == list(RETRY_DELAYS)
+        assert [policy.delay(failures) for failures in range(1, 19)] == list(RETRY_DELAYS)
 
     def test_stays_at_the_last_delay(self):
         assert Retry(delays=[timedelta(seconds=1)], jitter=0).delay(9) == timedelta(seconds=1)

@@ -15,7 +15,7 @@ from outbox.consuming.register import Group, group
 from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
-from outbox.models import FailedDelivery, Inbox, Process, Tries
+from outbox.models import FailedDelivery, FailureCount, Inbox, Process
 from outbox.monitoring.attention import Kind, read_attention
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
@@ -45,7 +45,7 @@ class TestOtherRelease:
 
         assert (result.outcome, result.after) == (Outcome.HANDED_BACK, timedelta(seconds=1))
         assert not Inbox.objects.exists()
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
     def test_has_a_type_that_this_one_does_not_even_define(self, monkeypatch):
         takes(Placed)

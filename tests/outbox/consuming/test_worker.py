@@ -139,7 +139,7 @@ class TestWorker:
         signals.dead_lettered.disconnect(dispatch_uid="test")
         assert applied() == ["A1"]
         assert (worker.tally.retried, worker.tally.dead_letters) == (2, 1)
-        assert [letter.attempt for letter in broker.dead_letters("cart")] == [3]
+        assert [letter.delivery_count for letter in broker.dead_letters("cart")] == [3]
         assert "ValueError: bad" in heard[0]["reason"]
         assert heard[0]["group"] == "cart"
 

@@ -96,7 +96,7 @@ class TestAsk:
 
         assert "Half message 1 of message m1: COMMIT." in page.text
         assert EmbeddedMessage.objects.get().message_id == "m1"
-        assert CheckBack.objects.values_list("asked_by", "answer", "nth").get() == ("admin", "COMMIT", 16)
+        assert CheckBack.objects.values_list("asked_by", "answer", "asked").get() == ("admin", "COMMIT", 16)
         assert LogEntry.objects.get().get_change_message() == "Checked back: COMMIT."
 
     def test_leaves_it_where_nothing_is_known(self, half, answering, operator):

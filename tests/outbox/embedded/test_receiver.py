@@ -126,12 +126,12 @@ class TestShares:
     @pytest.mark.parametrize(("limit", "receives"), [(32, 4), (6, 30), (1, 120)])
     def test_retries_leave_a_quarter_to_what_nobody_has_read(self, acts: Acts, broker: EmbeddedBroker, limit: int, receives: int):
         acts.send(*[acts.message() for _ in range(300)])
-        retry_all(broker, acts.receive(limit=300))
+        replay_all(broker, acts.receive(limit=300))
         acts.send(*[acts.message(TopicType.DELAY) for _ in range(30)])
 
         taken = [take_of_both(acts, limit) for _ in range(receives)]
 
-        new = [delivery for deliveries in taken for delivery in deliveries if delivery.attempt == 1]
+        new = [delivery for deliveries in taken for delivery in deliveries if delivery.delivery_count == 1]
         assert len(new) == 30
         assert sum(map(len, taken)) == receives * limit
 
@@ -139,7 +139,7 @@ class TestShares:
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness
     ):
         acts.send(*[acts.message() for _ in range(100)])
-        retry_all(broker, acts.receive(limit=100))
+        replay_all(broker, acts.receive(limit=100))
         acts.send(*[acts.message(FIFO, key=f"key {n}") for n in range(10)])
         new = 0
 
@@ -147,18 +147,18 @@ class TestShares:
             harness.pass_time(timedelta(milliseconds=10))
             found = take_of_both(acts, 16, FIFO)
             new += sum(delivery.topic == harness.topic(FIFO) for delivery in found)
-            retry_all(broker, found)
+            replay_all(broker, found)
 
         assert new >= 10
 
     def test_all_is_for_those_that_are_there(self, acts: Acts, broker: EmbeddedBroker):
         acts.send(*[acts.message() for _ in range(20)])
-        retry_all(broker, acts.receive(limit=16))
+        replay_all(broker, acts.receive(limit=16))
 
         assert len(acts.receive(limit=20)) == 20
 
 
-def retry_all(broker: EmbeddedBroker, deliveries: list[Delivery]) -> None:
+def replay_all(broker: EmbeddedBroker, deliveries: list[Delivery]) -> None:
     for delivery in deliveries:
         broker.retry(delivery, timedelta(0))
 

@@ -170,7 +170,7 @@ class TestWaitingConsumer:
 
         [again] = acts.receive(wait=timedelta(seconds=5))
 
-        assert again.attempt == 2
+        assert again.delivery_count == 2
         assert time.monotonic() - started < wakeup.POLL_SECONDS
 
     def test_that_died_is_forgotten_by_the_next(self, acts: Acts, connection: Connection):

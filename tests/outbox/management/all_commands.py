@@ -23,8 +23,8 @@ CALLS = {
     "outbox_record": [],
     "outbox_relay": ["--once"],
     "outbox_forget": ["mail", "--no-input"],
-    "outbox_replay": [],
-    "outbox_retry": ["--all-dead"],
+    "outbox_replay_unhandled": [],
+    "outbox_replay_unsent": ["--all"],
     "outbox_status": [],
 }
 """Every command, with arguments by which it soon ends."""

@@ -16,7 +16,7 @@ from outbox.brokers.base import Outgoing
 from outbox.consuming import register
 from outbox.embedded.models import EmbeddedOffset
 from outbox.management.commands import outbox_forget
-from outbox.models import Gap, Process, Tries
+from outbox.models import FailureCount, Gap, Process
 from tests.factories import message_id
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -43,7 +43,7 @@ def mail():
         broker.send([Outgoing(str(message_id()), topic, b"{}") for topic in topics])
         [one, *_] = broker.receive("mail", ["orders"], limit=1, invisible_for=timedelta(hours=1), wait=NO_TIME)
         broker.dead_letter(one, "no such customer")
-    Tries.objects.create(consumer_group="mail", message_id=message_id(), topic="orders", failures=1)
+    FailureCount.objects.create(consumer_group="mail", message_id=message_id(), topic="orders", failures=1)
     Gap.objects.create(consumer_group="mail", source="s", topic="orders", lane=1, first_number=1, last_number=2)
 
 
@@ -72,7 +72,7 @@ class TestForget:
         ]
         assert waiting() == ({}, {})
         assert not EmbeddedOffset.objects.exists()
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
         assert not Gap.objects.exists()
 
     def test_drops_a_topic_alone(self, mail):

@@ -24,7 +24,7 @@ def old_day():
 
 class TestOutboxMaintenance:
     def test_prunes_and_says_what(self, old_day, capsys):
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=NOON)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=NOON)
 
         call_command("outbox_maintenance", "--database", "default")
 

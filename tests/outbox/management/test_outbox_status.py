@@ -13,7 +13,7 @@ from outbox.brokers.base import Outgoing, Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.management import found
-from outbox.models import FailedAttempt, FailedDelivery, Process, State, Topic
+from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
@@ -55,7 +55,7 @@ class TestOutboxStatus:
     def test_keeps_what_others_said_within_its_line(self, capsys):
         topic = TopicFactory(name="orders")
         batch = BatchFactory(topic=topic, state=State.RELEASED, attempt=2, last_error="No.\n! All is well.\x1b[2J")
-        FailedAttempt.objects.create(batch_id=batch.id, message_ids=batch.message_ids, attempt=2, verdict="misconfigured")
+        FailedSend.objects.create(batch_id=batch.id, message_ids=batch.message_ids, attempt=2, verdict="misconfigured")
 
         status()
 
@@ -81,12 +81,18 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   resident  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_retry; retry, or skip them (--skip).",
+            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "them (--discard).",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
         FailedDelivery.objects.create(
-            consumer_group="cart", topic="orders", nth=1, message_id=uuid4(), outcome="retry", fingerprint="ValueError: boom"
+            consumer_group="cart",
+            topic="orders",
+            delivery_count=1,
+            message_id=uuid4(),
+            outcome="retry",
+            fingerprint="ValueError: boom",
         )
 
         status()

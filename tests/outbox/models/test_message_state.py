@@ -25,7 +25,7 @@ class TestMessageState:
         assert (found.state, found.due_at) == ("delayed", delayed.due_at)
 
     @pytest.mark.parametrize(
-        ("batch_state", "tries", "expected"),
+        ("batch_state", "failures", "expected"),
         [
             (State.RELEASED, 0, "released"),
             (State.RELEASED, 2, "retrying"),
@@ -33,11 +33,11 @@ class TestMessageState:
             (State.PREPARED, 0, "prepared"),
             (State.SENT, 0, "sent"),
             (State.DEAD, 1, "dead"),
-            (State.SKIPPED, 1, "skipped"),
+            (State.DISCARDED, 1, "discarded"),
         ],
     )
-    def test_follows_its_batch(self, batch_state, tries, expected):
-        batch = BatchFactory(state=batch_state, tries=tries)
+    def test_follows_its_batch(self, batch_state, failures, expected):
+        batch = BatchFactory(state=batch_state, failures=failures)
 
         assert state_of(batch.message_ids[0]).state == expected
 
@@ -56,7 +56,7 @@ class TestMessageState:
 
     def test_is_that_of_the_later_batch_when_it_was_split_off(self):
         first = BatchFactory(size=3, first_seq=7, state=State.SENT, split=[2])
-        BatchFactory(message_ids=[first.message_ids[1]], first_seq=8, state=State.DEAD, tries=1)
+        BatchFactory(message_ids=[first.message_ids[1]], first_seq=8, state=State.DEAD, failures=1)
 
         states = [state_of(id_).state for id_ in first.message_ids]
 

@@ -12,7 +12,7 @@ from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
-from outbox.models import FailedAttempt, FailedDelivery, Gap, Inbox, Process, State, Topic
+from outbox.models import FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import Kind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
@@ -81,7 +81,14 @@ def nobody_answers(*arguments):
 
 
 def a_failure(**fields):
-    about = {"consumer_group": "cart", "topic": "parcels", "nth": 1, "source": "s", "outcome": "retry", "fingerprint": "Error"}
+    about = {
+        "consumer_group": "cart",
+        "topic": "parcels",
+        "delivery_count": 1,
+        "source": "s",
+        "outcome": "retry",
+        "fingerprint": "Error",
+    }
     return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
 
 
@@ -111,7 +118,8 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_retry; retry, or skip them (--skip)."
+            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "them (--discard)."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
@@ -138,16 +146,16 @@ class TestTopics:
         assert (one.kind, one.subject) == (Kind.UNKNOWN_TOPIC, "topic 'former'")
 
     def test_name_what_keeps_failing(self, read):
-        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, tries=10)
+        BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, failures=10)
 
         assert [(one.kind, one.cause) for one in read()] == [(Kind.SEND_FAILS, "A message has failed 10 times.")]
 
     def test_name_what_the_broker_is_not_set_up_for(self, read):
         batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
         about = {"batch_id": batch.id, "message_ids": batch.message_ids, "verdict": "misconfigured"}
-        FailedAttempt.objects.create(**about, attempt=2, reason="Wrong type.")
+        FailedSend.objects.create(**about, attempt=2, reason="Wrong type.")
         mended = BatchFactory(topic=TopicFactory(name="mended"), state=State.SENT, attempt=2)
-        FailedAttempt.objects.create(**about | {"batch_id": mended.id}, attempt=2)
+        FailedSend.objects.create(**about | {"batch_id": mended.id}, attempt=2)
 
         [one] = read()
         assert (one.kind, one.cause, one.error) == (
@@ -442,7 +450,7 @@ class TestGroups:
         handled(seconds=1, number=100)
         failed = a_failure(fingerprint="ValueError in shop.add_points: boom")
         FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(seconds=100))
-        a_failure(message_id=failed.message_id, nth=2, fingerprint="ValueError in shop.add_points: boom")
+        a_failure(message_id=failed.message_id, delivery_count=2, fingerprint="ValueError in shop.add_points: boom")
 
         [one] = read()
 

@@ -4,9 +4,8 @@ import pytest
 from django.utils import timezone
 
 from outbox import database
-from outbox.consuming.dead_letters import LetterAct
 from outbox.consuming.outcome import Outcome
-from outbox.models import FailedDelivery, Gap, Inbox, State
+from outbox.models import Act, FailedDelivery, Gap, Inbox, OperatorAct, State
 from outbox.monitoring import quick_check
 from outbox.monitoring.quick_check import read_progress
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, message_id
@@ -48,8 +47,12 @@ def handled(row, group="cart", after=5.0):
 
 def failed(row, outcome, group="cart"):
     FailedDelivery.objects.create(
-        consumer_group=group, message_id=row.id, topic="orders", nth=1, outcome=outcome, fingerprint="", error=""
+        consumer_group=group, message_id=row.id, topic="orders", delivery_count=1, outcome=outcome, fingerprint="", error=""
     )
+
+
+def acted(row, act, group="cart"):
+    OperatorAct.objects.create(act=act, consumer_group=group, message_id=row.id, topic="orders", acted_by="ada")
 
 
 def progress(group="", length=HOUR, end=None):
@@ -145,18 +148,18 @@ class TestTheWayThroughAGroup:
         assert found.seconds == pytest.approx([5, 9, 9], abs=0.01)
         assert progress("points").under_way == 4
 
-    @pytest.mark.parametrize("act", [LetterAct.DISCARD_ASKED, LetterAct.DISCARDED])
+    @pytest.mark.parametrize("act", [Act.DISCARD_ASKED, Act.DISCARDED])
     def test_ends_where_an_operator_discarded_the_message(self, sent, act):
         (row,) = sent()
         failed(row, Outcome.DEAD_LETTER)
-        failed(row, act)
+        acted(row, act)
 
         assert progress("cart").given_up == 1
 
     def test_goes_on_where_a_dead_letter_was_replayed(self, sent):
         (row,) = sent()
         failed(row, Outcome.DEAD_LETTER)
-        failed(row, LetterAct.REPLAYED)
+        acted(row, Act.REPLAYED)
 
         assert (progress("cart").given_up, progress("cart").under_way) == (0, 1)
 

@@ -4,9 +4,9 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.batches.operators import retry_messages
+from outbox.batches.operators import replay_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
-from outbox.models import CheckBack, DeadMessage, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
+from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
@@ -93,10 +93,10 @@ class TestReadTimeline:
             topic=topic, message_ids=both, split=[2], state=State.SENT, claimed_at=at(1), decided_at=at(2), sent_at=at(3)
         )
         taken = BatchFactory(topic=topic, message_ids=[message.id], first_seq=2, state=State.CLAIMED, attempt=2, claimed_at=at(4))
-        FailedAttempt.objects.create(
+        FailedSend.objects.create(
             batch_id=left.id, attempt=1, message_ids=[message.id], verdict="unsure", reason="time-out", failed_at=at(2)
         )
-        FailedAttempt.objects.create(
+        FailedSend.objects.create(
             batch_id=taken.id, attempt=1, message_ids=[other.id], verdict="refused", reason="none of mine", failed_at=at(5)
         )
 
@@ -113,7 +113,7 @@ class TestReadTimeline:
             topic=topic,
             message_ids=[message.id],
             state=State.RELEASED,
-            tries=3,
+            failures=3,
             due_at=at(9),
             last_error="time-out",
             claimed_at=at(1),
@@ -123,14 +123,14 @@ class TestReadTimeline:
 
         assert (moment.at, moment.text, moment.severity) == (
             at(9),
-            "to be claimed again: time-out, after 3 failed tries",
+            "to be claimed again: time-out, after 3 failures",
             Severity.WAITING,
         )
 
     def test_tells_what_was_asked_and_answered(self, message):
         shared = {"asked_by": "endpoint", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
         CheckBack.objects.create(request_id="1", answer="UNKNOWN", reason="being sent", answered_at=at(1), **shared)
-        CheckBack.objects.create(request_id="2", nth=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
+        CheckBack.objects.create(request_id="2", asked=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
 
         assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
         assert only(message, "Check-back: COMMIT").text == "check-back 2 about half message 77: decided"
@@ -147,7 +147,7 @@ class TestReadTimeline:
 
     def test_tells_what_nobody_can_prove(self, message):
         batch = BatchFactory(message_ids=[message.id], state=State.DEAD, claimed_at=None)
-        FailedAttempt.objects.create(
+        FailedSend.objects.create(
             batch_id=batch.id, attempt=1, message_ids=[message.id], verdict="unproven", reason="too old", failed_at=at(1)
         )
 
@@ -157,7 +157,7 @@ class TestReadTimeline:
         shared = {"message_id": message.id, "topic": "told"}
         FailedDelivery.objects.create(
             consumer_group="cart",
-            nth=1,
+            delivery_count=1,
             outcome="retry",
             error="KeyError: 1",
             traceback="File ...",
@@ -166,10 +166,16 @@ class TestReadTimeline:
             **shared,
         )
         FailedDelivery.objects.create(
-            consumer_group="points", nth=1, outcome="dead letter", error="Reject", failed_at=at(2), fingerprint="", **shared
+            consumer_group="points",
+            delivery_count=1,
+            outcome="dead letter",
+            error="Reject",
+            failed_at=at(2),
+            fingerprint="",
+            **shared,
         )
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", nth=2, handled_at=at(3), **shared)
-        Duplicate.objects.create(consumer_group="cart", nth=3, dropped_at=at(4), **shared)
+        Inbox.objects.create(consumer_group="cart", dedupe_key="1", delivery_count=2, handled_at=at(3), **shared)
+        Duplicate.objects.create(consumer_group="cart", delivery_count=3, dropped_at=at(4), **shared)
 
         assert moments(message)[1:] == [
             ("Failed, to be retried", "cart"),
@@ -180,11 +186,11 @@ class TestReadTimeline:
         assert only(message, "Failed, to be retried").traceback == "File ..."
 
     def test_says_who_replayed_and_discarded_its_dead_letters(self, message):
-        shared = {"consumer_group": "points", "message_id": message.id, "topic": "told", "nth": 1, "fingerprint": ""}
+        shared = {"consumer_group": "points", "message_id": message.id, "topic": "told", "delivery_count": 1, "fingerprint": ""}
         FailedDelivery.objects.create(outcome="dead letter", error="Reject", failed_at=at(1), **shared)
-        for second, outcome in enumerate(["replayed", "discard asked", "discarded"], start=2):
-            by = {"acted_by": "ada", "error": "a test order"}
-            FailedDelivery.objects.create(outcome=outcome, failed_at=at(second), **shared, **by)
+        for second, act in enumerate(["replayed", "discard asked", "discarded"], start=2):
+            by = {"acted_by": "ada", "reason": "a test order"}
+            OperatorAct.objects.create(act=act, acted_at=at(second), **shared, **by)
 
         timeline = read_timeline("default", message.id)
 
@@ -196,25 +202,25 @@ class TestReadTimeline:
         assert only(message, "Discarded").text == "a test order"
         assert [(end.group, end.outcome, end.by) for end in timeline.ended] == [("points", "discarded", "ada")]
 
-    def test_says_who_sent_it_again_and_who_skipped_it(self, topic, message):
+    def test_says_who_sent_it_again_and_who_discarded_it(self, topic, message):
         batch = BatchFactory(topic=topic, message_ids=[message.id], state=State.DEAD)
-        retry_messages(database.raw("default"), [message.id], by="ada", reason="the disk is larger")
+        replay_messages(database.raw("default"), [message.id], by="ada", reason="the disk is larger")
         batch.refresh_from_db()
         batch.state = State.DEAD
         batch.save()
-        retry_messages(database.raw("default"), [message.id], by="bea", skip=True)
+        replay_messages(database.raw("default"), [message.id], by="bea", discard=True)
 
         acts = [one for one in read_timeline("default", message.id).entries if one.by]
 
         assert [(one.what, one.by, one.text) for one in acts] == [
-            ("Retried", "ada", "the disk is larger"),
-            ("Skipped", "bea", ""),
+            ("Replayed", "ada", "the disk is larger"),
+            ("Discarded", "bea", ""),
         ]
 
     def test_tells_what_was_handled_from_what_no_handler_wanted(self, message):
         shared = {"message_id": message.id, "topic": "told"}
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", nth=1, handled_at=at(1), **shared)
-        Inbox.objects.create(consumer_group="points", dedupe_key="1", nth=0, handled_at=at(2), **shared)
+        Inbox.objects.create(consumer_group="cart", dedupe_key="1", delivery_count=1, handled_at=at(1), **shared)
+        Inbox.objects.create(consumer_group="points", dedupe_key="1", delivery_count=0, handled_at=at(2), **shared)
 
         assert moments(message)[1:] == [("Handled", "cart"), ("Ignored", "points")]
 
@@ -266,15 +272,15 @@ class TestReadTimeline:
                 consumer_group="cart",
                 message_id=message.id,
                 topic="told",
-                nth=nth,
+                delivery_count=delivery_count,
                 outcome="retry",
                 fingerprint="",
                 error="",
-                failed_at=at(nth),
+                failed_at=at(delivery_count),
             )
-            for nth in range(1000)
+            for delivery_count in range(1000)
         )
 
         told = read_timeline("default", message.id).entries[1:]
 
-        assert [moment.at for moment in told] == [at(nth) for nth in range(950, 1000)]
+        assert [moment.at for moment in told] == [at(delivery_count) for delivery_count in range(950, 1000)]

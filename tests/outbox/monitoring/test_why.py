@@ -7,7 +7,7 @@ import pytest
 
 from outbox import consumer, database
 from outbox.consuming import register
-from outbox.models import FailedDelivery, Inbox, Process, State, Topic
+from outbox.models import FailedDelivery, Inbox, OperatorAct, Process, State, Topic
 from outbox.monitoring.why import why
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
@@ -106,7 +106,7 @@ class TestUnsent:
         assert answer.startswith("Relay web:7 is sending it, with a lease for another 3")
 
     def test_where_sending_failed(self, orders, ask, relay):
-        batch = BatchFactory(topic=orders, state=State.RELEASED, tries=2, last_error="Time-out.", due_at=ahead(seconds=41))
+        batch = BatchFactory(topic=orders, state=State.RELEASED, failures=2, last_error="Time-out.", due_at=ahead(seconds=41))
 
         answer = ask(batch.message_ids[0])
 
@@ -122,12 +122,12 @@ class TestUnsent:
     def test_where_the_broker_rejected_it(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
-        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Retry or skip it with outbox_retry."
+        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Replay or discard it with outbox_replay_unsent."
 
-    def test_where_an_operator_has_skipped_it(self, orders, ask):
-        batch = BatchFactory(topic=orders, state=State.SKIPPED)
+    def test_where_an_operator_has_discarded_it(self, orders, ask):
+        batch = BatchFactory(topic=orders, state=State.DISCARDED)
 
-        assert ask(batch.message_ids[0]).startswith("An operator has skipped it")
+        assert ask(batch.message_ids[0]).startswith("An operator has discarded it")
 
     def test_where_nothing_has_it(self, orders, ask):
         assert ask(MessageRowFactory(topic=orders).id).startswith("It has no ticket, delayed row or batch")
@@ -148,7 +148,7 @@ class TestBehindItsKey:
 
         assert ask(ticket.message_id) == (
             f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
-            "retry or skip it with outbox_retry."
+            "replay or discard it with outbox_replay_unsent."
         )
 
     def test_which_waits_too(self, bills, ask):
@@ -245,22 +245,22 @@ class TestSent:
     )
     def test_to_a_group_that_failed(self, message, ask, outcome, says):
         Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
-        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
         FailedDelivery.objects.create(**about, outcome=outcome, error="ValueError('boom')")
 
         assert ask(message) == f"It was sent. Group 'cart' {says}"
 
     @pytest.mark.parametrize(
-        ("outcome", "says"),
+        ("act", "says"),
         [
             ("discarded", "was discarded by ada."),
             ("discard asked", "was marked for discard, which is not confirmed, by ada."),
             ("replayed", "was replayed by ada. Group 'cart' has no consumer running."),
         ],
     )
-    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, outcome, says):
-        about = {"consumer_group": "cart", "topic": "orders", "nth": 1, "source": "s", "message_id": message}
+    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, act, says):
+        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
         FailedDelivery.objects.create(**about, outcome="dead letter", error="ValueError('boom')")
-        FailedDelivery.objects.create(**about, outcome=outcome, error="a test order", acted_by="ada")
+        OperatorAct.objects.create(**about, act=act, reason="a test order", acted_by="ada")
 
         assert ask(message) == f"It was sent. The dead letter of group 'cart' {says}"

@@ -83,7 +83,7 @@ class TestTheHold:
         long_ago = datetime(2001, 2, 3, 12, tzinfo=UTC)
         lost = {"source": "s", "topic": "t", "lane": 1, "first_number": 1, "last_number": 2}
         RecordedMessage.objects.create(topic="t", message_id=message_id(), recorded_at=long_ago)
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=long_ago)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=long_ago)
         Gap.objects.create(consumer_group="g", **lost, closed_at=long_ago)
 
         pruned = prune("default", now=self.NOW)

@@ -52,7 +52,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def rows() -> list[tuple[object, ...]]:
-    return list(RecordedMessage.objects.order_by("id").values_list("message_id", "pos", "nth"))
+    return list(RecordedMessage.objects.order_by("id").values_list("message_id", "pos", "delivery_count"))
 
 
 def is_read(since: datetime, topic: str = "orders") -> bool:
@@ -69,7 +69,7 @@ class TestRecorder:
 
         one, other = RecordedMessage.objects.order_by("id")
         assert (one.topic, str(one.message_id), one.source, one.lane, one.number) == ("orders", first.message_id, SOURCE, 2, 7)
-        assert (one.key, one.tag, one.nth) == ("1", "placed", 1)
+        assert (one.key, one.tag, one.delivery_count) == ("1", "placed", 1)
         assert (other.tag, other.source, other.lane) == ("cancelled", "", None)
         assert abs(datetime.now(UTC) - one.stored_at) < timedelta(minutes=1)
         assert broker.backlog("recorder")["orders"] == 0
@@ -80,7 +80,7 @@ class TestRecorder:
 
         recorder.run_once(AT_ONCE)
 
-        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
+        assert [(pos, delivery_count) for _, pos, delivery_count in rows()] == [(0, 1), (1, 1)]
 
     def test_that_died_before_it_acknowledged_says_that_it_was_handed_the_same_again(self, broker, recorder, clock, monkeypatch):
         broker.send([outgoing(Placed("1"))])
@@ -93,7 +93,7 @@ class TestRecorder:
 
         wait_until(lambda: recorder.run_once(AT_ONCE))  # the server may still hold the lock of the connection that was closed
 
-        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (0, 2)]
+        assert [(pos, delivery_count) for _, pos, delivery_count in rows()] == [(0, 1), (0, 2)]
 
     def test_knows_a_copy_in_order_by_its_place_though_one_that_was_killed_took_its_first_delivery(
         self, broker, recorder, clock, monkeypatch
@@ -103,12 +103,12 @@ class TestRecorder:
         broker.send([outgoing(Placed("1"), topic="ordered", key="1")])
         recorder.run_once(AT_ONCE)
         held = broker.receive("recorder", {"ordered": None}, limit=1, invisible_for=timedelta(seconds=30), wait=AT_ONCE)
-        assert [(one.pos, one.attempt) for one in held] == [(1, 1)]
+        assert [(one.pos, one.delivery_count) for one in held] == [(1, 1)]
         clock.forward(timedelta(minutes=1))
 
         recorder.run_once(AT_ONCE)
 
-        assert [(pos, nth) for _, pos, nth in rows()] == [(0, 1), (1, 1)]
+        assert [(pos, delivery_count) for _, pos, delivery_count in rows()] == [(0, 1), (1, 1)]
 
     def test_writes_a_place_down_once_though_the_group_was_set_back(self, broker, recorder):
         broker.send([outgoing(Placed("1")), outgoing(Placed("2"))])

@@ -111,7 +111,7 @@ class TestSend:
 
         assert (done.ids, done.refused) == ([ids[1]], {repair.HANDLED_SINCE: 2})
         assert MessageState.objects.get(id=ids[1]).state == "sent"
-        assert list(EmbeddedDelivery.objects.values_list("consumer_group", "attempt")) == [("points", 0)]
+        assert list(EmbeddedDelivery.objects.values_list("consumer_group", "delivery_count")) == [("points", 0)]
         assert (handle("points"), handle("cart")) == (1, 0)
 
     def test_does_nothing_twice(self, finding, sent):

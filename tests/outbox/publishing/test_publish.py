@@ -8,9 +8,10 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
 
 from outbox import Envelope, database, publish, publish_many, publish_raw
+from outbox.database.message_rows import INSERT_WAITING
 from outbox.errors import ConfigurationError
 from outbox.message import Cause, Header, Receipt, current_cause
-from outbox.publishing.statements import INSERT_WAITING, KEPT_BODY_BYTES
+from outbox.publishing.statements import KEPT_BODY_BYTES
 from outbox.topics import forget
 from tests.outbox.publishing.rows import (
     OrderMade,

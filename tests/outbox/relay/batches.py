@@ -25,7 +25,7 @@ def claimed(row: StoredBatch, **changes: Any) -> Batch:
         "message_ids": [str(message_id) for message_id in row.message_ids],
         "order_keys": row.order_keys,
         "split": frozenset(row.split),
-        "tries": row.tries,
+        "failures": row.failures,
     }
     return Batch(**fields | changes)
 
@@ -46,7 +46,7 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
         "message_ids": batch.message_ids,
         "half_ids": row.half_ids,
         "positions": positions,
-        "tries": row.tries,
+        "failures": row.failures,
         "half_places": {p: place for p, place in enumerate(row.half_places or [], 1) if place},
         "decided_at": row.decided_at,
     }
@@ -62,9 +62,9 @@ def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: 
     return BatchSendResult(batch, accepted or {}, unaccepted)
 
 
-def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> bool:
+def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> None:
     """Split positions off a claimed batch whose rest was sent."""
-    return splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
+    splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
 
 
 def children(batch: Batch | StoredBatch) -> list[StoredBatch]:

@@ -3,13 +3,13 @@ from datetime import timedelta
 from outbox.relay.backoff import Backoff
 
 
-def seconds(tries: int, random: float = 1.0) -> float:
-    return Backoff(timedelta(seconds=1), timedelta(minutes=5), lambda: random)(tries).total_seconds()
+def seconds(failures: int, random: float = 1.0) -> float:
+    return Backoff(timedelta(seconds=1), timedelta(minutes=5), lambda: random)(failures).total_seconds()
 
 
 class TestBackoff:
     def test_doubles_with_each_try(self):
-        assert [seconds(tries) for tries in range(4)] == [1, 2, 4, 8]
+        assert [seconds(failures) for failures in range(4)] == [1, 2, 4, 8]
 
     def test_has_a_limit(self):
         assert seconds(9) == seconds(10_000) == 300

@@ -23,11 +23,11 @@ class TestReclaim:
         return lanes.take_lane(connect(), lanes=16).number
 
     def test_takes_up_a_batch_that_is_due_with_the_next_attempt(self, connect):
-        batch = BatchFactory(state=State.RELEASED, size=2, attempt=4, tries=3, split=[1], lane=9, first_seq=50)
+        batch = BatchFactory(state=State.RELEASED, size=2, attempt=4, failures=3, split=[1], lane=9, first_seq=50)
 
         found = claims(connect(), 2).reclaim()
 
-        assert (found.id, found.attempt, found.tries, found.split) == (batch.id, 5, 3, {1})
+        assert (found.id, found.attempt, found.failures, found.split) == (batch.id, 5, 3, {1})
         assert (found.lane, found.first_seq) == (9, 50)  # its numbers stay
         assert (stored(batch).state, stored(batch).owner, stored(batch).due_at) == (State.CLAIMED, 2, None)
 
@@ -67,7 +67,7 @@ class TestReclaim:
         found = wait_until(mine.reclaim)  # the server may take a moment to see it
         assert (found.id, found.attempt) == (batch.id, 2)
 
-    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.PREPARED, State.SENT, State.DEAD, State.DISCARDED])
     def test_leaves_batches_that_are_settled(self, connect, state):
         BatchFactory(state=state, lease_until=datetime.now(UTC) - timedelta(hours=1), due_at=datetime.now(UTC))
 

@@ -40,7 +40,7 @@ class TestClaimOrdered:
 
         assert batch.message_ids == ids([free])
 
-    @pytest.mark.parametrize("state", [State.SENT, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.SENT, State.DISCARDED])
     def test_takes_keys_whose_batches_are_finished(self, state):
         topic = TopicFactory(type="fifo")
         BatchFactory(topic=topic, order_keys=[1], state=state)
@@ -64,7 +64,7 @@ class TestClaimOrdered:
         TicketFactory(topic=topic, order_key=2)
         mine.claim_ordered()
 
-        Batch.objects.filter(pk=dead.pk).update(state=State.SKIPPED)
+        Batch.objects.filter(pk=dead.pk).update(state=State.DISCARDED)
         later = TicketFactory(topic=topic, order_key=1)
         (batch,) = mine.claim_ordered()
 

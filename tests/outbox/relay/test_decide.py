@@ -102,7 +102,7 @@ class TestDecide:
 
         assert [(half.place, half.source) for half in refs] == [("0", "urn:uuid:1")]
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.RELEASED, State.DEAD, State.DISCARDED])
     def test_rolls_back_when_the_batch_was_released_meanwhile(self, committer, broker, make_topic, state):
         """A check-back has released it, with the update that let it answer ROLLBACK."""
         batch = make_claimed(topic=make_topic("transaction"))

@@ -41,7 +41,7 @@ class TestKeepUp:
 
     def test_prunes_although_days_cannot_be_made(self, refuse_days):
         refuse_days(errors.DiskFull("no space left on device"))
-        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
+        Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=LONG_AGO)
 
         with pytest.raises(errors.DiskFull):
             maintain("default")

@@ -54,7 +54,7 @@ class TestLetGo:
 
         rest = Batch.objects.exclude(pk=batch.id).get()
         assert (stored(batch).state, stored(batch).split) == (State.SENT, [2, 3])
-        assert (rest.state, rest.tries, len(rest.message_ids)) == (State.RELEASED, 0, 2)  # one run
+        assert (rest.state, rest.failures, len(rest.message_ids)) == (State.RELEASED, 0, 2)  # one run
 
     def test_releases_in_place_when_nothing_was(self, committer):
         batch = make_claimed(size=3)

@@ -16,11 +16,12 @@ from outbox.models import (
     DeadMessage,
     Dedupe,
     Duplicate,
-    FailedAttempt,
     FailedDelivery,
+    FailedSend,
     Gap,
     Inbox,
     MessageRow,
+    OperatorAct,
     State,
     Topic,
 )
@@ -98,7 +99,7 @@ class TestDays:
         assert pruned.kept == {OLD: holder}
         assert days() == [3, 13]
 
-    @pytest.mark.parametrize("state", [State.SENT, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.SENT, State.DISCARDED])
     def test_are_dropped_when_their_batches_are_done(self, state):
         batch_of(state=state)
 
@@ -187,14 +188,14 @@ class TestAlert:
 
 class TestBatches:
     def test_that_are_done_go_with_their_messages(self):
-        sent, skipped = batch_of(state=State.SENT), batch_of(state=State.SKIPPED)
+        sent, discarded = batch_of(state=State.SENT), batch_of(state=State.DISCARDED)
         young = batch_of(date(2001, 2, 13), state=State.SENT)
 
         pruned = prune("default", now=NOW)
 
         assert pruned.rows["outbox_batch"] == 2
         assert list(Batch.objects.all()) == [young]
-        assert not Batch.objects.filter(id__in=[sent.id, skipped.id]).exists()
+        assert not Batch.objects.filter(id__in=[sent.id, discarded.id]).exists()
 
     def test_stay_while_they_are_not_done(self):
         for state in (State.RELEASED, State.CLAIMED, State.DEAD):
@@ -229,8 +230,8 @@ class TestBooks:
 
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
-                *("outbox_inbox", "outbox_delivery", "outbox_duplicate", "outbox_check_back", "outbox_attempt"),
-                *("outbox_gap", "outbox_dedupe", "outbox_dead"),
+                *("outbox_inbox", "outbox_failed_delivery", "outbox_duplicate", "outbox_check_back", "outbox_failed_send"),
+                *("outbox_operator_act", "outbox_gap", "outbox_dedupe", "outbox_dead"),
             ],
             1,
         )
@@ -245,7 +246,9 @@ class TestBooks:
     def test_are_deleted_slice_by_slice(self, monkeypatch):
         monkeypatch.setattr("outbox.relay.maintenance.SLICE", 2)
         for _ in range(5):
-            Duplicate.objects.create(consumer_group="g", message_id=message_id(), topic="t", nth=2, dropped_at=LONG_AGO)
+            Duplicate.objects.create(
+                consumer_group="g", message_id=message_id(), topic="t", delivery_count=2, dropped_at=LONG_AGO
+            )
 
         assert prune("default", now=NOW).rows["outbox_duplicate"] == 5
 
@@ -253,8 +256,8 @@ class TestBooks:
         key = moment.isoformat()
         about = {"consumer_group": "g", "message_id": message_id(), "topic": "t"}
         Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
-        FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
-        Duplicate.objects.create(**about, nth=2, dropped_at=moment)
+        FailedDelivery.objects.create(**about, delivery_count=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
+        Duplicate.objects.create(**about, delivery_count=2, dropped_at=moment)
         CheckBack.objects.create(
             request_id=key,
             asked_by="endpoint",
@@ -266,7 +269,8 @@ class TestBooks:
             milliseconds=1,
             answered_at=moment,
         )
-        FailedAttempt.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
+        FailedSend.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
+        OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=moment)
         Gap.objects.create(
             consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
         )

@@ -57,7 +57,7 @@ class TestDrain:
 
         assert shown(broker, fine) == ids([new])
         left = stored(batch)
-        assert (left.state, left.tries) == (State.RELEASED, 1)
+        assert (left.state, left.failures) == (State.RELEASED, 1)
         assert "The relay failed: IndexError" in left.last_error
         assert left.last_error in caplog.text
 
@@ -194,7 +194,7 @@ class TestOutage:
             clock.now += 60
 
         batch = Batch.objects.get()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
 
     def test_claims_nothing_of_a_topic_while_its_breaker_is_open(self, relay, broker, make_topic):
         topic = make_topic()
@@ -237,7 +237,7 @@ class TestOutage:
         relay.step()
 
         batch = Batch.objects.get()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
         assert "do not assign topic" in batch.last_error
         assert relay.breakers.state is not BreakerState.CLOSED
 

@@ -8,7 +8,8 @@ import pytest
 
 from outbox import signals
 from outbox.batches.batch import SplitReason, Unaccepted
-from outbox.models import Batch, DeadMessage, FailedAttempt, State
+from outbox.errors import FenceLost
+from outbox.models import Batch, DeadMessage, FailedSend, State
 from tests.factories import BatchFactory, TopicFactory, stored
 from tests.outbox.relay.batches import children, claimed, decided, make_claimed, result_of, split
 
@@ -39,7 +40,7 @@ class TestSplit:
     def test_makes_each_run_a_batch_with_its_lane_numbers_and_attempt(self, splitter):
         batch = make_claimed(size=5, lane=3, first_seq=40, attempt=7)
 
-        assert split(splitter, batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
+        split(splitter, batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
 
         pair, single = children(batch)
         assert [str(message_id) for message_id in pair.message_ids] == batch.message_ids[1:3]
@@ -121,16 +122,16 @@ class TestSplit:
         assert [row.origin_id for row in children(batch)] == [origin or batch.id] * 2
 
     @pytest.mark.parametrize(
-        ("fate", "tries", "wait"),
+        ("fate", "failures", "wait"),
         [("unsure", 3, 400), ("misconfigured", 2, 3600), ("unavailable", 2, 0), ("held", 2, 0), ("shed", 2, 0)],
     )
-    def test_counts_tries_and_waits_by_fate(self, splitter, fate, tries, wait):
-        batch = make_claimed(size=2, tries=2)
+    def test_counts_failures_and_waits_by_fate(self, splitter, fate, failures, wait):
+        batch = make_claimed(size=2, failures=2)
 
         split(splitter, batch, result_of(batch, **{fate: 2}).unaccepted)
 
         (child,) = children(batch)
-        assert (child.tries, child.state) == (tries, State.RELEASED)
+        assert (child.failures, child.state) == (failures, State.RELEASED)
         assert due_in(child) == pytest.approx(wait, abs=2)
 
     def test_happens_once(self, splitter):
@@ -139,8 +140,9 @@ class TestSplit:
         unaccepted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
         states = {"state": State.PREPARED, "next_state": State.PREPARED}
 
-        assert split(splitter, decided(row), unaccepted, **states)
-        assert not split(splitter, decided(row), unaccepted, **states)
+        split(splitter, decided(row), unaccepted, **states)
+        with pytest.raises(FenceLost):
+            split(splitter, decided(row), unaccepted, **states)
 
         assert len(children(row)) == 1
         assert stored(row).split == [2]
@@ -148,7 +150,8 @@ class TestSplit:
     def test_leaves_a_batch_of_one_whole(self, splitter):
         batch = make_claimed()
 
-        assert not split(splitter, batch, result_of(batch, unsure=1).unaccepted)
+        with pytest.raises(FenceLost):
+            split(splitter, batch, result_of(batch, unsure=1).unaccepted)
 
         assert children(batch) == []
 
@@ -156,32 +159,33 @@ class TestSplit:
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
         row = BatchFactory(size=2, **changes)
 
-        assert not split(splitter, claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
+        with pytest.raises(FenceLost):
+            split(splitter, claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
 
         assert children(row) == []
         assert not DeadMessage.objects.exists()
-        assert not FailedAttempt.objects.exists()
+        assert not FailedSend.objects.exists()
 
 
 class TestInPlace:
     def test_releases_a_batch_of_which_nothing_was_accepted(self, splitter):
-        batch = make_claimed(size=2, tries=1)
+        batch = make_claimed(size=2, failures=1)
 
-        assert splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
+        splitter.return_batch(batch, result_of(batch, unsure=[1, 2]).unaccepted)
 
         row = stored(batch)
-        assert (row.state, row.tries, row.lease_until, row.last_error) == (
+        assert (row.state, row.failures, row.lease_until, row.last_error) == (
             State.RELEASED, 2, None, "unsure, says the broker",
         )  # fmt: skip
         assert due_in(row) == pytest.approx(200, abs=2)
 
     def test_burns_no_try_in_an_outage(self, splitter):
-        batch = make_claimed(size=2, tries=1)
+        batch = make_claimed(size=2, failures=1)
 
         splitter.return_batch(batch, result_of(batch, unavailable=[1, 2]).unaccepted)
 
         row = stored(batch)
-        assert (row.state, row.tries) == (State.RELEASED, 1)
+        assert (row.state, row.failures) == (State.RELEASED, 1)
         assert due_in(row) <= 0
 
     def test_gives_up_what_the_broker_refused(self, splitter):
@@ -193,7 +197,7 @@ class TestInPlace:
 
     @pytest.mark.parametrize("fate", ["unsure", "misconfigured", "unavailable"])
     def test_never_gives_up_for_another_reason(self, splitter, fate):
-        batch = make_claimed(tries=1_000_000)
+        batch = make_claimed(failures=1_000_000)
 
         splitter.return_batch(batch, result_of(batch, **{fate: 1}).unaccepted)
 
@@ -203,7 +207,8 @@ class TestInPlace:
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes):
         row = BatchFactory(**changes)
 
-        assert not splitter.return_batch(claimed(row, attempt=1), result_of(claimed(row), refused=1).unaccepted)
+        with pytest.raises(FenceLost):
+            splitter.return_batch(claimed(row, attempt=1), result_of(claimed(row), refused=1).unaccepted)
 
         assert stored(row).state == row.state
         assert not DeadMessage.objects.exists()
@@ -218,16 +223,16 @@ class TestReturnPrepared:
         fields = {"half_ids": ["h"], "half_places": ["a:1"], "open": [1], "ends_until": datetime.now(UTC)}
         row = BatchFactory(state=State.PREPARED, **fields)
 
-        assert splitter.return_prepared(decided(row), DISCARDED)
+        splitter.return_prepared(decided(row), DISCARDED)
 
         row = stored(row)
-        assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.tries) == (
+        assert (row.state, row.half_ids, row.half_places, row.open, row.ends_until, row.failures) == (
             State.RELEASED, None, None, None, None, 1,
         )  # fmt: skip
         assert due_in(row) <= 0
 
     def test_does_not_go_round_and_round(self, splitter):
-        row = BatchFactory(state=State.PREPARED, half_ids=["h"], tries=1)
+        row = BatchFactory(state=State.PREPARED, half_ids=["h"], failures=1)
 
         splitter.return_prepared(decided(row), DISCARDED)
 
@@ -236,20 +241,21 @@ class TestReturnPrepared:
     def test_gives_up_what_nobody_can_tell_of(self, splitter, heard):
         row = BatchFactory(topic=TopicFactory(name="parts"), state=State.PREPARED, half_ids=["h"], half_places=["a:1"])
 
-        assert splitter.return_prepared(decided(row), UNPROVEN)
+        splitter.return_prepared(decided(row), UNPROVEN)
 
         dead = DeadMessage.objects.get()
         assert (stored(row).state, stored(row).last_error) == (State.DEAD, "not proved")
         assert (dead.message_id, dead.reason) == (row.message_ids[0], "not proved")
         assert [(name, kwargs["reason"]) for name, kwargs in heard] == [("message_dead", "not proved")]
-        assert FailedAttempt.objects.get().verdict == "unproven"
+        assert FailedSend.objects.get().verdict == "unproven"
 
     @pytest.mark.parametrize("gone", [DISCARDED, UNPROVEN])
     @pytest.mark.parametrize("changes", [{"attempt": 2}, {"state": State.SENT}])
     def test_does_nothing_to_a_batch_that_was_lost(self, splitter, changes, gone):
         row = BatchFactory(**{"state": State.PREPARED, "half_ids": ["h"]} | changes)
 
-        assert not splitter.return_prepared(decided(row, attempt=1), gone)
+        with pytest.raises(FenceLost):
+            splitter.return_prepared(decided(row, attempt=1), gone)
 
         assert stored(row).state == row.state
         assert not DeadMessage.objects.exists()
@@ -258,7 +264,8 @@ class TestReturnPrepared:
     def test_leaves_a_batch_of_several_to_the_split(self, splitter, gone):
         row = BatchFactory(size=2, state=State.PREPARED, half_ids=["a", "b"])
 
-        assert not splitter.return_prepared(decided(row), gone)
+        with pytest.raises(FenceLost):
+            splitter.return_prepared(decided(row), gone)
 
 
 class TestAnnouncements:
@@ -279,7 +286,7 @@ class TestAnnouncements:
         split(splitter, batch, result_of(batch, refused=2).unaccepted)
 
         assert caplog.messages == [
-            f"Message {batch.message_ids[1]} on topic 'parts' is dead (see outbox_retry): refused, says the broker"
+            f"Message {batch.message_ids[1]} on topic 'parts' is dead (see outbox_replay_unsent): refused, says the broker"
         ]
         [record] = caplog.records
         assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")
@@ -301,9 +308,9 @@ class TestAnnouncements:
 
         assert [(name, kwargs["details"]["topic"]) for name, kwargs in heard] == [("alert", "parts")]
 
-    @pytest.mark.parametrize(("tries", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
-    def test_alert_when_a_batch_fails_again_and_again(self, splitter, heard, tries, alerts):
-        batch = make_claimed(tries=tries)
+    @pytest.mark.parametrize(("failures", "alerts"), [(8, 0), (9, 1), (10, 0), (19, 1)])
+    def test_alert_when_a_batch_fails_again_and_again(self, splitter, heard, failures, alerts):
+        batch = make_claimed(failures=failures)
 
         splitter.return_batch(batch, result_of(batch, unsure=1).unaccepted)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.batches.operators import retry_messages
+from outbox.batches.operators import replay_messages
 from outbox.batches.take_over import SETTLE
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable
@@ -245,7 +245,7 @@ class TestWhatNobodyCanTellOf:
     def test_is_sent_when_an_operator_retries_it(self, relay, broker, unproven):
         relay.sweep()
 
-        retry_messages(database.raw("default"), [unproven.message_ids[1]], by="ada")
+        replay_messages(database.raw("default"), [unproven.message_ids[1]], by="ada")
         relay.drain()
 
         assert broker.copies(str(unproven.message_ids[1])) == 1
@@ -253,8 +253,8 @@ class TestWhatNobodyCanTellOf:
     def test_is_left_when_an_operator_accepts_it_as_published(self, relay, broker, unproven):
         relay.sweep()
 
-        retry_messages(database.raw("default"), [unproven.message_ids[1]], by="ada", skip=True)
+        replay_messages(database.raw("default"), [unproven.message_ids[1]], by="ada", discard=True)
         relay.drain()
 
         assert broker.copies(str(unproven.message_ids[1])) == 0
-        assert Batch.objects.filter(state=State.SKIPPED).count() == 1
+        assert Batch.objects.filter(state=State.DISCARDED).count() == 1

@@ -98,7 +98,7 @@ class TestATopicThatIsMovedToAnotherBroker:
         releases.run(self.NEW, "old")
 
         batch = Batch.objects.get()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
         assert "do not assign topic 'orders' to broker 'old'" in batch.last_error
         assert batch.attempt == 1  # and is claimed no more
 

@@ -42,7 +42,7 @@ class TestBatchFactory:
             ({"prepared": True}, "prepared"),
             ({"sent": True}, "sent"),
             ({"dead": True}, "dead"),
-            ({"skipped": True}, "skipped"),
+            ({"discarded": True}, "discarded"),
         ],
     )
     def test_makes_batches_in_each_state(self, trait, standing):

@@ -45,7 +45,7 @@ NO_NUMBER = {
     "places": Seen.NO_NUMBER_PLACE,
     "broker": Seen.NO_NUMBER_BROKER,
     "inbox": Seen.NO_NUMBER_INBOX,
-    "attempts": Seen.NO_NUMBER_INBOX,
+    "failed_deliveries": Seen.NO_NUMBER_INBOX,
 }
 
 

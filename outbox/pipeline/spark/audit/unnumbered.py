@@ -83,7 +83,7 @@ class Observations:
                 roles, state = self.roles.of_sent(batch), coded(batch, "state")
                 under_way = np.where(is_old, "late", "open")
                 sent = np.array([SENT_AS[role] for role in roles])
-                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "skipped"), "gone", under_way)).tolist()
+                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
                 for index, is_not_owed in self.roles.not_owed(batch):
                     yield self._not_for(index, is_not_owed)
             case "broker":
@@ -91,10 +91,10 @@ class Observations:
                 yield np.where(is_shown, "stored", "stored young").tolist()
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
-            case "attempts":
+            case "failed_deliveries":
                 outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
-                tries = zip(outcome, group, self.roles.is_over(batch), strict=True)
-                yield [None if is_over else _tried(outcome, group) for outcome, group, is_over in tries]
+                rows = zip(outcome, group, self.roles.is_over(batch), strict=True)
+                yield [None if is_over else _tried(outcome, group) for outcome, group, is_over in rows]
 
     def _not_for(self, group: int, those: Bools) -> list[str | None]:
         return [f"not for {self.roles.groups[group].name}" if one else None for one in those]

@@ -60,14 +60,14 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
 
 
 def backlog_report(spark: SparkSession, config: PipelineConfig, history: History, *, repeated: int = 10) -> list[dict[str, Any]]:
-    """Return, for each group and topic, the backlog per minute, the current state, and the messages with most attempts."""
+    """Return, for each group and topic, the backlog per minute, the current state, and the messages with most failures."""
     pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
     if not pairs:
         return []
     minutes = _minutes(spark, history, pairs)
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
-    for row in backlog.most_repeated(history.attempts, limit=repeated).collect():
-        again[row.consumer_group, row.topic].append([row.message_id, row.tries])
+    for row in backlog.most_repeated(history.failed_deliveries, limit=repeated).collect():
+        again[row.consumer_group, row.topic].append([row.message_id, row.failures])
     last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
     known = {pair: up_to(found, last) for pair, found in minutes.items()}
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
@@ -84,13 +84,13 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
     counted = scan(spark, history, backlog.COLUMNS, backlog.happened, backlog.HAPPENED)
     for row in counted.groupBy(*backlog.HAPPENED.names[:-1]).agg(F.sum("n").alias("n")).collect():
         if row.frame == "inbox":
-            add((row.consumer_group, row.topic), row.minute, attempts=row.n, consumed=row.n)
+            add((row.consumer_group, row.topic), row.minute, deliveries=row.n, consumed=row.n)
             continue
         for pair in pairs:
             if pair[1] == row.topic:
                 add(pair, row.minute, produced=row.n)
-    for row in backlog.tries(history.attempts).collect():
-        add((row.consumer_group, row.topic), row.minute, attempts=row.attempts, consumed=row.consumed)
+    for row in backlog.tried(history.failed_deliveries).collect():
+        add((row.consumer_group, row.topic), row.minute, deliveries=row.deliveries, consumed=row.consumed)
     return {pair: list(minutes.values()) for pair, minutes in found.items()}
 
 

@@ -129,18 +129,18 @@ MESSAGES = Frame(
         Column(
             "state",
             """CASE WHEN m.topic_id = 0 THEN 'tombstone'
-            WHEN p.state = 0 THEN CASE p.tries WHEN 0 THEN 'released' ELSE 'retrying' END
-            WHEN p.state IS NOT NULL THEN ('{claimed,prepared,sent,dead,skipped}'::text[])[p.state]
+            WHEN p.state = 0 THEN CASE p.failures WHEN 0 THEN 'released' ELSE 'retrying' END
+            WHEN p.state IS NOT NULL THEN ('{claimed,prepared,sent,dead,discarded}'::text[])[p.state]
             WHEN EXISTS (SELECT FROM outbox_ticket k WHERE k.message_id = m.id) THEN 'waiting'
             WHEN EXISTS (SELECT FROM outbox_delayed d WHERE d.message_id = m.id) THEN 'delayed' ELSE 'lost' END""",
         ),
-        *(Column(name, f"p.{name}", "int") for name in ("batch_id", "position", "lane", "number", "attempt", "tries")),
+        *(Column(name, f"p.{name}", "int") for name in ("batch_id", "position", "lane", "number", "attempt", "failures")),
         *(Column(name, f"p.{name}", "time") for name in ("claimed_at", "decided_at", "sent_at")),
         Column("last_error", "p.last_error"),
     ),
     """FROM outbox_message m CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = m.topic_id LEFT JOIN (
         SELECT DISTINCT ON (u.id) u.id, b.id AS batch_id, u.position, b.lane, b.first_seq + u.position - 1 AS number, b.state,
-            b.attempt, b.tries, b.claimed_at, b.decided_at, b.sent_at, b.last_error
+            b.attempt, b.failures, b.claimed_at, b.decided_at, b.sent_at, b.last_error
         FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) WITH ORDINALITY u(id, position)
         WHERE {newest} AND {place} AND u.position::smallint <> ALL (b.split) ORDER BY u.id, b.id DESC
     ) p ON p.id = m.id""",
@@ -154,7 +154,7 @@ INBOX = Frame(
         *_text("consumer_group", "dedupe_key"),
         Column("message_id", "message_id::text"),
         *_text("source", "topic"),
-        *(Column(name, name, "int") for name in ("lane", "number", "nth")),
+        *(Column(name, name, "int") for name in ("lane", "number", "delivery_count")),
         Column("handled_at", "handled_at", "time"),
     ),
     "FROM outbox_inbox",
@@ -163,16 +163,16 @@ INBOX = Frame(
     time="handled_at",
 )
 
-DELIVERY = Frame(
-    "delivery",
+FAILED_DELIVERY = Frame(
+    "failed_delivery",
     (
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
-        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback", "acted_by"),
-        *(Column(name, name, "int") for name in ("nth", "lane", "number")),
+        *_text("consumer_group", "source", "topic", "outcome", "fingerprint", "error", "traceback"),
+        *(Column(name, name, "int") for name in ("delivery_count", "lane", "number")),
         Column("failed_at", "failed_at", "time"),
     ),
-    "FROM outbox_delivery",
+    "FROM outbox_failed_delivery",
     ("id",),
     id="message_id",
     time="failed_at",
@@ -184,7 +184,7 @@ DUPLICATE = Frame(
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
         *_text("consumer_group", "topic"),
-        Column("nth", "nth", "int"),
+        Column("delivery_count", "delivery_count", "int"),
         Column("dropped_at", "dropped_at", "time"),
     ),
     "FROM outbox_duplicate",
@@ -194,17 +194,32 @@ DUPLICATE = Frame(
 )
 
 # Failed sends; `message_ids` are separated by spaces.
-ATTEMPT = Frame(
-    "attempt",
+FAILED_SEND = Frame(
+    "failed_send",
     (
         *(Column(name, name, "int") for name in ("id", "batch_id", "attempt")),
         Column("message_ids", "array_to_string(message_ids, ' ')"),
-        *_text("verdict", "reason", "acted_by"),
+        *_text("verdict", "reason"),
         Column("failed_at", "failed_at", "time"),
     ),
-    "FROM outbox_attempt",
+    "FROM outbox_failed_send",
     ("id",),
     time="failed_at",
+)
+
+OPERATOR_ACT = Frame(
+    "operator_act",
+    (
+        Column("id", "id", "int"),
+        Column("message_id", "message_id::text"),
+        *_text("act", "topic", "consumer_group", "source", "fingerprint", "reason", "acted_by"),
+        *(Column(name, name, "int") for name in ("delivery_count", "lane", "number", "batch_id", "attempt")),
+        Column("acted_at", "acted_at", "time"),
+    ),
+    "FROM outbox_operator_act",
+    ("id",),
+    id="message_id",
+    time="acted_at",
 )
 
 CHECK_BACK = Frame(
@@ -212,7 +227,7 @@ CHECK_BACK = Frame(
     (
         Column("id", "id", "int"),
         *_text("message_id", "request_id", "asked_by", "topic", "half_id", "token", "answer", "reason", "about"),
-        Column("nth", "nth", "int"),
+        Column("asked", "asked", "int"),
         Column("milliseconds", "milliseconds::text"),
         Column("answered_at", "answered_at", "time"),
     ),
@@ -229,7 +244,7 @@ RECORDED = Frame(
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
         *_text("topic", "source", "key", "tag", "queue"),
-        *(Column(name, name, "int") for name in ("lane", "number", "pos", "nth")),
+        *(Column(name, name, "int") for name in ("lane", "number", "pos", "delivery_count")),
         *(Column(name, name, "time") for name in ("stored_at", "recorded_at")),
     ),
     "FROM outbox_recorded",
@@ -238,5 +253,7 @@ RECORDED = Frame(
     time="recorded_at",
 )
 
-FRAMES = {frame.name: frame for frame in (MESSAGES, INBOX, DELIVERY, DUPLICATE, ATTEMPT, CHECK_BACK, RECORDED)}
+FRAMES = {
+    frame.name: frame for frame in (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, FAILED_SEND, OPERATOR_ACT, CHECK_BACK, RECORDED)
+}
 TIMED_FRAMES = {name: frame for name, frame in FRAMES.items() if frame.time}

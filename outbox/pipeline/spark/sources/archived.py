@@ -23,7 +23,7 @@ from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
 from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.completeness import complete_since, require_own_lake
-from outbox.pipeline.spark.lake.frames import DELIVERY, DUPLICATE, INBOX, MESSAGES, RECORDED, Frame, Span
+from outbox.pipeline.spark.lake.frames import DUPLICATE, FAILED_DELIVERY, INBOX, MESSAGES, OPERATOR_ACT, RECORDED, Frame, Span
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.lake.read import HOLD_DAYS, read_lake, unsettled_days
 from outbox.pipeline.spark.schemas import FRAMES
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 FEW = 500_000  # the maximum number of ids to broadcast to tasks
 ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
-NEEDED = (MESSAGES, INBOX, DELIVERY, DUPLICATE, RECORDED)
+NEEDED = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
 # The columns that identify rows that the database still has. Times are exact to the microsecond.
 KEYS = {
     "messages": ["message_id"],
     "places": ["message_id"],
     "inbox": ["consumer_group", "message_id", "at"],
-    "attempts": ["consumer_group", "message_id", "nth", "outcome", "at"],
+    "failed_deliveries": ["consumer_group", "message_id", "delivery_count", "outcome", "at"],
 }
 
 
@@ -152,8 +152,13 @@ def _add_rows(
     if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
-    attempts = _tries(rows_of(DELIVERY)).unionAll(_duplicates(rows_of(DUPLICATE)))
-    found = {"messages": _messages(messages), "places": _places(messages), "inbox": _inbox(rows_of(INBOX)), "attempts": attempts}
+    failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(_acts(rows_of(OPERATOR_ACT))).unionAll(_duplicates(rows_of(DUPLICATE)))
+    found = {
+        "messages": _messages(messages),
+        "places": _places(messages),
+        "inbox": _inbox(rows_of(INBOX)),
+        "failed_deliveries": failed,
+    }
     for name, rows in found.items():
         log(f"adding {name} of {len(snapshot.commits)} archived days")
         _append(_but_those_there(spark, folder, name, rows, snapshot.end), folder, name)
@@ -201,14 +206,19 @@ def _inbox(rows: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.col("handled_at")).select(*FRAMES["inbox"].names)
 
 
-def _tries(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("at", F.col("failed_at")).select(*FRAMES["attempts"].names)
+def _failed(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("at", F.col("failed_at")).select(*FRAMES["failed_deliveries"].names)
+
+
+def _acts(rows: DataFrame) -> DataFrame:
+    more = {"outcome": F.col("act"), "at": F.col("acted_at")}
+    return rows.where("consumer_group <> ''").withColumns(more).select(*FRAMES["failed_deliveries"].names)
 
 
 def _duplicates(rows: DataFrame) -> DataFrame:
     nothing: dict[str, Column] = {name: F.lit(None) for name in ("lane", "number")}
     more = {"source": F.lit(""), "outcome": F.lit("duplicate"), "at": F.col("dropped_at"), **nothing}
-    return rows.withColumns(more).select(*FRAMES["attempts"].names)
+    return rows.withColumns(more).select(*FRAMES["failed_deliveries"].names)
 
 
 def _broker(rows: DataFrame) -> DataFrame:

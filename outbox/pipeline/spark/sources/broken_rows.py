@@ -108,9 +108,13 @@ FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id CROSS JOIN L
 WHERE m.topic_id <> 0
 """
 BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at", stage="inbox", topic="topic")
-BROKEN_ATTEMPTS = " UNION ALL ".join(
+BROKEN_FAILED_DELIVERIES = " UNION ALL ".join(
     _broken_times(table, column, stage="inbox", topic="topic")
-    for table, column in (("outbox_delivery", "failed_at"), ("outbox_duplicate", "dropped_at"))
+    for table, column in (
+        ("outbox_failed_delivery", "failed_at"),
+        ("outbox_operator_act", "acted_at"),
+        ("outbox_duplicate", "dropped_at"),
+    )
 )
 _LANE, _NUMBER = "(m.headers::jsonb ->> 'ce-lane')", "(m.headers::jsonb ->> 'ce-number')"
 BROKEN_EMBEDDED = f"""

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 MESSAGE = ["topic", "message_id"]
-PLACE = [*MESSAGE, "queue", "pos", "nth"]
+PLACE = [*MESSAGE, "queue", "pos", "delivery_count"]
 
 
 def once(rows: DataFrame) -> DataFrame:
@@ -27,12 +27,14 @@ def copies(rows: DataFrame) -> DataFrame:
 
     Takes the result of `once`, and returns the same columns.
     """
-    later = rows.where("nth > 1")
+    later = rows.where("delivery_count > 1")
     of_later = (
-        rows.join(later.select(*MESSAGE).distinct(), MESSAGE, "left_semi").groupBy(*MESSAGE, "nth").agg(F.count("*").alias("n"))
+        rows.join(later.select(*MESSAGE).distinct(), MESSAGE, "left_semi")
+        .groupBy(*MESSAGE, "delivery_count")
+        .agg(F.count("*").alias("n"))
     )
-    earlier = Window.partitionBy(*MESSAGE).orderBy("nth").rowsBetween(Window.unboundedPreceding, -1)
-    explained = of_later.select(*MESSAGE, "nth", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
-    copy = F.row_number().over(Window.partitionBy(*MESSAGE, "nth").orderBy("id", "recorded_at"))
-    unexplained = later.withColumn("copy", copy).join(explained, [*MESSAGE, "nth"]).where("copy > explained")
-    return rows.where("nth = 1").unionAll(unexplained.select(*rows.columns))
+    earlier = Window.partitionBy(*MESSAGE).orderBy("delivery_count").rowsBetween(Window.unboundedPreceding, -1)
+    explained = of_later.select(*MESSAGE, "delivery_count", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
+    copy = F.row_number().over(Window.partitionBy(*MESSAGE, "delivery_count").orderBy("id", "recorded_at"))
+    unexplained = later.withColumn("copy", copy).join(explained, [*MESSAGE, "delivery_count"]).where("copy > explained")
+    return rows.where("delivery_count = 1").unionAll(unexplained.select(*rows.columns))

@@ -12,8 +12,8 @@ from datetime import datetime
 
 from outbox.pipeline.spark.config import Business
 from outbox.pipeline.spark.sources.broken_rows import (
-    BROKEN_ATTEMPTS,
     BROKEN_EMBEDDED,
+    BROKEN_FAILED_DELIVERIES,
     BROKEN_INBOX,
     BROKEN_MESSAGES,
     BROKEN_PLACES,
@@ -51,7 +51,7 @@ def _places(sql: Sql) -> str:
     SELECT b.id AS part, s.id AS source, {TOPIC.format(row="b")} AS topic, b.lane,
         {sql.number("b.first_seq")} + u.position - 1 AS number, u.id::text AS message_id,
         CASE b.state WHEN 0 THEN 'released' WHEN 1 THEN 'claimed' WHEN 2 THEN 'prepared' WHEN 3 THEN 'sent'
-            WHEN 4 THEN 'dead' WHEN 5 THEN 'skipped' END AS state,
+            WHEN 4 THEN 'dead' WHEN 5 THEN 'discarded' END AS state,
         {sql.time("b.claimed_at")} AS claimed_at, {sql.time("coalesce(b.sent_at, b.decided_at, b.claimed_at)")} AS at
     FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) WITH ORDINALITY u(id, position)
     CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = b.topic_id
@@ -79,19 +79,24 @@ def _messages(sql: Sql) -> str:
 def _inbox(sql: Sql) -> str:
     return f"""
     SELECT {sql.part("i.handled_at")} AS part, i.consumer_group, i.source, i.topic, i.lane, i.number,
-        i.message_id::text AS message_id, i.nth, {sql.time("i.handled_at")} AS at
+        i.message_id::text AS message_id, i.delivery_count, {sql.time("i.handled_at")} AS at
     FROM outbox_inbox i
     """
 
 
-# A failed attempt also proves that the message arrived; a dead letter, that it will not be handled.
-def _attempts(sql: Sql) -> str:
+# A failed delivery also proves that the message arrived; a dead letter, that it will not be handled.
+def _failed_deliveries(sql: Sql) -> str:
     return f"""
-    SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id, d.nth,
-        d.outcome, {sql.time("d.failed_at")} AS at
-    FROM outbox_delivery d
+    SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id,
+        d.delivery_count, d.outcome, {sql.time("d.failed_at")} AS at
+    FROM outbox_failed_delivery d
     UNION ALL
-    SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.nth, 'duplicate', {sql.time("d.dropped_at")}
+    SELECT 0, a.consumer_group, a.source, a.topic, a.lane, a.number, a.message_id::text, a.delivery_count, a.act,
+        {sql.time("a.acted_at")}
+    FROM outbox_operator_act a WHERE a.consumer_group <> ''
+    UNION ALL
+    SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.delivery_count, 'duplicate',
+        {sql.time("d.dropped_at")}
     FROM outbox_duplicate d
     """
 
@@ -111,7 +116,9 @@ INBOX = _statement(
     f"SELECT {CAREFUL.part('min(handled_at)')}, {CAREFUL.part('max(handled_at)')} FROM outbox_inbox",
     BROKEN_INBOX,
 )
-ATTEMPTS = _statement(_attempts, "SELECT min(id), max(id) FROM outbox_delivery", BROKEN_ATTEMPTS)
+FAILED_DELIVERIES = _statement(
+    _failed_deliveries, "SELECT min(id), max(id) FROM outbox_failed_delivery", BROKEN_FAILED_DELIVERIES
+)
 
 # The numbers of a lane. If the history was pruned, they begin after those that were claimed before `since`: numbers are assigned
 # when a message is claimed, so earlier claims have lower numbers.
@@ -130,7 +137,7 @@ PRUNED = """
     (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane), l.last_seq"""
 NEVER_PRUNED = "0"
 
-OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "attempts": ATTEMPTS}
+OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "failed_deliveries": FAILED_DELIVERIES}
 
 SOURCES = "SELECT id FROM outbox_source"
 NOW = "SELECT clock_timestamp()"
@@ -151,10 +158,10 @@ def _embedded(sql: Sql) -> str:
 
 
 # Messages that the broker still has for a group: not delivered yet, delivered and not finished, or dead letters.
-def _embedded_attempts(sql: Sql) -> str:
+def _embedded_failed_deliveries(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, o.consumer_group, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
-        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, coalesce(d.attempt, 0) AS nth,
+        {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, coalesce(d.delivery_count, 0) AS delivery_count,
         CASE WHEN d.died_at IS NULL THEN 'waiting' ELSE 'dead letter' END AS outcome,
         {sql.time("coalesce(d.died_at, m.stored_at)")} AS at
     FROM outbox_embedded_offset o
@@ -168,27 +175,27 @@ def _embedded_attempts(sql: Sql) -> str:
 
 OF_EMBEDDED = "SELECT min(pos), max(pos) FROM outbox_embedded_message"
 EMBEDDED = _statement(_embedded, OF_EMBEDDED, BROKEN_EMBEDDED)
-EMBEDDED_ATTEMPTS = _statement(_embedded_attempts, OF_EMBEDDED, "")
+EMBEDDED_FAILED_DELIVERIES = _statement(_embedded_failed_deliveries, OF_EMBEDDED, "")
 
-EMBEDDED_BROKER = {"broker": EMBEDDED, "attempts": EMBEDDED_ATTEMPTS}
+EMBEDDED_BROKER = {"broker": EMBEDDED, "failed_deliveries": EMBEDDED_FAILED_DELIVERIES}
 
 # Recorded messages. Each first delivery is a copy at the broker, since a place is recorded once. A later delivery is another copy
 # only if no earlier one explains it: n deliveries with the same count are at least n copies.
 RECORDED = """
 SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key,
     hashtext(r.queue) AS queue, coalesce(r.pos, 0) AS pos, coalesce(r.stored_at, r.recorded_at) AS at
-FROM outbox_recorded r WHERE r.nth = 1 AND r.topic = ANY(ARRAY[{topics}]::text[])
+FROM outbox_recorded r WHERE r.delivery_count = 1 AND r.topic = ANY(ARRAY[{topics}]::text[])
 UNION ALL
 SELECT 0, r.source, r.topic, r.lane, r.number, r.message_id::text, r.key,
     hashtext(r.queue), coalesce(r.pos, 0), coalesce(r.stored_at, r.recorded_at)
 FROM (
-    SELECT *, row_number() OVER (PARTITION BY topic, message_id, nth ORDER BY id) AS copy
-    FROM outbox_recorded WHERE nth > 1 AND topic = ANY(ARRAY[{topics}]::text[])
+    SELECT *, row_number() OVER (PARTITION BY topic, message_id, delivery_count ORDER BY id) AS copy
+    FROM outbox_recorded WHERE delivery_count > 1 AND topic = ANY(ARRAY[{topics}]::text[])
 ) r
 WHERE r.copy > (
     SELECT coalesce(max(earlier.copies), 0) FROM (
         SELECT count(*) AS copies FROM outbox_recorded f
-        WHERE f.message_id = r.message_id AND f.topic = r.topic AND f.nth < r.nth GROUP BY f.nth
+        WHERE f.message_id = r.message_id AND f.topic = r.topic AND f.delivery_count < r.delivery_count GROUP BY f.delivery_count
     ) earlier
 )
 """

@@ -1,5 +1,5 @@
 """
-Counts per group, topic and minute for backlogs: messages stored, delivery attempts, messages finished. `cause` interprets them.
+Counts per group, topic and minute for backlogs: messages stored, deliveries, messages finished. `cause` interprets them.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
     yield from found.batches()
 
 
-def tries(attempts: DataFrame) -> DataFrame:
+def tried(failed: DataFrame) -> DataFrame:
     """
-    Return the counts of unsuccessful attempts per minute: consumer_group, topic, minute, attempts, consumed.
+    Return the counts of unsuccessful deliveries per minute: consumer_group, topic, minute, deliveries, consumed.
 
     A dead letter is finished, so it also counts as consumed.
     """
-    tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    is_tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
     minute = F.expr("unix_micros(at) div 60000000").alias("minute")
     return (
-        _once(attempts.where(tried))
+        _once(failed.where(is_tried))
         .groupBy("consumer_group", "topic", minute)
-        .agg(F.count("*").alias("attempts"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
+        .agg(F.count("*").alias("deliveries"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
     )
 
 
-def most_repeated(attempts: DataFrame, *, limit: int) -> DataFrame:
-    """Return the messages with most attempts, at most `limit` per group and topic: consumer_group, topic, message_id, tries."""
+def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
+    """Return the messages with most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
     keys = ["consumer_group", "topic"]
-    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("tries"), "message_id"))
+    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
     return (
-        _once(attempts.where(F.col("outcome").isin("retry", "dead letter")))
+        _once(failed.where(F.col("outcome").isin("retry", "dead letter")))
         .groupBy(*keys, "message_id")
-        .agg(F.count("*").alias("tries"))
-        .where(F.col("tries") > 1)
+        .agg(F.count("*").alias("failures"))
+        .where(F.col("failures") > 1)
         .withColumn("rank", rank)
         .where(F.col("rank") <= limit)
-        .select(*keys, "message_id", "tries")
+        .select(*keys, "message_id", "failures")
     )
 
 
-def _once(tries: DataFrame) -> DataFrame:
-    """Return one row per attempt: a dead letter is recorded both by its group and by its broker."""
-    return tries.groupBy("consumer_group", "topic", "message_id", "nth", "outcome").agg(F.min("at").alias("at"))
+def _once(failed: DataFrame) -> DataFrame:
+    """Return one row per delivery: a dead letter is recorded both by its group and by its broker."""
+    return failed.groupBy("consumer_group", "topic", "message_id", "delivery_count", "outcome").agg(F.min("at").alias("at"))

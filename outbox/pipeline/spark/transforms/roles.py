@@ -24,7 +24,7 @@ class Seen(enum.IntEnum):
     SENT_YOUNG = 1
     OPEN = 2  # claimed, prepared or released, young
     OPEN_LATE = 3
-    GONE = 4  # dead or skipped, so that it is not at any later stage
+    GONE = 4  # dead or discarded, so that it is not at any later stage
     STORED = 5  # at the broker
     STORED_YOUNG = 6
     FOREIGN_GROUP = 7  # in the inbox of a group that is not audited
@@ -50,10 +50,10 @@ COLUMNS = {
     "places": ("topic", "state", "claimed_at", "at"),
     "broker": ("topic", "at"),
     "inbox": ("consumer_group", "at"),
-    "attempts": ("consumer_group", "outcome", "at"),
+    "failed_deliveries": ("consumer_group", "outcome", "at"),
 }
 
-# Outcomes of attempts. A dead letter for which a discard or replay was only requested still counts as one.
+# Outcomes of deliveries. A dead letter for which a discard or replay was only requested still counts as one.
 DEAD_LETTERS = ("dead letter", "discard asked", "replay asked")
 DISCARDED = "discarded"
 
@@ -95,7 +95,7 @@ class Roles:
     Args:
         reaches: topic -> its reach, for topics that are not recorded for all times.
         owed: (group, topic) -> from when on the group must have handled messages, in microseconds; missing: always.
-        live_micros: attempts before this time are not retried any more.
+        live_micros: deliveries before this time are not retried any more.
     """
 
     groups: Sequence[Group]
@@ -115,8 +115,8 @@ class Roles:
                 yield self._of_broker(batch)
             case "inbox":
                 yield self._by_group(batch, InGroup.HANDLED)
-            case "attempts":
-                yield self._of_attempts(batch)
+            case "failed_deliveries":
+                yield self._of_failed_deliveries(batch)
 
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
         """Return the roles of places, assuming that all of them were sent."""
@@ -145,20 +145,20 @@ class Roles:
                     yield index, found
 
     def is_over(self, batch: pa.RecordBatch) -> Bools:
-        """Return which attempts failed so long ago that they are not retried any more."""
+        """Return which deliveries failed so long ago that they are not retried any more."""
         return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
 
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
         is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
         under_way = np.where(is_long_open, Seen.OPEN_LATE, Seen.OPEN)
-        otherwise = np.where(state.is_("dead", "skipped"), Seen.GONE, under_way)
+        otherwise = np.where(state.is_("dead", "discarded"), Seen.GONE, under_way)
         return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
     def _of_broker(self, batch: pa.RecordBatch) -> Ints:
         return np.where(micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
 
-    def _of_attempts(self, batch: pa.RecordBatch) -> Ints:
+    def _of_failed_deliveries(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
         by_group = {role: self._by_group(batch, role) for role in (InGroup.DEAD_LETTER, InGroup.DISCARDED, InGroup.WAITING)}
         cases = {

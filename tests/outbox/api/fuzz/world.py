@@ -58,7 +58,7 @@ class World:
             under_way = BatchFactory(topic=self.topic, state=state, ends_until=datetime.now(UTC) + LONG, **decided)
             self._add(under_way, "UNKNOWN", "ROLLBACK")
             self._add(BatchFactory(topic=self.topic, state=state, split=[1, 2, 3], **decided), "ROLLBACK", "ROLLBACK")
-        for state in (State.RELEASED, State.DEAD, State.SKIPPED):
+        for state in (State.RELEASED, State.DEAD, State.DISCARDED):
             self._add(BatchFactory(topic=self.topic, state=state, size=3, attempt=2), "ROLLBACK", "ROLLBACK")
         alive = BatchFactory(topic=self.topic, size=3, attempt=2, lease_until=datetime.now(UTC) + LONG)
         self._add(alive, "UNKNOWN", "UNKNOWN")

@@ -83,5 +83,5 @@ class TestAge:
 
         broker.age(MINUTE)
 
-        assert [one.attempt for one in receive(broker)] == [2]
+        assert [one.delivery_count for one in receive(broker)] == [2]
         assert broker.ack([delivery]) == [False]

@@ -130,7 +130,7 @@ class TestRepeatDelivery:
         assert broker.repeat_delivery("m") == 1
 
         [again] = broker.receive("cart", {"news": None}, **receive)
-        assert again.attempt == 2
+        assert again.delivery_count == 2
         assert broker.deliveries("cart", "m") == 2
         assert broker.copies("m") == 1
 

@@ -149,7 +149,7 @@ class TestCopyThatIsNotStored:
         finally:
             node.control("set_vm_memory_high_watermark", "0.6")
 
-        assert (again.body, again.attempt) == (b"a", 2)
+        assert (again.body, again.delivery_count) == (b"a", 2)
         assert 2.9 < waited < 10
         assert is_acked == [True]
         assert broker.ack([held]) == [False]
@@ -230,7 +230,7 @@ class TestConsumerTimeout:
         broker.ack([again])
         [second] = wait_until(lambda: received(broker, topic))
 
-        assert (again.body, again.attempt, second.body) == (b"1", 2, b"2")
+        assert (again.body, again.delivery_count, second.body) == (b"1", 2, b"2")
         assert kept is not None
 
     def test_leaves_a_retry_of_an_ordered_message_its_delay(self, open_broker: Open, message: NewMessage, topic):

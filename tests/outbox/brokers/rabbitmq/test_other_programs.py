@@ -198,20 +198,20 @@ class TestTheirMessage:
             "ce-number": 2**62,
             "ce-time": "yesterday",
             "ce-source": "a\0b",
-            "outbox-attempts": 2**62,
+            "outbox-delivery-count": 2**62,
             "outbox-stored-at": -(2**62),
             "traceparent": "00-nothing",
             "nested": {"a": [1, None, b"\xff"]},
         }
         theirs(message_id="1", headers=headers)
-        theirs(message_id="2", headers={"outbox-attempts": "often", "outbox-died-at": "later"})
+        theirs(message_id="2", headers={"outbox-delivery-count": "often", "outbox-died-at": "later"})
 
         tally = handle()
 
         assert (tally.handled, len(seen)) == (2, 2)
 
     def test_that_died_with_such_headers_is_listed(self, theirs, handle, seen):
-        theirs(b"{", message_id="1", content_type=JSON, headers={"outbox-attempts": "often", "outbox-died-at": "later"})
+        theirs(b"{", message_id="1", content_type=JSON, headers={"outbox-delivery-count": "often", "outbox-died-at": "later"})
 
         handle()
 

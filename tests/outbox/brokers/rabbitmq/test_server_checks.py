@@ -54,7 +54,7 @@ class TestGoodServer:
         assert broker.check() == broker.check() == []
 
         [delivery] = broker.receive("billing", [topic], limit=9, invisible_for=HELD, wait=timedelta(seconds=5))
-        assert (delivery.body, delivery.attempt) == (b"a", 1)
+        assert (delivery.body, delivery.delivery_count) == (b"a", 1)
 
 
 class TestNode:

@@ -144,7 +144,7 @@ class TestShop:
         assert one.tally.retried == 2
         with closing(conf.make_broker("default")) as broker:
             [letter] = broker.dead_letters("cart")
-            assert (letter.attempt, "ValueError" in letter.reason) == (3, True)
+            assert (letter.delivery_count, "ValueError" in letter.reason) == (3, True)
             assert broker.replay("cart", [letter.id]) == {letter.id}
             assert broker.dead_letters("cart") == []
 

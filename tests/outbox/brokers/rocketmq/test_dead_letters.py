@@ -34,7 +34,7 @@ class TestDeadLetters:
         broker.dead_letter(second, "cannot be read")
 
         [letter] = acts.dead_letters(count=1)
-        assert (letter.topic, letter.message_id, letter.attempt) == (message.topic, message.message_id, 2)
+        assert (letter.topic, letter.message_id, letter.delivery_count) == (message.topic, message.message_id, 2)
 
     def test_hold_what_the_server_gave_up_by_itself(self, acts: Acts, broker: Broker, harness: RocketMQHarness, server: RocketMQ):
         server.make_group("hasty", retries=1)
@@ -48,7 +48,7 @@ class TestDeadLetters:
         [letter] = wait_until(lambda: more.extend(acts.receive(group="hasty")) or acts.dead_letters("hasty"), 60)
         assert more == []
         assert (letter.message_id, letter.reason) == (delivery.message_id, "")
-        assert letter.attempt == 3  # which the server did not hand out
+        assert letter.delivery_count == 3  # which the server did not hand out
 
     def test_cannot_be_listed_without_the_brokers_own_port(self, harness: RocketMQHarness):
         broker = harness.open(NAME_SERVERS=[])

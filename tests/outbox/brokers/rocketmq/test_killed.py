@@ -63,7 +63,7 @@ class TestKilledServer:
         [away] = newcomer.broker.send_halves([newcomer.message(HALF)])
 
         assert relay.breakers.failed_topics == [topic.name]
-        assert set(Batch.objects.values_list("tries", flat=True)) == {0}
+        assert set(Batch.objects.values_list("failures", flat=True)) == {0}
         assert away.status is SendStatus.UNAVAILABLE
 
         asked = CheckBack.objects.count()
@@ -78,7 +78,7 @@ class TestKilledServer:
 
         everything = committed | decided | committed_just_now | stored | waiting
         wait_until(lambda: not relay.drain().claimed and seen(topic.name, everything) == everything, PATIENCE)
-        assert set(Batch.objects.values_list("tries", flat=True)) == {0}
+        assert set(Batch.objects.values_list("failures", flat=True)) == {0}
         assert not DeadMessage.objects.exists()
         figure("copies of 25 messages after the kill", sum(copies(topic.name, one) for one in everything))
 

@@ -131,7 +131,7 @@ class TestTopicThatIsNotAsSettingsSay:
             problems = [problem.text for problem in broker.check() if "Topic" in problem.text]
 
         batch = Batch.objects.get()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
         assert words in batch.last_error
         assert batch.due_at > timezone.now() + timedelta(seconds=10)
         assert len(problems) == 1

@@ -51,7 +51,7 @@ class TestAtThePort:
         relay(connection, open_here()).step()
 
         [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
         assert not DeadMessage.objects.exists()
 
     def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(
@@ -76,7 +76,7 @@ class TestAtThePort:
         running.drain()
 
         [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
 
     def test_opens_its_breaker_while_the_server_has_no_time(
         self, port: PortStub, open_here: OpenAt, connection: database.Connection
@@ -87,7 +87,7 @@ class TestAtThePort:
         running.drain(at_most=timedelta(seconds=5))
 
         assert running.breakers.failed_topics
-        assert Batch.objects.get().tries == 0
+        assert Batch.objects.get().failures == 0
 
     @pytest.mark.parametrize("code", [2, 1])
     def test_leaves_a_commit_that_is_not_confirmed_decided_and_repeats_nothing(
@@ -135,7 +135,7 @@ class TestAtTheProxy:
         relay(connection, broker).step()
 
         [batch] = Batch.objects.all()
-        assert (batch.state, batch.tries) == (State.RELEASED, 0)
+        assert (batch.state, batch.failures) == (State.RELEASED, 0)
         assert str(code) in batch.last_error
         assert not DeadMessage.objects.exists()
 

@@ -115,7 +115,7 @@ class TestRelease:
         broker.release(deliveries)
 
         [again] = acts.receive(kind, count=1, broker=harness.open())
-        assert (again.body, again.attempt) == (b"a", 2)
+        assert (again.body, again.delivery_count) == (b"a", 2)
 
     def test_counts_one_towards_the_servers_limit_and_renewals_count_nothing(
         self, acts: Acts, broker: Broker, kind: TopicType, hasty: str
@@ -128,7 +128,7 @@ class TestRelease:
             if delivery.body == b"b":
                 broker.ack([delivery])
                 continue
-            attempts.append(delivery.attempt)
+            attempts.append(delivery.delivery_count)
             for _ in range(RETRIES * 2):
                 [held] = broker.renew([delivery], HELD)
                 assert held is not None
@@ -165,4 +165,4 @@ class TestTimesThatTheServerRefuses:
 
         assert RocketMQBroker.retry(broker, delivery, span) is True
 
-        assert [again.attempt for again in acts.receive_again(kind)] == [2]
+        assert [again.delivery_count for again in acts.receive_again(kind)] == [2]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 RUNS = "admin:outbox_pipeline_auditrun_changelist"
 LIST = "admin:outbox_pipeline_auditfinding_changelist"
-ALL = ["view_auditrun", "view_auditfinding", "retry_auditfinding", "acknowledge_auditfinding"]
+ALL = ["view_auditrun", "view_auditfinding", "resend_auditfinding", "acknowledge_auditfinding"]
 HOUR = timedelta(hours=1)
 
 
@@ -178,7 +178,7 @@ class TestSendingAgain:
     def test_asks_how_many_and_names_what_cannot_be_sent(self, client, lost, sent):
         rows = lost(2, 9)
 
-        page = choose(client, "retry", rows)
+        page = choose(client, "resend", rows)
 
         assert "<strong>1</strong> is affected" in page.text
         assert "Not sent: 1. The outbox does not have it" in page.text
@@ -187,7 +187,7 @@ class TestSendingAgain:
     def test_sends_exactly_the_lost_ones_with_a_reason(self, client, lost, sent):
         rows = lost(2, 3)
 
-        page = confirm(client, choose(client, "retry", rows))
+        page = confirm(client, choose(client, "resend", rows))
 
         assert "Messages to send again: 2." in page.text
         assert states(sent) == ["sent", "released", "released", *["sent"] * 5]
@@ -199,8 +199,8 @@ class TestSendingAgain:
     def test_does_nothing_twice_by_a_stale_form(self, client, operator, lost, sent):
         rows = lost(2)
         other = operator(*ALL, name="bob")
-        stale = choose(other, "retry", rows)
-        confirm(client, choose(client, "retry", rows))
+        stale = choose(other, "resend", rows)
+        confirm(client, choose(client, "resend", rows))
 
         page = confirm(other, stale)
 
@@ -209,13 +209,13 @@ class TestSendingAgain:
         assert LogEntry.objects.count() == 1
 
     def test_needs_a_reason(self, client, lost, sent):
-        page = confirm(client, choose(client, "retry", lost(2)), reason="")
+        page = confirm(client, choose(client, "resend", lost(2)), reason="")
 
         assert "This field is required" in page.text
         assert states(sent) == ["sent"] * 8
 
     def test_says_why_none_can_be_sent(self, client, lost):
-        page = client.post(reverse(LIST), {"action": "retry", "_selected_action": [lost(2, kind="orphan")[0].pk]}, follow=True)
+        page = client.post(reverse(LIST), {"action": "resend", "_selected_action": [lost(2, kind="orphan")[0].pk]}, follow=True)
 
         assert "Not sent: 1. No message of this finding is lost." in page.text
 
@@ -223,7 +223,7 @@ class TestSendingAgain:
         reader = operator("view_auditfinding", "acknowledge_auditfinding", name="eve")
         rows = lost(2)
 
-        answer = choose(reader, "retry", rows)
+        answer = choose(reader, "resend", rows)
 
         assert "Send lost messages again" not in reader.get(reverse(LIST)).text
         assert answer.status_code == 302
@@ -257,7 +257,7 @@ class TestAcknowledging:
     def test_is_for_those_who_may(self, operator, lost):
         (row,) = lost(2)
 
-        answer = choose(operator("view_auditfinding", "retry_auditfinding", name="eve"), "acknowledge", [row])
+        answer = choose(operator("view_auditfinding", "resend_auditfinding", name="eve"), "acknowledge", [row])
 
         row.refresh_from_db()
         assert (answer.status_code, row.acknowledged_at) == (302, None)

@@ -117,7 +117,8 @@ BROKEN: dict[str, tuple[list[str], str]] = {
                 "outbox_inbox",
                 "outbox_embedded_message",
                 "outbox_embedded_offset",
-                "outbox_delivery",
+                "outbox_failed_delivery",
+                "outbox_operator_act",
                 "outbox_ticket",
                 "outbox_dead",
             )

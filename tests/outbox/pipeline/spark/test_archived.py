@@ -14,7 +14,7 @@ from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.database import partitions
 from outbox.ids import day_of
-from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, State
+from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, OperatorAct, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
@@ -41,7 +41,8 @@ PLAN = Plan(1_600, lost=30, duplicated=8, orphans=8, topics=2, lanes=2, groups=2
 
 # One of the topics lies with another broker, and was recorded.
 RECORD = """
-INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, nth, stored_at, recorded_at)
+INSERT INTO outbox_recorded
+    (topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at, recorded_at)
 SELECT t.name, m.message_id::uuid, m.source, (m.headers::jsonb ->> 'ce-lane')::smallint,
     (m.headers::jsonb ->> 'ce-number')::bigint, m.key, m.tag, m.queue::text, m.pos, 1, m.stored_at, m.stored_at
 FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id WHERE t.name = 'topic-1'
@@ -52,8 +53,9 @@ DELETE FROM outbox_embedded_message WHERE topic_id = (SELECT id FROM outbox_embe
 
 # The broker's offset goes back, when the places' rows have left the table.
 SEE_AGAIN = """
-INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, nth, stored_at, recorded_at)
-SELECT topic, message_id, source, lane, number, key, tag, queue, pos, nth, stored_at, now()
+INSERT INTO outbox_recorded
+    (topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at, recorded_at)
+SELECT topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at, now()
 FROM jsonb_populate_recordset(NULL::outbox_recorded, %s)
 """
 
@@ -128,7 +130,7 @@ def recorded(config):
     RecordedTopic.objects.create(topic="topic-1", broker="b", consumer_group="r", read_until=datetime.now(UTC))
     RecordedTopic.objects.update(began_at=datetime(2025, 12, 31, tzinfo=UTC))
     again, twice = RecordedMessage.objects.filter(number__in=[40, 41], lane=0).order_by("number")
-    see_again(again, queue="retry", pos=1, nth=2)
+    see_again(again, queue="retry", pos=1, delivery_count=2)
     see_again(twice, queue="0", pos=10**6)
     return replace(config, recorded={"topic-1": 0.0}, clock_tolerance_seconds=5.0)
 
@@ -140,14 +142,20 @@ def see_again(row, **other):
 
 
 def something_else_went_wrong():
-    """In the books, too: a message that became a dead letter, one that nobody would send, one whose row is gone."""
+    """In the books, too: messages that became dead letters, one that nobody would send, one whose row is gone."""
     stranded = MessageRowFactory(
         id=message_id(datetime(2026, 1, 1, 12, tzinfo=UTC)), topic_id=MessageRow.objects.first().topic_id
     )
     handled = Inbox.objects.filter(topic="topic-0", lane=0, number=50).first()
     same = {name: getattr(handled, name) for name in ("consumer_group", "message_id", "topic", "lane", "number", "source")}
-    FailedDelivery.objects.create(**same, nth=3, outcome="dead letter", fingerprint="f", error="e", failed_at=handled.handled_at)
+    FailedDelivery.objects.create(
+        **same, delivery_count=3, outcome="dead letter", fingerprint="f", error="e", failed_at=handled.handled_at
+    )
     handled.delete()
+    given_up = Inbox.objects.filter(topic="topic-0", lane=0, number=70).first()  # by the broker itself: no failure is recorded
+    same = {name: getattr(given_up, name) for name in same}
+    OperatorAct.objects.create(**same, act="discard asked", acted_by="ada", acted_at=given_up.handled_at)
+    given_up.delete()
     gone = Inbox.objects.filter(topic="topic-0", lane=1, number=60).first().message_id
     MessageRow.objects.filter(id=gone).delete()
     return [str(stranded.id), str(gone)]

@@ -64,19 +64,19 @@ class TestALoss:
 
         assert said(world.audit(spark)) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
 
-    def test_is_explained_by_a_dead_or_skipped_batch_or_a_dead_letter(self, spark):
+    def test_is_explained_by_a_dead_or_discarded_batch_or_a_dead_letter(self, spark):
         world = World().set(groups=[Group("cart", ["orders"])]).add(8)
-        world.change("places", {"state": "dead"}, number=1).change("places", {"state": "skipped"}, number=2)
+        world.change("places", {"state": "dead"}, number=1).change("places", {"state": "discarded"}, number=2)
         world.drop("broker", "inbox", number=[1, 2]).drop("inbox", number=4)
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead letter"}
-        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]
+        world.frames["failed_deliveries"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]
 
         assert said(world.audit(spark)) == []
 
     def test_is_not_what_an_operator_discarded_which_is_counted_apart(self, spark):
         world = World().set(groups=[Group("cart", ["orders"])]).add(8).drop("inbox", number=[3, 4])
         acted = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "discarded", "at": START}
-        world.frames["attempts"] = [{**acted, "number": n, "message_id": message_id("orders", 0, n)} for n in (3, 4)]
+        world.frames["failed_deliveries"] = [{**acted, "number": n, "message_id": message_id("orders", 0, n)} for n in (3, 4)]
 
         report = world.audit(spark)
 
@@ -93,7 +93,7 @@ class TestALoss:
     def test_is_not_what_the_broker_still_has_for_the_group(self, spark):
         world = World().add(9).drop("inbox", number=9, consumer_group="points")
         waiting = {"consumer_group": "points", "source": OURS, "topic": "orders", "lane": 0, "number": 9, "outcome": "waiting"}
-        world.frames["attempts"] = [{**waiting, "message_id": message_id("orders", 0, 9), "at": START}]
+        world.frames["failed_deliveries"] = [{**waiting, "message_id": message_id("orders", 0, 9), "at": START}]
 
         assert said(world.audit(spark)) == [("late", "inbox", "points", 9, 9, 1)]
 

@@ -5,10 +5,10 @@ from outbox.pipeline.spark.cause import Cause, Minute, backlog_states
 CALM = 60  # minutes before anything changes
 
 
-def course(length, *, produced=100, consumed=100, attempts=None):
+def course(length, *, produced=100, consumed=100, deliveries=None):
     """A calm hour, then minutes of that kind."""
     calm = [Minute(minute, 100, 100, 100) for minute in range(CALM)]
-    tried = consumed if attempts is None else attempts
+    tried = consumed if deliveries is None else deliveries
     return calm + [Minute(minute, produced, tried, consumed) for minute in range(CALM, CALM + length)]
 
 
@@ -26,7 +26,7 @@ class TestABacklog:
         [
             ({"produced": 200}, Cause.PRODUCTION_FASTER),
             ({"consumed": 50}, Cause.CONSUMPTION_SLOWER),
-            ({"consumed": 33, "attempts": 100}, Cause.RETRIES),
+            ({"consumed": 33, "deliveries": 100}, Cause.RETRIES),
             ({"produced": 110, "consumed": 95}, Cause.STEADY_OVERLOAD),
         ],
     )

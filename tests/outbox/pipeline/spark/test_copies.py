@@ -17,10 +17,18 @@ class TestCopies:
     def test_are_those_that_postgresql_counts_with_each_place_once_however_late_it_comes_again(self, spark):
         rows = []
 
-        def see(number, queue, pos, nth, times=1):
+        def see(number, queue, pos, delivery_count, times=1):
             for _ in range(times):
                 of = {"id": len(rows), "message_id": f"m{number}", "topic": "bills", "number": number, "lane": 1}
-                rows.append({**of, "queue": queue, "pos": pos, "nth": nth, "recorded_at": AT + timedelta(days=len(rows))})
+                rows.append(
+                    {
+                        **of,
+                        "queue": queue,
+                        "pos": pos,
+                        "delivery_count": delivery_count,
+                        "recorded_at": AT + timedelta(days=len(rows)),
+                    }
+                )
 
         for number, (_, deliveries, _) in enumerate(Told.COPIES, start=1):
             for place in deliveries:

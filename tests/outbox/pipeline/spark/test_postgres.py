@@ -118,13 +118,13 @@ class TestAHistoryFromPostgreSQL:
 
     def test_names_a_column_that_an_older_schema_has_not(self, spark, config, tmp_path):
         with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE outbox_delivery RENAME number TO seq")
+            cursor.execute("ALTER TABLE outbox_failed_delivery RENAME number TO seq")
         try:
-            with pytest.raises(HistoryError, match=r"frame 'attempts' cannot be read: .*run migrate"):
+            with pytest.raises(HistoryError, match=r"frame 'failed_deliveries' cannot be read: .*run migrate"):
                 copied(spark, config, tmp_path, "python")
         finally:
             with connection.cursor() as cursor:
-                cursor.execute("ALTER TABLE outbox_delivery RENAME seq TO number")
+                cursor.execute("ALTER TABLE outbox_failed_delivery RENAME seq TO number")
 
     def test_cannot_be_read_from_where_nobody_answers(self, spark, config, tmp_path):
         nowhere = replace(config.outbox, url="postgresql://nobody@127.0.0.1:1/nothing")
@@ -181,9 +181,9 @@ class TestWhatTheRecorderWroteDown:
 
     def test_has_a_row_for_each_copy_that_the_broker_has_stored(self, spark, config, outbox, tmp_path, reader):
         for number, (_, deliveries, _) in enumerate(self.COPIES, start=1):
-            for queue, pos, nth in deliveries:
+            for queue, pos, delivery_count in deliveries:
                 of = {"message_id": outbox[number - 1], "topic": "bills", "source": "us", "lane": 1, "number": number}
-                RecordedMessage.objects.create(queue=queue, pos=pos, nth=nth, stored_at=BEFORE, **of)
+                RecordedMessage.objects.create(queue=queue, pos=pos, delivery_count=delivery_count, stored_at=BEFORE, **of)
         RecordedMessage.objects.create(message_id=outbox[0], topic="not ours", source="us")
         RecordedTopic.objects.create(topic="bills", broker="b", consumer_group="g", read_until=BEFORE)
         recorded = replace(config, brokers=[], recorded={"bills": 0.0}, outbox=replace(config.outbox, reader=reader))

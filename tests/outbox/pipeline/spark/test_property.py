@@ -12,7 +12,7 @@ from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import judged_by_sql
 from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
 
-STATES = ("sent", "dead", "skipped", "released", "claimed", "prepared")
+STATES = ("sent", "dead", "discarded", "released", "claimed", "prepared")
 OUTCOMES = ("waiting", "retry", "dead letter", "replay asked", "replayed", "discard asked", "discarded")
 
 FAULTS = st.fixed_dictionaries(
@@ -46,9 +46,11 @@ def spoil(faults):
     for number, outcome in faults["outcomes"].items():
         row = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": number, "outcome": outcome}
         tried = {**row, "message_id": message_id("orders", 0, number), "at": START}
-        tries = [{**tried, "nth": nth} for nth in (1, 2, 2)]  # the last one twice: its group and its broker say so
-        world.frames["attempts"] += tries
-    for name in ("places", "broker", "inbox", "attempts"):
+        tries = [
+            {**tried, "delivery_count": delivery_count} for delivery_count in (1, 2, 2)
+        ]  # the last one twice: its group and its broker say so
+        world.frames["failed_deliveries"] += tries
+    for name in ("places", "broker", "inbox", "failed_deliveries"):
         world.change(name, {"number": None, "lane": None}, number=sorted(faults["unnumbered"]))
     if not faults["lane"]:
         world.frames["marks"] = [mark for mark in world.frames["marks"] if mark["lane"] != 1]

@@ -36,10 +36,16 @@ class TestABacklog:
         stuck = [message_id("orders", 0, number) for number in (31, 32, 33)]
         world.drop("inbox", number=[31, 32, 33])
         tried = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "retry"}
-        world.frames["attempts"] = [
-            {**tried, "number": 31 + n, "message_id": one, "nth": nth, "at": START + timedelta(seconds=nth)}
+        world.frames["failed_deliveries"] = [
+            {
+                **tried,
+                "number": 31 + n,
+                "message_id": one,
+                "delivery_count": delivery_count,
+                "at": START + timedelta(seconds=delivery_count),
+            }
             for n, one in enumerate(stuck)
-            for nth in range(1, 9 - 3 * n)
+            for delivery_count in range(1, 9 - 3 * n)
         ]
 
         cart, idle = backlog_report(spark, world.config, world.history(spark), repeated=2)

@@ -18,7 +18,7 @@ GROUPS = [Group("cart", ["orders"])]
 WAITING = of_group(0, InGroup.WAITING)
 
 
-def attempts(*rows):
+def failed_deliveries(*rows):
     named = [{"source": "s", "topic": "orders", "number": None, "consumer_group": "cart", "outcome": a, "at": b} for a, b in rows]
     schema = pa.schema([(name, pa.string()) for name in ("source", "topic", "consumer_group", "outcome", "message_id")])
     return pa.RecordBatch.from_pylist(named, schema.append(pa.field("number", pa.int64())).append(AT))
@@ -36,14 +36,14 @@ class TestATryThatFailed:
     ROWS = (("retry", LIVE - HOUR), ("retry", LIVE + HOUR), ("retry", None), ("waiting", LIVE - HOUR))
 
     def test_says_that_its_message_waits_as_long_as_somebody_may_have_it(self):
-        (found,) = Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)).of("attempts", attempts(*self.ROWS))
+        (found,) = Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)).of("failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found.tolist() == [NONE, WAITING, WAITING, WAITING]
 
     def test_says_so_of_a_message_without_a_number(self):
         saying = Observations(Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)), frozenset("s"), micros(NOW))
 
-        (found,) = saying.seen("attempts", attempts(*self.ROWS))
+        (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found == [None, *["waits in cart"] * 3]
 
@@ -54,7 +54,7 @@ class TestATryThatFailed:
         assert roles_of(config, History({}, frozenset("s"), NOW)).live_micros == until
 
     def test_says_so_for_ever_where_nothing_was_archived(self):
-        (found,) = Roles(GROUPS, micros(NOW)).of("attempts", attempts(*self.ROWS))
+        (found,) = Roles(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found.tolist() == [WAITING] * 4
 
@@ -63,7 +63,7 @@ class TestAnActOnADeadLetter:
     ROWS = tuple((outcome, LIVE) for outcome in ("dead letter", "replay asked", "replayed", "discard asked", "discarded"))
 
     def test_says_that_its_message_was_discarded_or_may_be_a_dead_letter_still(self):
-        (found,) = Roles(GROUPS, micros(NOW)).of("attempts", attempts(*self.ROWS))
+        (found,) = Roles(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
 
         dead, discarded = of_group(0, InGroup.DEAD_LETTER), of_group(0, InGroup.DISCARDED)
         assert found.tolist() == [dead, dead, NONE, dead, discarded]
@@ -71,7 +71,7 @@ class TestAnActOnADeadLetter:
     def test_says_so_of_a_message_without_a_number(self):
         saying = Observations(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
 
-        (found,) = saying.seen("attempts", attempts(*self.ROWS))
+        (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found == ["dead in cart", "dead in cart", None, "dead in cart", "dead in cart"]
 

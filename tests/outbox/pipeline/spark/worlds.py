@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
     from outbox.pipeline.spark.audit.run import Report
     from outbox.pipeline.spark.history import History, Recorded
 
-FRAMES = ("business", "messages", "places", "broker", "inbox", "attempts", "marks")
+FRAMES = ("business", "messages", "places", "broker", "inbox", "failed_deliveries", "marks")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOW = START + timedelta(hours=2)
 SECOND = timedelta(seconds=1)
@@ -50,7 +50,7 @@ class World:
             self.frames["broker"].append({**stored, "at": at + 2 * SECOND / 100})
             for group in self.config.groups:
                 if topic in group.topics:
-                    handled = {**base, "consumer_group": group.name, "nth": 1}
+                    handled = {**base, "consumer_group": group.name, "delivery_count": 1}
                     self.frames["inbox"].append({**handled, "at": at + 3 * SECOND / 100})
         self.mark(first + count - 1, topic=topic, lane=lane)
         return self

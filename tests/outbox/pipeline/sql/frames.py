@@ -21,9 +21,9 @@ CREATE TEMP TABLE quick_places (source text, topic text, lane smallint, number b
 CREATE TEMP TABLE quick_broker (source text, topic text, lane smallint, number bigint, message_id text, key text,
     queue int, pos bigint, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_inbox (consumer_group text, source text, topic text, lane smallint, number bigint, message_id text,
-    nth int, at timestamptz) ON COMMIT DROP;
-CREATE TEMP TABLE quick_attempts (consumer_group text, source text, topic text, lane smallint, number bigint, message_id text,
-    nth int, outcome text, at timestamptz) ON COMMIT DROP;
+    delivery_count int, at timestamptz) ON COMMIT DROP;
+CREATE TEMP TABLE quick_failed_deliveries (consumer_group text, source text, topic text, lane smallint, number bigint,
+    message_id text, delivery_count int, outcome text, at timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE quick_marks (source text, topic text, lane smallint, first bigint, last bigint) ON COMMIT DROP;
 CREATE TEMP TABLE quick_groups (name text, topic text, is_from_start boolean) ON COMMIT DROP;
 CREATE TEMP TABLE quick_entries (nth int, name text, topic text, type text, about text) ON COMMIT DROP;

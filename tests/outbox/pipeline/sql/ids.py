@@ -29,7 +29,7 @@ UNNUMBERED = """
 WITH said AS (
     SELECT message_id, topic, source, CASE
         WHEN state = 'sent' THEN CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'sent' ELSE 'sent young' END
-        WHEN state IN ('dead', 'skipped') THEN 'gone'
+        WHEN state IN ('dead', 'discarded') THEN 'gone'
         ELSE CASE WHEN coalesce(at <= %(cutoff)s, true) THEN 'late' ELSE 'open' END END AS word
     FROM quick_places WHERE number IS NULL
     UNION ALL
@@ -40,7 +40,7 @@ WITH said AS (
     UNION ALL
     SELECT message_id, topic, source,
         CASE WHEN outcome IN ('waiting', 'retry') THEN 'waits in ' ELSE 'dead in ' END || consumer_group
-    FROM quick_attempts WHERE number IS NULL AND outcome NOT IN ('duplicate', 'replayed')
+    FROM quick_failed_deliveries WHERE number IS NULL AND outcome NOT IN ('duplicate', 'replayed')
 ), seen AS (
     SELECT message_id, topic, array_agg(word) AS words, topic = ANY(%(seen_topics)s::text[]) AS is_seen,
         bool_or(word IN ('sent', 'sent young', 'gone', 'late', 'open')) AS is_placed,

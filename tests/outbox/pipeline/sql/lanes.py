@@ -22,7 +22,7 @@ SELECT stage, source, topic, lane, number, grp, message_id,
 FROM (
     SELECT 'outbox' AS stage, source, topic, lane, number, '' AS grp, message_id,
         CASE WHEN state = 'sent' THEN CASE WHEN coalesce(at, claimed_at) <= %(cutoff)s THEN 'sent' ELSE 'sent young' END
-            WHEN state IN ('dead', 'skipped') THEN 'gone'
+            WHEN state IN ('dead', 'discarded') THEN 'gone'
             WHEN coalesce(claimed_at, at) <= %(cutoff)s THEN 'open late' ELSE 'open' END AS role
     FROM quick_places
     UNION ALL
@@ -36,7 +36,7 @@ FROM (
     UNION ALL
     SELECT 'inbox', a.source, a.topic, a.lane, a.number, a.consumer_group, a.message_id,
         CASE WHEN a.outcome IN ('waiting', 'retry') THEN 'waiting' ELSE 'dead letter' END
-    FROM quick_attempts a WHERE a.outcome NOT IN ('duplicate', 'replayed')
+    FROM quick_failed_deliveries a WHERE a.outcome NOT IN ('duplicate', 'replayed')
         AND EXISTS (SELECT FROM quick_groups g WHERE g.name = a.consumer_group)
 ) r WHERE number IS NOT NULL
 """

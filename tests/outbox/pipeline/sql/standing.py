@@ -35,27 +35,28 @@ FROM hops WHERE ended IS NOT NULL AND began IS NOT NULL GROUP BY 1, 2, 3, 4, 5 O
 """
 
 # Each try once: a dead letter is written down by its group, and again by its broker.
-TRIES = """
-SELECT consumer_group, topic, message_id, nth, outcome, min(at) AS at FROM quick_attempts
+TRIED = """
+SELECT consumer_group, topic, message_id, delivery_count, outcome, min(at) AS at FROM quick_failed_deliveries
 WHERE outcome IN ('retry', 'dead letter', 'duplicate') AND at IS NOT NULL GROUP BY 1, 2, 3, 4, 5"""
 
 # What came in, was tried, and was finished, by the minute.
 MINUTES = f"""
 WITH happened AS (
-    SELECT g.name, b.topic, b.at, 1 AS produced, 0 AS attempts, 0 AS consumed
+    SELECT g.name, b.topic, b.at, 1 AS produced, 0 AS deliveries, 0 AS consumed
     FROM quick_broker b JOIN quick_groups g ON g.topic = b.topic
     UNION ALL SELECT consumer_group, topic, at, 0, 1, 1 FROM quick_inbox
-    UNION ALL SELECT consumer_group, topic, at, 0, 1, (outcome = 'dead letter')::int FROM ({TRIES}) t
+    UNION ALL SELECT consumer_group, topic, at, 0, 1, (outcome = 'dead letter')::int FROM ({TRIED}) t
 )
 SELECT name, topic, floor(extract(epoch FROM at) / 60)::bigint,
-    sum(produced)::bigint, sum(attempts)::bigint, sum(consumed)::bigint
+    sum(produced)::bigint, sum(deliveries)::bigint, sum(consumed)::bigint
 FROM happened WHERE at IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
 
 MOST_REPEATED = f"""
-SELECT consumer_group, topic, message_id, tries FROM (
-    SELECT *, row_number() OVER (PARTITION BY consumer_group, topic ORDER BY tries DESC, message_id COLLATE "C") AS place FROM (
-        SELECT consumer_group, topic, message_id, count(*) AS tries FROM ({TRIES}) t
+SELECT consumer_group, topic, message_id, failures FROM (
+    SELECT *, row_number() OVER (PARTITION BY consumer_group, topic ORDER BY failures DESC, message_id COLLATE "C") AS place
+    FROM (
+        SELECT consumer_group, topic, message_id, count(*) AS failures FROM ({TRIED}) t
         WHERE outcome <> 'duplicate' GROUP BY 1, 2, 3 HAVING count(*) > 1) a
 ) b WHERE place <= %(limit)s ORDER BY 1, 2, place
 """
@@ -82,6 +83,6 @@ def read_minutes(check: Check) -> dict[tuple[str, str], list[Minute]]:
 def read_most_repeated(check: Check, *, limit: int = 10) -> dict[tuple[str, str], list[list[Any]]]:
     """Return the messages tried most often, of each group and topic."""
     found: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
-    for group, topic, message_id, tries in check.run(MOST_REPEATED, {"limit": limit}).fetchall():
-        found[group, topic].append([message_id, tries])
+    for group, topic, message_id, failures in check.run(MOST_REPEATED, {"limit": limit}).fetchall():
+        found[group, topic].append([message_id, failures])
     return dict(found)

@@ -51,7 +51,9 @@ class TestSql:
         world = World().add(5).drop("inbox", number=5, consumer_group="cart")
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 5, "outcome": "dead letter"}
         times = (START, START + SECOND)
-        world.frames["attempts"] = [{**dead, "message_id": message_id("orders", 0, 5), "nth": 1, "at": at} for at in times]
+        world.frames["failed_deliveries"] = [
+            {**dead, "message_id": message_id("orders", 0, 5), "delivery_count": 1, "at": at} for at in times
+        ]
 
         (cart, _) = judged_by_sql(world).backlogs
 

@@ -20,7 +20,7 @@ class TestOrder:
     def shown(self, broker, topic) -> list[str]:
         return [message.message_id for message in broker.visible(topic.name)]
 
-    def test_a_dead_message_holds_its_key_until_an_operator_skips_it(self, start, broker, make_topic):
+    def test_a_dead_message_holds_its_key_until_an_operator_discards_it(self, start, broker, make_topic):
         topic = make_topic("fifo")
         head, second, other = (self.publish(topic, key) for key in "aab")
         broker.fail("send", SendStatus.REFUSED, where=lambda message: message.message_id == head)
@@ -30,7 +30,7 @@ class TestOrder:
         relay.drain()
         assert self.shown(broker, topic) == [other]
 
-        Batch.objects.filter(state=State.DEAD).update(state=State.SKIPPED)
+        Batch.objects.filter(state=State.DEAD).update(state=State.DISCARDED)
         relay.drain()
 
         assert self.shown(broker, topic) == [other, second, later]

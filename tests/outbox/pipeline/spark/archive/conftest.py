@@ -10,7 +10,7 @@ from django.db import connection as django_connection
 
 from outbox import database
 from outbox.database import partitions
-from outbox.models import CheckBack, Duplicate, FailedAttempt, FailedDelivery, Inbox, State
+from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
 from outbox.pipeline.spark.archive.config import ArchiveConfig
@@ -56,10 +56,11 @@ def fill(day):
     BatchFactory(message_ids=ids[1:2], first_seq=2, **sent)
     BatchFactory(message_ids=ids[5:], first_seq=6, **sent)
     about = {"consumer_group": "cart", "message_id": ids[0], "topic": "orders"}
-    FailedDelivery.objects.create(**about, nth=1, outcome="retry", fingerprint="f", error="e", failed_at=at[0])
-    Duplicate.objects.create(**about, nth=2, dropped_at=at[0])
+    FailedDelivery.objects.create(**about, delivery_count=1, outcome="retry", fingerprint="f", error="e", failed_at=at[0])
+    Duplicate.objects.create(**about, delivery_count=2, dropped_at=at[0])
     RecordedMessage.objects.create(message_id=ids[0], topic="orders", queue="q", pos=day.day, lane=1, number=1, recorded_at=at[0])
-    FailedAttempt.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
+    FailedSend.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
+    OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=at[0])
     CheckBack.objects.create(
         request_id=str(day),
         asked_by="endpoint",

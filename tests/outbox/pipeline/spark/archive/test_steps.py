@@ -49,9 +49,9 @@ class TestTheArchive:
 
         assert books_left() == dict.fromkeys(TIMED_FRAMES, 0)
         assert sorted(in_lake(lake, "inbox")) == ids
-        assert {name: len(in_lake(lake, name, "topic" if name != "attempt" else "reason")) for name in TIMED_FRAMES} == {
+        assert {name: len(in_lake(lake, name, "topic" if name != "failed_send" else "reason")) for name in TIMED_FRAMES} == {
             "inbox": 2 * PER_DAY,
-            **dict.fromkeys(["delivery", "duplicate", "attempt", "check_back", "recorded"], 2),
+            **dict.fromkeys(["failed_delivery", "duplicate", "failed_send", "operator_act", "check_back", "recorded"], 2),
         }
 
     def test_leaves_younger_days_alone(self, archive, lake, ids):
@@ -167,7 +167,7 @@ class TestADayThatChanges:
 
         archive(before=SECOND, writer=self.change(ArrowWriter, act))
 
-        assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["skipped"] * PER_DAY
+        assert in_lake(lake, column="state") == ["sent"] * PER_DAY + ["discarded"] * PER_DAY
 
     def test_is_archived_again_when_a_dead_message_was_sent_again_before_prune_came(self, archive, lake, ids, settings):
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(lake.root.parent)}}}
@@ -189,7 +189,7 @@ class TestADayThatChanges:
     def test_is_archived_again_with_the_row_that_came_into_the_books(self, archive, lake, ids):
         def act():
             moment = datetime(2001, 2, 3, 1, tzinfo=UTC)
-            Duplicate.objects.create(consumer_group="late", message_id=ids[0], topic="t", nth=9, dropped_at=moment)
+            Duplicate.objects.create(consumer_group="late", message_id=ids[0], topic="t", delivery_count=9, dropped_at=moment)
 
         archive(before=SECOND, writer=self.change(ArrowWriter, act))
 

@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from outbox import Reject, Retry, RetryLater, consumer, database
-from outbox.consuming import tries
+from outbox.consuming import failure_counts
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -19,7 +19,7 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.message import Header
-from outbox.models import FailedDelivery, Inbox, Tries
+from outbox.models import FailedDelivery, FailureCount, Inbox
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import delivery, end_delays, outgoing
 from tests.outbox.consuming.messages import Placed
@@ -45,18 +45,18 @@ class Handler:
             raise self.errors.pop(0)
 
 
-def deliver(*, attempt: int = 1, key: str = "", is_early: bool = False) -> object:
+def deliver(*, delivery_count: int = 1, key: str = "", is_early: bool = False) -> object:
     """Deliver one and the same message for the n-th time, by default when its delay is over."""
     if not is_early:
         end_delays()
-    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt, key=key)
+    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", delivery_count=delivery_count, key=key)
     return handle(group("cart"), same)
 
 
-def begin_and_die(attempt: int) -> None:
+def begin_and_die(delivery_count: int) -> None:
     """Begin a try that never ends."""
-    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", attempt=attempt)
-    tries.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
+    same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", delivery_count=delivery_count)
+    failure_counts.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
 
 
 class TestDelays:
@@ -68,33 +68,33 @@ class TestDelays:
         handler = Handler(retry=self.LATER)
         handler.errors = [ValueError("1"), ValueError("2")]
 
-        first, early, again = deliver(), deliver(attempt=2, is_early=True), deliver(attempt=3, is_early=True)
+        first, early, again = deliver(), deliver(delivery_count=2, is_early=True), deliver(delivery_count=3, is_early=True)
 
         assert first.outcome is Outcome.RETRY
         assert [early.outcome, again.outcome] == [Outcome.HANDED_BACK] * 2
         assert timedelta(minutes=4) < early.after <= timedelta(minutes=5)
-        assert len(handler.contexts) == Tries.objects.get().failures == 1
+        assert len(handler.contexts) == FailureCount.objects.get().failures == 1
 
     def test_are_kept_by_one_that_cannot_be_read(self):
         Handler(retry=self.LATER)
         newer = delivery(Placed(""), body=b'{"no": 1}', headers={Header.VERSION: "3"})
 
         first = handle(group("cart"), newer)
-        early = handle(group("cart"), replace(newer, attempt=2))
+        early = handle(group("cart"), replace(newer, delivery_count=2))
 
         assert (first.outcome, early.outcome) == (Outcome.RETRY, Outcome.HANDED_BACK)
-        assert Tries.objects.get().failures == 1
+        assert FailureCount.objects.get().failures == 1
 
     def test_end_by_themselves(self):
         handler = Handler(retry=self.LATER)
         handler.errors = [ValueError("1")]
         deliver()
 
-        Tries.objects.update(due_at=Now())
-        result = deliver(attempt=2)
+        FailureCount.objects.update(due_at=Now())
+        result = deliver(delivery_count=2)
 
         assert result.outcome is Outcome.HANDLED
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
 
 class TestMessageThatWasGivenUp:
@@ -102,20 +102,20 @@ class TestMessageThatWasGivenUp:
         handler = Handler(retry=Retry(limit=0))
         handler.errors = [ValueError("no such customer")]
 
-        first, again = deliver(), deliver(attempt=2)
+        first, again = deliver(), deliver(delivery_count=2)
 
         assert first.outcome is again.outcome is Outcome.DEAD_LETTER
         assert again.reason == first.reason == "failed 1 time, last: ValueError: no such customer"
         assert len(handler.contexts) == FailedDelivery.objects.count() == 1
 
-    @pytest.mark.parametrize("attempt", [1, 2])
-    def test_is_dropped_when_another_copy_comes_after_its_dead_letter(self, broker, worker, attempt):
+    @pytest.mark.parametrize("delivery_count", [1, 2])
+    def test_is_dropped_when_another_copy_comes_after_its_dead_letter(self, broker, worker, delivery_count):
         handler = Handler(retry=Retry(limit=0))
         handler.errors = [ValueError("no such customer")] * 2
         broker.send([outgoing(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")])
         worker().run(until_idle=True)
 
-        result = deliver(attempt=attempt)
+        result = deliver(delivery_count=delivery_count)
 
         assert result.outcome is Outcome.DUPLICATE
         assert len(broker.dead_letters("cart")) == FailedDelivery.objects.count() == 1
@@ -130,7 +130,7 @@ class TestMessageThatWasGivenUp:
             worker().run(until_idle=True)
 
         assert len(handler.contexts) == 2
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
 
 class TestFailures:
@@ -138,7 +138,7 @@ class TestFailures:
         handler = Handler()
         handler.errors = [ValueError("1"), ValueError("2"), ValueError("3")]
 
-        outcomes = [deliver(attempt=n).outcome for n in (40, 41, 55)]
+        outcomes = [deliver(delivery_count=n).outcome for n in (40, 41, 55)]
 
         assert outcomes == [Outcome.RETRY, Outcome.RETRY, Outcome.DEAD_LETTER]
         assert [context.failures for context in handler.contexts] == [0, 1, 2]
@@ -147,19 +147,19 @@ class TestFailures:
         handler = Handler()
         handler.errors = [RetryLater(1)] * 5 + [ValueError("1")]
 
-        outcomes = [deliver(attempt=n).outcome for n in range(1, 7)]
+        outcomes = [deliver(delivery_count=n).outcome for n in range(1, 7)]
 
         assert outcomes == [Outcome.RETRY] * 6
-        assert Tries.objects.get().failures == 1
+        assert FailureCount.objects.get().failures == 1
 
     def test_are_forgotten_when_the_message_is_handled(self):
         Handler().errors = [ValueError("1")]
 
         deliver()
-        assert Tries.objects.get().failures == 1
-        assert deliver(attempt=2).outcome is Outcome.HANDLED
+        assert FailureCount.objects.get().failures == 1
+        assert deliver(delivery_count=2).outcome is Outcome.HANDLED
 
-        assert not Tries.objects.exists()
+        assert not FailureCount.objects.exists()
 
     def test_cost_a_first_delivery_no_statement(self, django_assert_num_queries):
         Handler()
@@ -170,7 +170,7 @@ class TestFailures:
     def test_say_in_the_dead_letter_how_many_they_were(self):
         Handler(retry=Retry(limit=0)).errors = [ValueError("no")]
 
-        assert deliver(attempt=9).reason == "failed 1 time, last: ValueError: no"
+        assert deliver(delivery_count=9).reason == "failed 1 time, last: ValueError: no"
 
     def test_begin_anew_when_an_operator_replays_the_letter(self, broker, worker, clock):
         handler = Handler()
@@ -182,22 +182,22 @@ class TestFailures:
             clock.forward(SECOND)
             end_delays()
         (letter,) = read_letters().found
-        assert Tries.objects.get().failures == 3
+        assert FailureCount.objects.get().failures == 3
 
         assert list(settle_letters([letter], by="ada"))
         at_work.step(NO_WAIT)
 
-        assert Tries.objects.get().failures == 1
+        assert FailureCount.objects.get().failures == 1
         assert not broker.dead_letters("cart")
 
 
 class TestCrashes:
     def test_are_tries_that_were_begun_and_never_ended(self):
         handler = Handler()
-        for attempt in range(2, 2 + tries.CRASH_LIMIT):
-            begin_and_die(attempt)
+        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+            begin_and_die(delivery_count)
 
-        result = deliver(attempt=7)
+        result = deliver(delivery_count=7)
 
         assert result.outcome is Outcome.DEAD_LETTER
         assert result.reason.startswith("begun 5 times, never ended: ")
@@ -210,37 +210,37 @@ class TestCrashes:
         begin_and_die(2)
         begin_and_die(3)
 
-        assert deliver(attempt=4).outcome is Outcome.RETRY
+        assert deliver(delivery_count=4).outcome is Outcome.RETRY
 
-        row = Tries.objects.get()
+        row = FailureCount.objects.get()
         assert (row.failures, row.crashes, row.begun_at) == (1, 2, None)
 
     def test_are_none_where_a_try_ends_whatever_its_end(self):
         handler = Handler()
         handler.errors = [ValueError("1"), RetryLater(1), RetryLater(1)]
-        for attempt in range(2, 5):
-            deliver(attempt=attempt)
+        for delivery_count in range(2, 5):
+            deliver(delivery_count=delivery_count)
 
-        assert Tries.objects.get().crashes == 0
+        assert FailureCount.objects.get().crashes == 0
 
     def test_end_with_the_outage_that_hid_their_end(self, broker, worker, monkeypatch, clock):
         Handler()
         at_work = worker()
         begin_and_die(2)
-        Tries.objects.update(begun_by=at_work._name)
+        FailureCount.objects.update(begun_by=at_work._name)
         at_work._has_unended = True
 
         at_work.step(NO_WAIT)
 
-        assert Tries.objects.get().begun_at is None
+        assert FailureCount.objects.get().begun_at is None
 
     def test_block_an_ordered_key_and_are_tried_again(self, fifo, caplog):
         handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
-        for attempt in range(2, 2 + tries.CRASH_LIMIT):
-            begin_and_die(attempt)
+        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+            begin_and_die(delivery_count)
 
-        blocked = deliver(attempt=7, key="A1")
-        tried = deliver(attempt=8, key="A1")
+        blocked = deliver(delivery_count=7, key="A1")
+        tried = deliver(delivery_count=8, key="A1")
 
         assert (blocked.outcome, blocked.after) == (Outcome.RETRY, SECOND)
         assert "holds back all later messages of the key 'A1'" in caplog.text
@@ -257,7 +257,7 @@ class TestOrdered:
     def test_unknown_type_blocks_its_key_when_its_tries_are_used_up(self, fifo):
         Handler(ordered=True)
         unknown = delivery(Placed("A1"), headers={Header.TYPE: "OrderFrobbed"}, key="A1")
-        Tries.objects.create(consumer_group="cart", message_id=unknown.message_id, topic="orders", failures=99)
+        FailureCount.objects.create(consumer_group="cart", message_id=unknown.message_id, topic="orders", failures=99)
 
         assert handle(group("cart"), unknown).outcome is Outcome.RETRY
 
@@ -313,8 +313,8 @@ class TestConflict:
         wrapper = connections["default"]
         wrapper.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.REPEATABLE_READ
         try:
-            first = handle(group("cart"), delivery(Placed("A1"), attempt=1))
-            second = handle(group("cart"), delivery(Placed("A1"), attempt=2))
+            first = handle(group("cart"), delivery(Placed("A1"), delivery_count=1))
+            second = handle(group("cart"), delivery(Placed("A1"), delivery_count=2))
         finally:
             del wrapper.settings_dict["OPTIONS"]["isolation_level"]
             wrapper.close()
@@ -322,7 +322,7 @@ class TestConflict:
         assert (first.outcome, first.is_outage) == (Outcome.RETRY, False)
         assert first.after < SECOND
         assert second.outcome is Outcome.HANDLED
-        assert not Tries.objects.filter(failures__gt=0).exists()
+        assert not FailureCount.objects.filter(failures__gt=0).exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -28,8 +28,8 @@ FINAL = "This cannot be undone: they can never be delivered to their groups agai
 
 class Command(BaseCommand):
     help = (
-        "List the dead letters of consumer groups; with MESSAGE_ID or --all, deliver them to their groups again, with attempts "
-        "from 1. (Use outbox_retry for messages that a relay gave up.) "
+        "List the dead letters of consumer groups; with MESSAGE_ID or --all, deliver them to their groups again, with deliveries "
+        "counted from 1. (Use outbox_replay_unsent for messages that were not sent.) "
         "Exit code: 0 done, 1 something was not done, 2 a broker cannot be reached."
     )
 
@@ -86,7 +86,7 @@ class Command(BaseCommand):
         if options["discard"] and chosen and not options["no_input"]:
             count = f"{len(chosen)} dead letter{'' if len(chosen) == 1 else 's'}"
             confirm(f"{_as_groups(chosen)}\n\n{count} will be discarded. {FINAL}")
-        done = list(settle_letters(chosen, by=actor("outbox_replay"), discard=options["discard"]))
+        done = list(settle_letters(chosen, by=actor("outbox_replay_unhandled"), discard=options["discard"]))
         found = {one.letter.message_id for one in chosen}
         missing = [message_id for message_id in options["message_id"] if message_id not in found]
         what = "discarded" if options["discard"] else "replayed"
@@ -129,9 +129,9 @@ def _as_groups(letters: Sequence[Letter]) -> str:
 
 
 def _as_table(letters: Sequence[Letter]) -> str:
-    heads = ["message", "group", "topic", "attempts", "given up at", "reason"]
+    heads = ["message", "group", "topic", "deliveries", "given up at", "reason"]
     rows = [
-        [one.message_id, one.group, one.topic, one.attempt, _moment(one.died_at), _in_one_line(one.reason)]
+        [one.message_id, one.group, one.topic, one.delivery_count, _moment(one.died_at), _in_one_line(one.reason)]
         for one in (each.letter for each in letters)
     ]
     return table(heads, rows)

@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import database
-from outbox.batches.operators import RETRY, RETRY_ONE, retry_all, retry_messages
+from outbox.batches.operators import REPLAY, REPLAY_ONE, replay_all, replay_messages
 from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.message import TopicSpec, TopicType
@@ -25,14 +25,14 @@ class Overtaken:
         self.write = write
 
     def execute(self, statement, *args):
-        if statement is RETRY or statement is RETRY_ONE:
+        if statement is REPLAY or statement is REPLAY_ONE:
             self.write()
             self.write = lambda: None
         return self.connection.execute(statement, *args)
 
 
 def dead(size=1, **fields):
-    return BatchFactory(size=size, state=State.DEAD, tries=4, last_error="refused", attempt=3, **fields)
+    return BatchFactory(size=size, state=State.DEAD, failures=4, last_error="refused", attempt=3, **fields)
 
 
 def states(batch):
@@ -43,17 +43,17 @@ class TestSettleMessages:
     def test_releases_a_dead_batch_of_one_from_its_first_try_on(self, connection):
         batch = dead()
 
-        result = retry_messages(connection, batch.message_ids, by="ada")
+        result = replay_messages(connection, batch.message_ids, by="ada")
 
         batch.refresh_from_db()
         assert (result.messages, result.refused) == (1, {})
-        assert (batch.state, batch.tries, batch.attempt) == (State.RELEASED, 0, 3)
+        assert (batch.state, batch.failures, batch.attempt) == (State.RELEASED, 0, 3)
         assert batch.due_at is not None
 
     def test_takes_one_message_out_of_a_dead_batch(self, connection):
         batch = dead(size=3, first_seq=7)
 
-        retry_messages(connection, [batch.message_ids[1]], by="ada")
+        replay_messages(connection, [batch.message_ids[1]], by="ada")
 
         assert states(batch) == ["dead", "released", "dead"]
         left = Batch.objects.exclude(id=batch.id).get()
@@ -62,7 +62,7 @@ class TestSettleMessages:
     def test_leaves_nothing_dead_when_each_message_was_taken(self, connection):
         batch = dead(size=3)
 
-        result = retry_messages(connection, batch.message_ids, by="ada")
+        result = replay_messages(connection, batch.message_ids, by="ada")
 
         assert result.messages == 3
         assert not Batch.objects.filter(state=State.DEAD).exists()
@@ -72,7 +72,7 @@ class TestSettleMessages:
         topic = TopicFactory(type="fifo")
         batch = dead(size=3, topic=topic, order_keys=[11, 22, 33])
 
-        retry_messages(connection, [batch.message_ids[1]], by="ada")
+        replay_messages(connection, [batch.message_ids[1]], by="ada")
 
         batch.refresh_from_db()
         assert batch.order_keys == [11, None, 33]
@@ -82,14 +82,14 @@ class TestSettleMessages:
     def test_keeps_the_place_of_the_message_in_the_order_of_its_key(self, connection, origin):
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22], origin_id=origin)
 
-        retry_messages(connection, [batch.message_ids[1]], by="ada")
+        replay_messages(connection, [batch.message_ids[1]], by="ada")
 
         assert Batch.objects.exclude(id=batch.id).get().origin_id == (origin or batch.id)
 
     def test_gives_no_order_keys_to_a_batch_without_order(self, make_relay, connection):
         batch = dead(size=3, topic=TopicFactory(type="transaction"))
 
-        retry_messages(connection, batch.message_ids[:2], by="ada")
+        replay_messages(connection, batch.message_ids[:2], by="ada")
 
         batch.refresh_from_db()
         assert batch.order_keys is None
@@ -100,7 +100,7 @@ class TestSettleMessages:
 
     def test_has_an_ordered_message_sent_again(self, make_relay, connection):
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22])
-        retry_messages(connection, [batch.message_ids[1]], by="ada")
+        replay_messages(connection, [batch.message_ids[1]], by="ada")
 
         claimed = make_relay(lane=Lane(1)).claims.reclaim()
 
@@ -110,15 +110,15 @@ class TestSettleMessages:
     def test_lets_a_message_rest(self, connection):
         batch = dead(size=2)
 
-        retry_messages(connection, [batch.message_ids[0]], skip=True, by="ada")
+        replay_messages(connection, [batch.message_ids[0]], discard=True, by="ada")
 
-        assert states(batch) == ["skipped", "dead"]
+        assert states(batch) == ["discarded", "dead"]
 
-    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.SENT, State.SKIPPED])
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.SENT, State.DISCARDED])
     def test_refuses_a_message_that_is_not_dead(self, state, connection):
         batch = BatchFactory(state=state)
 
-        result = retry_messages(connection, batch.message_ids, by="ada")
+        result = replay_messages(connection, batch.message_ids, by="ada")
 
         assert result.refused == {str(batch.message_ids[0]): "It is not dead."}
         batch.refresh_from_db()
@@ -128,30 +128,30 @@ class TestSettleMessages:
         batch = dead(size=2, split=[1])
         BatchFactory(message_ids=[batch.message_ids[0]], state=State.SENT)
 
-        assert str(batch.message_ids[0]) in retry_messages(connection, [batch.message_ids[0]], by="ada").refused
+        assert str(batch.message_ids[0]) in replay_messages(connection, [batch.message_ids[0]], by="ada").refused
 
     def test_refuses_what_could_not_be_sent(self, connection):
         batch = dead(message_ids=[message_id()])
 
-        result = retry_messages(connection, batch.message_ids, by="ada")
+        result = replay_messages(connection, batch.message_ids, by="ada")
 
         assert result.refused[str(batch.message_ids[0])].startswith("Its message row is gone")
 
     def test_lets_rest_what_could_not_be_sent(self, connection):
         batch = dead(message_ids=[message_id()])
 
-        assert retry_messages(connection, batch.message_ids, skip=True, by="ada").messages == 1
+        assert replay_messages(connection, batch.message_ids, discard=True, by="ada").messages == 1
 
     @pytest.mark.parametrize(
         ("size", "change"),
-        [(1, {"state": State.SENT}), (2, {"state": State.SKIPPED}), (3, {"split": [1]}), (2, {"split": [2]})],
-        ids=["sent again", "skipped", "the same message taken", "the others taken"],
+        [(1, {"state": State.SENT}), (2, {"state": State.DISCARDED}), (3, {"split": [1]}), (2, {"split": [2]})],
+        ids=["sent again", "discarded", "the same message taken", "the others taken"],
     )
     def test_changes_nothing_when_another_process_was_first(self, size, change, connection):
         batch = dead(size=size)
         overtaken = Overtaken(connection, lambda: Batch.objects.filter(id=batch.id).update(**change))
 
-        result = retry_messages(overtaken, [batch.message_ids[0]], by="ada")
+        result = replay_messages(overtaken, [batch.message_ids[0]], by="ada")
 
         assert result.refused == {str(batch.message_ids[0]): "Another process changed this message first. Reload and try again."}
         assert Batch.objects.get().state == change.get("state", State.DEAD)
@@ -160,7 +160,7 @@ class TestSettleMessages:
         batch = dead(size=3)
         overtaken = Overtaken(connection, lambda: Batch.objects.filter(id=batch.id).update(split=[2]))
 
-        result = retry_messages(overtaken, batch.message_ids, by="ada")
+        result = replay_messages(overtaken, batch.message_ids, by="ada")
 
         assert result.messages == 2
         assert result.refused == {str(batch.message_ids[1]): "Another process changed this message first. Reload and try again."}
@@ -174,7 +174,7 @@ class TestSettleMessages:
                 statements.append(statement)
                 return connection.execute(statement, *args)
 
-        result = retry_messages(Counting(), many, by="ada")
+        result = replay_messages(Counting(), many, by="ada")
 
         assert result.messages == 20
         assert len(statements) == 4
@@ -187,7 +187,7 @@ class TestSettleMessages:
             message_id=gone, batch_id=1, topic=topic.name, key="k", headers='{"a": "b"}', about="x:1", body=b"body", reason="r"
         )
 
-        retry_messages(connection, [gone], by="ada")
+        replay_messages(connection, [gone], by="ada")
 
         row = MessageRow.objects.get(id=gone)
         assert (row.topic_id, row.key, row.headers, row.about, bytes(row.body)) == (topic.id, "k", '{"a": "b"}', "x:1", b"body")
@@ -198,7 +198,7 @@ class TestSettleAll:
     def test_releases_every_dead_batch(self, connection):
         batches = [dead(size=2), dead()]
 
-        result = retry_all(connection, by="ada")
+        result = replay_all(connection, by="ada")
 
         assert result.messages == 3
         assert not Batch.objects.filter(state=State.DEAD).exists()
@@ -208,7 +208,7 @@ class TestSettleAll:
         batch = dead(size=3, split=[2])
         sent = BatchFactory(message_ids=[batch.message_ids[1]], state=State.SENT)
 
-        assert retry_all(connection, by="ada").messages == 2
+        assert replay_all(connection, by="ada").messages == 2
 
         assert states(batch) == ["released", "sent", "released"]
         sent.refresh_from_db()
@@ -219,7 +219,7 @@ class TestSettleAll:
         dead(topic=mine)
         kept = dead(topic=other)
 
-        assert retry_all(connection, topic=mine.name, by="ada").messages == 1
+        assert replay_all(connection, topic=mine.name, by="ada").messages == 1
 
         assert list(Batch.objects.filter(state=State.DEAD)) == [kept]
 
@@ -228,12 +228,12 @@ class TestSettleAll:
         for _ in range(5):
             dead()
 
-        assert retry_all(connection, skip=True, by="ada").messages == 5
+        assert replay_all(connection, discard=True, by="ada").messages == 5
 
     def test_leaves_living_batches_alone(self, connection):
         batch = BatchFactory(state=State.CLAIMED)
 
-        retry_all(connection, by="ada")
+        replay_all(connection, by="ada")
 
         batch.refresh_from_db()
         assert batch.state == State.CLAIMED

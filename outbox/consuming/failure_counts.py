@@ -1,5 +1,5 @@
 """
-A group's tries of a message: failures of its handler, and crashes, which are tries that were begun and never ended.
+What is counted of a message in a group: failures of its handler, and crashes, which are runs that were begun and never ended.
 
 The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries too. A
 first delivery needs no statement here. Source: docs/explanation/deliveries.md.
@@ -8,7 +8,7 @@ What was decided after a failure is written with its count. So a message that co
 broker did not take the retry or the process died, is handed back and counts nothing; and one that was given up is not handled
 again, though its dead letter could not be stored.
 
-A process handles one message at a time whose last try was begun and never ended. If it kills the process, no other is
+A process handles one message at a time whose last run was begun and never ended. If it kills the process, no other is
 interrupted. Otherwise messages that were interrupted together would come back together, and be interrupted again.
 """
 
@@ -34,17 +34,17 @@ CRASH_LIMIT = 5
 EARLY = timedelta(seconds=0.1)  # a message may come so much before its delay is over, by a broker's own clock
 
 DECIDED = """
-SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up, has_letter FROM outbox_tries
+SELECT greatest(due_at - clock_timestamp(), interval '0') AS early, given_up, has_letter FROM outbox_failure_count
 WHERE consumer_group = %(group)s AND message_id = %(message_id)s AND (given_up <> '' OR due_at > clock_timestamp() + %(early)s)
 """
 
-# A try begins, unless another process handles the message now, its delay is not over, or the group gave it up. A try that was
-# begun before and has not ended counts as a crash. Committed before the handler begins, so that it is known when the process is
-# killed.
+# A run of the handler begins, unless another process handles the message now, its delay is not over, or the group gave it up. One
+# that was begun before and has not ended counts as a crash. Committed before the handler begins, so that it is known when the
+# process is killed.
 BEGIN = f"""
 WITH l AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s || ' ' || %(key)s)) AS is_free
 ), decided AS MATERIALIZED ({DECIDED}), begun AS (
-    INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, begun_at, begun_by)
+    INSERT INTO outbox_failure_count AS t (consumer_group, message_id, topic, begun_at, begun_by)
     SELECT %(group)s, %(message_id)s, %(topic)s, clock_timestamp(), %(worker)s FROM l
     WHERE is_free AND NOT EXISTS (SELECT FROM decided)
     ON CONFLICT (consumer_group, message_id) DO UPDATE SET crashes = t.crashes + (t.begun_at IS NOT NULL)::int,
@@ -55,30 +55,31 @@ SELECT failures, crashes, early, given_up, has_letter FROM begun FULL JOIN decid
 """
 
 COUNT_FAILURE = """
-INSERT INTO outbox_tries AS t (consumer_group, message_id, topic, failures) VALUES (%(group)s, %(message_id)s, %(topic)s, 1)
+INSERT INTO outbox_failure_count AS t (consumer_group, message_id, topic, failures)
+VALUES (%(group)s, %(message_id)s, %(topic)s, 1)
 ON CONFLICT (consumer_group, message_id) DO UPDATE SET failures = t.failures + 1, changed_at = clock_timestamp(),
     begun_at = CASE WHEN t.begun_by <> %(worker)s THEN t.begun_at END
 RETURNING failures
 """
 
 DECIDE = """
-INSERT INTO outbox_tries (consumer_group, message_id, topic, due_at, given_up, has_letter)
+INSERT INTO outbox_failure_count (consumer_group, message_id, topic, due_at, given_up, has_letter)
 VALUES (%(group)s, %(message_id)s, %(topic)s, clock_timestamp() + %(after)s, %(given_up)s, %(has_letter)s)
 ON CONFLICT (consumer_group, message_id) DO UPDATE SET due_at = excluded.due_at, given_up = excluded.given_up,
     has_letter = excluded.has_letter, changed_at = clock_timestamp()
 """
 
 END = """
-UPDATE outbox_tries SET begun_at = NULL, crashes = least(crashes, %(most_crashes)s), changed_at = clock_timestamp()
+UPDATE outbox_failure_count SET begun_at = NULL, crashes = least(crashes, %(most_crashes)s), changed_at = clock_timestamp()
 WHERE consumer_group = %(group)s AND message_id = %(message_id)s AND begun_by = %(worker)s
 """
 
-END_OF_WORKER = "UPDATE outbox_tries SET begun_at = NULL WHERE begun_by = %s AND begun_at IS NOT NULL"
+END_OF_WORKER = "UPDATE outbox_failure_count SET begun_at = NULL WHERE begun_by = %s AND begun_at IS NOT NULL"
 
-FORGET = "DELETE FROM outbox_tries WHERE consumer_group = %s AND message_id = ANY(%s)"
+FORGET = "DELETE FROM outbox_failure_count WHERE consumer_group = %s AND message_id = ANY(%s)"
 
 UNENDED = """
-SELECT message_id FROM outbox_tries WHERE consumer_group = %s AND message_id = ANY(%s) AND begun_at IS NOT NULL
+SELECT message_id FROM outbox_failure_count WHERE consumer_group = %s AND message_id = ANY(%s) AND begun_at IS NOT NULL
 """
 
 Parameters = dict[str, Any] | list[Any]
@@ -88,7 +89,7 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The counts at the beginning of a try."""
+    """The counts at the beginning of a run."""
 
     failures: int
     crashes: int
@@ -116,7 +117,7 @@ def new_worker_name() -> str:
 
 
 def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | Decided | None:
-    """Record that a try begins, unless its message is not to be tried now; None: another process handles it."""
+    """Record that a run of the handler begins, unless its message has to wait; None: another process handles it."""
     rows = _rows(using, BEGIN, {**arrival.as_parameters(), "key": key, "worker": worker, "early": EARLY})
     if not rows:
         return None
@@ -131,7 +132,7 @@ def decided(arrival: DeliveryInfo, using: str) -> Decided | None:
 
 
 def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
-    """Count a failure, which ends the worker's try; return the number of failures."""
+    """Count a failure, which ends the worker's run; return the number of failures."""
     [(failures,)] = _rows(using, COUNT_FAILURE, {**arrival.as_parameters(), "worker": worker})
     return int(failures)
 
@@ -144,7 +145,7 @@ def decide(
 
 
 def end(arrival: DeliveryInfo, worker: str, using: str, *, most_crashes: int = CRASH_LIMIT) -> None:
-    """Record that a worker's try has ended, unless another worker has begun one since."""
+    """Record that a worker's run has ended, unless another worker has begun one since."""
     _execute(using, END, {**arrival.as_parameters(), "worker": worker, "most_crashes": most_crashes})
 
 
@@ -154,7 +155,7 @@ def wait_for_nobody(using: str) -> None:
 
 
 def end_all_of(worker: str, using: str) -> None:
-    """Record that all tries of a worker have ended, after an outage in which that could not be recorded."""
+    """Record that all runs of a worker have ended, after an outage in which that could not be recorded."""
     _execute(using, END_OF_WORKER, [worker])
 
 
@@ -164,7 +165,7 @@ def forget(group: str, message_ids: Collection[UUID], using: str) -> None:
 
 
 def unended(group: str, message_ids: Collection[UUID], using: str) -> set[UUID]:
-    """Return the messages whose last try has not ended."""
+    """Return the messages whose last run has not ended."""
     return {message_id for (message_id,) in _rows(using, UNENDED, [group, list(message_ids)])}
 
 
@@ -180,7 +181,7 @@ def _rows(using: str, statement: str, values: Parameters) -> list[tuple[Any, ...
         return rows
 
 
-EXCLUDES_SECONDS = 60.0  # a try that takes longer is slow or stuck, and no longer keeps others waiting
+EXCLUDES_SECONDS = 60.0  # a run that takes longer is slow or stuck, and no longer keeps others waiting
 
 _at_work: list[tuple[UUID, float]] = []  # and since when
 _change = threading.Lock()
@@ -188,7 +189,7 @@ _change = threading.Lock()
 
 @contextmanager
 def alone(message_id: UUID) -> Iterator[bool]:
-    """Yield whether this process handles no other such message while the block runs; a stuck try of the same does not count."""
+    """Yield whether this process handles no other such message while the block runs; a stuck run of the same does not count."""
     me = message_id, time.monotonic()
     with _change:
         is_alone = all(one == message_id or me[1] - since > EXCLUDES_SECONDS for one, since in _at_work)

@@ -1,4 +1,4 @@
-"""Send dead messages again, or skip them."""
+"""Replay or discard dead messages: those that were not sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import database
-from outbox.batches.operators import RetryResult, retry_all, retry_messages
+from outbox.batches.operators import ActResult, replay_all, replay_messages
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor
@@ -36,35 +36,35 @@ WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NUL
 
 class Command(BaseCommand):
     help = (
-        "Send dead messages again, with tries from 0. Exit code: 0 done, 1 something was not done, "
-        "2 the database cannot be reached."
+        "Send dead messages again, which the broker rejected, with failures counted from zero. (Use outbox_replay_unhandled for "
+        "messages that a consumer group gave up.) Exit code: 0 done, 1 something was not done, 2 the database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("message_id", nargs="*", type=_uuid, metavar="MESSAGE_ID", help="ids of dead messages")
         parser.add_argument("--topic", metavar="NAME", help="all dead messages of a topic")
-        parser.add_argument("--all-dead", action="store_true", help="all dead messages")
-        parser.add_argument("--skip", action="store_true", help="skip them instead, after a confirmation")
-        parser.add_argument("--no-input", action="store_true", help="skip without a confirmation")
+        parser.add_argument("--all", action="store_true", help="all dead messages")
+        parser.add_argument("--discard", action="store_true", help="discard them instead, after a confirmation")
+        parser.add_argument("--no-input", action="store_true", help="discard without a confirmation")
         parser.add_argument("--database", default="default", metavar="ALIAS", help="their database (default: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
-        if [bool(options["message_id"]), bool(options["topic"]), options["all_dead"]].count(True) != 1:
-            raise unable("Choose one of MESSAGE_ID..., --topic NAME and --all-dead.")
+        if [bool(options["message_id"]), bool(options["topic"]), options["all"]].count(True) != 1:
+            raise unable("Choose one of MESSAGE_ID..., --topic NAME and --all.")
         try:
             (alias,) = databases([options["database"]])
-            with database.connect(alias, application_name="outbox retry") as connection:
+            with database.connect(alias, application_name="outbox replay") as connection:
                 database.ensure_fit(alias, connection)
                 if options["topic"]:
                     _require_topic(connection, options["topic"])
-                if options["skip"] and not options["no_input"]:
-                    settled = _skip_confirmed(connection, options)
+                if options["discard"] and not options["no_input"]:
+                    settled = _discard_confirmed(connection, options)
                 else:
                     settled = _settle(connection, options)
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        self.stdout.write(json.dumps(asdict(settled)) if options["json"] else _as_text(settled, skip=options["skip"]))
+        self.stdout.write(json.dumps(asdict(settled)) if options["json"] else _as_text(settled, discard=options["discard"]))
         if settled.refused or not settled.messages:
             raise SystemExit(1)
 
@@ -76,20 +76,20 @@ def _uuid(text: str) -> UUID:
 _uuid.__name__ = "message id"  # argparse says: invalid message id value
 
 
-def _skip_confirmed(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
-    """Skip the messages that the user was asked about; those that die in the meantime stay dead."""
+def _discard_confirmed(connection: database.Connection, options: dict[str, Any]) -> ActResult:
+    """Discard the messages that the user was asked about; those that die in the meantime stay dead."""
     found = connection.execute(DEAD, {"ids": options["message_id"] or None, "topic": options["topic"]}).fetchall()
     if found:
         rows = table(["dead messages", "topic", "first reason"], [row[:3] for row in found])
-        confirm(f"{rows}\n\nThey will be skipped. This cannot be undone: skipped messages are never sent again.")
+        confirm(f"{rows}\n\nThey will be discarded. This cannot be undone: discarded messages are never sent again.")
     chosen = options["message_id"] or [message_id for row in found for message_id in row[3]]
-    return retry_messages(connection, chosen, by=actor("outbox_retry"), skip=True)
+    return replay_messages(connection, chosen, by=actor("outbox_replay_unsent"), discard=True)
 
 
-def _settle(connection: database.Connection, options: dict[str, Any]) -> RetryResult:
+def _settle(connection: database.Connection, options: dict[str, Any]) -> ActResult:
     if options["message_id"]:
-        return retry_messages(connection, options["message_id"], by=actor("outbox_retry"), skip=options["skip"])
-    return retry_all(connection, by=actor("outbox_retry"), topic=options["topic"], skip=options["skip"])
+        return replay_messages(connection, options["message_id"], by=actor("outbox_replay_unsent"), discard=options["discard"])
+    return replay_all(connection, by=actor("outbox_replay_unsent"), topic=options["topic"], discard=options["discard"])
 
 
 def _require_topic(connection: database.Connection, name: str) -> None:
@@ -98,9 +98,9 @@ def _require_topic(connection: database.Connection, name: str) -> None:
         raise unable(f"There is no topic {name!r} in this database. Choices are: {', '.join(known) or 'none'}.")
 
 
-def _as_text(settled: RetryResult, *, skip: bool) -> str:
+def _as_text(settled: ActResult, *, discard: bool) -> str:
     if not settled.messages and not settled.refused:
         return "No message is dead."
     count = f"{settled.messages} message{'' if settled.messages == 1 else 's'}"
-    done = f"{count} skipped." if skip else f"{count} will be sent again."
+    done = f"{count} discarded." if discard else f"{count} will be sent again."
     return "\n".join([done, *(one_line(f"{message_id}: {reason}") for message_id, reason in settled.refused.items())])

@@ -13,7 +13,7 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.management.actor import actor
-from outbox.models import FailedDelivery
+from outbox.models import FailedDelivery, OperatorAct
 
 register = import_module("outbox.consuming.register")
 letters = import_module("outbox.consuming.dead_letters")
@@ -50,7 +50,7 @@ def broker(settings, monkeypatch):
 def replay(*arguments):
     """Run the command; return its exit code."""
     try:
-        call_command("outbox_replay", *arguments)
+        call_command("outbox_replay_unhandled", *arguments)
     except SystemExit as end:
         return end.code
     return 0
@@ -64,7 +64,7 @@ class TestAGroupWhoseCodeIsGone:
     @pytest.fixture(autouse=True)
     def _cart_is_removed(self, broker):
         for letter in broker.dead_letters("cart"):
-            about = {"message_id": uuid.uuid4(), "topic": letter.topic, "nth": 1, "source": "", "fingerprint": ""}
+            about = {"message_id": uuid.uuid4(), "topic": letter.topic, "delivery_count": 1, "source": "", "fingerprint": ""}
             FailedDelivery.objects.create(consumer_group="cart", outcome="dead letter", **about)
         del register.registered["cart"]
 
@@ -95,7 +95,7 @@ class TestOutboxReplay:
 
         kinds, letters = capsys.readouterr().out.split("\n\n")
         heads, *rows = letters.splitlines()
-        assert heads.split() == ["message", "group", "topic", "attempts", "given", "up", "at", "reason"]
+        assert heads.split() == ["message", "group", "topic", "deliveries", "given", "up", "at", "reason"]
         assert sorted(row.split()[0] for row in rows) == dead(broker) == ["b-cart", "b-points", "o-cart", "o-points"]
         assert all(row.endswith("cannot" + 20 * " handle it") for row in rows)
         assert [row.split()[:3] for row in kinds.splitlines()[1:]] == [
@@ -149,7 +149,7 @@ class TestOutboxReplay:
 
         assert capsys.readouterr().out == "1 dead letter replayed.\n"
         (again,) = broker.receive("cart", dict.fromkeys(TOPICS), limit=10, invisible_for=MINUTE, wait=timedelta(0))
-        assert (again.message_id, again.attempt) == ("o-cart", 1)
+        assert (again.message_id, again.delivery_count) == ("o-cart", 1)
         assert broker.backlog("points") == {"orders": 0, "bills": 0}
 
     def test_replays_all_of_a_group(self, broker):
@@ -160,9 +160,9 @@ class TestOutboxReplay:
     def test_writes_down_who_did_it(self, broker):
         replay("o-cart")
 
-        row = FailedDelivery.objects.get()
-        assert (row.outcome, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
-        assert row.acted_by == actor("outbox_replay")
+        row = OperatorAct.objects.get()
+        assert (row.act, row.consumer_group, row.topic) == ("replayed", "cart", "orders")
+        assert row.acted_by == actor("outbox_replay_unhandled")
 
     def test_lets_them_go(self, broker, capsys):
         assert replay("--all", "--discard", "--no-input") == 0

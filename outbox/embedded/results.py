@@ -17,7 +17,7 @@ T = TypeVar("T")
 Act = Callable[[Connection, Sequence[T]], list[SendResult]]
 
 
-def attempt(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def results_of(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     """
     Act on all items in one statement; return a result for each.
 
@@ -31,7 +31,7 @@ def attempt(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]
         status = status_of(error)
         if status is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
-            return attempt(client, given[:middle], act) + attempt(client, given[middle:], act)
+            return results_of(client, given[:middle], act) + results_of(client, given[middle:], act)
         return [SendResult(status, reason=client.reason_of(error))] * len(given)
 
 
