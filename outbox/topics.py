@@ -122,7 +122,9 @@ def topic_id(name: str, using: str) -> int:
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
             raise
-        raise ConfigurationError(f"Database {using!r} has no tables of the outbox. {database.explain_migrate(using)}") from error
+        raise ConfigurationError(
+            f"Database {using!r} has no tables of the outbox.", hint=database.explain_migrate(using)
+        ) from error
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))
     if row is None:
@@ -188,8 +190,9 @@ def _require_visible_schema(using: str) -> None:
     if path != path_of_new and home not in schemas:
         raise ConfigurationError(
             f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema {home!r}. "
-            f"Relays open connections of their own, with {path_of_new}, and would never see a message there. Keep the outbox in "
-            "a schema that every connection sees, or give the tenant an alias in DATABASES whose OPTIONS set its search_path."
+            f"Relays open connections of their own, with {path_of_new}, and would never see a message there.",
+            hint="Keep the outbox in a schema that every connection sees, or give the tenant an alias in DATABASES "
+            "whose OPTIONS set its search_path.",
         )
 
 

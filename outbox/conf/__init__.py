@@ -91,7 +91,7 @@ def _topic_settings(name: str) -> TopicSettings:
     if name not in topics:
         close = difflib.get_close_matches(name, topics, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f'Add it: OUTBOX["TOPICS"]["{name}"] = {{}}.'
-        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"]. {hint}')
+        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"].', hint=hint)
     topic = topics[name]
     if topic.type is None:
         is_two_phase = broker_class(topic.broker).supports_half_messages
@@ -111,20 +111,21 @@ def broker_class(alias: str) -> type[Broker]:
     brokers = settings().brokers
     if alias not in brokers:
         raise ConfigurationError(
-            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}). Add it, or correct the name.'
+            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}).', hint="Add it, or correct the name."
         )
     path = brokers[alias].backend
     try:
         backend = import_string(path)
     except ImportError as error:
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. {_how_to_import(path, error)}'
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}.',
+            hint=_how_to_import(path, error),
         ) from error
     base: type[Broker] = import_string("outbox.brokers.base.Broker")
     if not (isinstance(backend, type) and issubclass(backend, base)):
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class. '
-            "Name a subclass of outbox.brokers.base.Broker."
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class.',
+            hint="Name a subclass of outbox.brokers.base.Broker.",
         )
     return backend
 

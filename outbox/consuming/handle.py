@@ -403,8 +403,9 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
             raise
         raise NotOutermost(
             f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox "
-            "row. Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
-            "itself goes into a message of its own, which the handler publishes."
+            "row.",
+            hint="Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
+            "itself goes into a message of its own, which the handler publishes.",
         ) from error
     finally:
         current_cause.reset(before)

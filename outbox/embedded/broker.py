@@ -32,7 +32,7 @@ from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
-from outbox.embedded.client import Client, explain_no_tables, tables_there
+from outbox.embedded.client import Client, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
@@ -110,8 +110,8 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                 try:
                     found = differences(connection, self.topics)
                 except UndefinedTable:
-                    text, _, hint = explain_no_tables(self._settings.database).partition(". ")
-                    found = [Problem(f"{text}.", hint)]
+                    missing = no_tables(self._settings.database)
+                    found = [Problem(missing.message, missing.hint)]
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:

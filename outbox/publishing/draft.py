@@ -78,11 +78,11 @@ def compose(
         InvalidMessage: the message breaks one of the rules, or a field has another type than declared.
     """
     if not isinstance(message, Message):
-        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}. {_instead_of(message)}.")
+        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}.", hint=f"{_instead_of(message)}.")
     meta = message._meta
     subject = type(message).__name__
     if not meta.topic:
-        raise InvalidMessage(f'{subject} names no topic. Add `class Meta: topic = "..."` to it.')
+        raise InvalidMessage(f"{subject} names no topic.", hint='Add `class Meta: topic = "..."` to it.')
     return _draft(
         subject,
         meta.topic,
@@ -121,7 +121,7 @@ def compose_raw(
     elif isinstance(body, bytes):
         default_type = "application/octet-stream"
     else:
-        raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}. Pass bytes, or a dict for JSON.")
+        raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}.", hint="Pass bytes, or a dict for JSON.")
     if content_type is not None:
         rules.check_content_type(subject, content_type)
     rules.check_topic(subject, topic)
@@ -213,13 +213,14 @@ def _encode_message(message: Message) -> bytes:
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise InvalidMessage(
-            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}. Correct the value, or the type."
+            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}.",
+            hint="Correct the value, or the type.",
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         raise InvalidMessage(
-            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}. Put what others need of it "
-            "into fields of plain types: its primary key, a text, a number."
+            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}.",
+            hint="Put what others need of it into fields of plain types: its primary key, a text, a number.",
         ) from error
     if b"null" in body:
         _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
@@ -237,7 +238,9 @@ def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
         encoded = _encode(dict(body))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         named = _name_unwritable(body, "entry")
-        raise InvalidMessage(f"{subject} has a body that cannot be written as JSON: {named}{error}. Pass bytes.") from error
+        raise InvalidMessage(
+            f"{subject} has a body that cannot be written as JSON: {named}{error}.", hint="Pass bytes."
+        ) from error
     if b"null" in encoded:
         _refuse_nan(subject, body, "entry")
     return encoded
@@ -248,8 +251,8 @@ def _refuse_nan(subject: str, values: Mapping[str, Any], what: str) -> None:
     for name, value in values.items():
         if _has_nan(value):
             raise InvalidMessage(
-                f"{subject} cannot be written as JSON: its {what} {name!r} has a number that is infinite or not a number (NaN). "
-                "Pass None, or a text."
+                f"{subject} cannot be written as JSON: its {what} {name!r} has a number that is infinite or not a number (NaN).",
+                hint="Pass None, or a text.",
             )
 
 
@@ -281,8 +284,8 @@ def _key_of(message: Message) -> str:
         value = getattr(message, field)
     except AttributeError as error:
         raise InvalidMessage(
-            f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields. "
-            f"Its fields are {', '.join(message.__struct_fields__) or 'none'}."
+            f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields.",
+            hint=f"Its fields are {', '.join(message.__struct_fields__) or 'none'}.",
         ) from error
     return "" if value is None else str(value)
 

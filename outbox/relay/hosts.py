@@ -90,7 +90,7 @@ def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Seq
 def _require_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     if unknown := [alias for alias in given if alias not in known]:
         raise ConfigurationError(
-            f"There is no {kind} {', '.join(map(repr, unknown))} in settings. Choices are: {', '.join(known)}."
+            f"There is no {kind} {', '.join(map(repr, unknown))} in settings.", hint=f"Choices are: {', '.join(known)}."
         )
 
 

@@ -41,8 +41,8 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
             release_left(connection, number)
             return Lane(number)
     raise LaneNotHeld(
-        f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays. Stop some, or raise "
-        "OUTBOX['RELAY']['LANES']."
+        f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
+        hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",
     )
 
 

@@ -134,8 +134,8 @@ class RabbitMQBroker(DeadLetters):
                 self._owners.take_over(channel, self.topics, group)
         except OwnedByAnother as error:
             raise BrokerUnavailable(
-                f"A consumer of {error.theirs} has received for group {group!r} in the same moment. Stop its consumers, and take "
-                "the group over again."
+                f"A consumer of {error.theirs} has received for group {group!r} in the same moment.",
+                hint="Stop its consumers, and take the group over again.",
             ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -281,13 +281,14 @@ class RabbitMQBroker(DeadLetters):
             if group in self._settings.groups.get(topic, ()):
                 raise UnsupportedByBroker(
                     f'OPTIONS["GROUPS"] of broker {self.alias!r} names group {group!r} for topic {topic!r}, so relays would '
-                    "declare its queue again. Remove it there, and restart them."
+                    "declare its queue again.",
+                    hint="Remove it there, and restart them.",
                 )
         with self._asking("delete the group's queues") as channel:
             queues = [queue for topic in topics for queue in topology.all_group_queues(topic, group)]
             for queue in queues:
                 if (state := topology.state_of(channel, queue)) and state[1]:
-                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}. Stop it, and try again.")
+                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}.", hint="Stop it, and try again.")
             for queue in queues:
                 channel.queue_delete(queue)
             for topic in topics:
@@ -418,7 +419,7 @@ class RabbitMQBroker(DeadLetters):
             with self._asking("tell the group's owner") as channel:
                 self._owners.require(channel, self.topics, group)
         except OwnedByAnother as error:
-            raise BrokerUnavailable(str(error)) from error
+            raise BrokerUnavailable(*error.args) from error
 
     def _declare_owned(self, channel: amqp.Channel, group: str, topic: str) -> None:
         """Declare a group's queues, before it receives. Raises OwnedByAnother."""

@@ -190,8 +190,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             self._owners.take_over(group)
         except UNANSWERED as error:
             raise BrokerUnavailable(
-                f"Not all name servers have stored the new owner of group {group!r}: {error}. Start them, or correct "
-                "NAME_SERVERS, and take the group over again: those that have not may name the old owner."
+                f"Not all name servers have stored the new owner of group {group!r}: {error}.",
+                hint="Start them, or correct NAME_SERVERS, and take the group over again: "
+                "those that have not may name the old owner.",
             ) from error
 
     def refusals(self) -> dict[str, str]:
@@ -251,8 +252,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """Refuse, and name the command that deletes a group with all its topics."""
         raise UnsupportedByBroker(
-            "On RocketMQ, what waits for a group expires with the server's log. Its own tool drops it at once, for all topics of "
-            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}."
+            "On RocketMQ, what waits for a group expires with the server's log.",
+            hint="Its own tool drops it at once, for all topics of "
+            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}.",
         )
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
@@ -276,7 +278,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         """Raise BrokerUnavailable if the group is another project's, or no name server says whose it is."""
         try:
             self._owners.require(group)
-        except (OwnedByAnother, *UNANSWERED) as error:
+        except OwnedByAnother as error:
+            raise BrokerUnavailable(*error.args) from error
+        except UNANSWERED as error:
             raise BrokerUnavailable(str(error)) from error
 
     def _problems_of_owners(self) -> Iterator[Problem]:

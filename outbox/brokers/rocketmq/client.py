@@ -112,7 +112,7 @@ class Client:
         if self._pid != os.getpid():
             raise RuntimeError("This RocketMQ broker was created before a fork. Create one in the process that uses it.")
         if self._is_closed:
-            raise BrokerUnavailable("The RocketMQ broker is closed. Create another one.")
+            raise BrokerUnavailable("The RocketMQ broker is closed.", hint="Create another one.")
         if self._loop is None:
             self._loop = loops.acquire()
         return self._loop

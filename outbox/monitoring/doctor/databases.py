@@ -38,8 +38,8 @@ def check() -> Iterator[Finding]:
                 database.ensure_fit(alias, connection)
                 found = list(_check(subject, alias, connection))
         except NotMigrated as error:
-            text, _, hint = str(error).partition(". ")
-            yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
+            text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
+            yield Finding(Level.ERROR, subject, text, error.hint)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
             yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
