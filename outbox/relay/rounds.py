@@ -24,7 +24,7 @@ from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.models import State
-from outbox.relay.backoff import Backoff, Random
+from outbox.outages import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Sweeper, SweepResult

@@ -16,8 +16,8 @@ from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Batch, Topic
+from outbox.outages import Backoff
 from outbox.relay import commit as commit_module
-from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay

@@ -22,7 +22,7 @@ from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.codec import message_id_of
 from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.lane import Lane
 from outbox.relay.rounds import Relay
