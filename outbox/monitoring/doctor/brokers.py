@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 from outbox import conf
-from outbox.consuming.owners import set_owners
+from outbox.checks.deployment import ask_broker
 from outbox.errors import BrokerUnavailable
-from outbox.logs import line_of
 from outbox.monitoring.doctor.finding import Finding, Level
 
 
@@ -23,12 +21,9 @@ def check() -> Iterator[Finding]:
 def _check(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
     try:
-        with closing(conf.make_broker(alias)) as broker:
-            set_owners(broker)
-            problems = broker.check()
+        problems = ask_broker(alias)
     except BrokerUnavailable as error:
-        hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
-        yield Finding(Level.ERROR, subject, f"cannot be reached: {line_of(error)}", hint)
+        yield Finding(Level.ERROR, subject, error.message.removeprefix(f"Broker {alias!r} "), error.hint)
         return
     for problem in problems:
         yield Finding(Level.WARNING, subject, problem.text, problem.hint)
