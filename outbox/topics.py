@@ -70,19 +70,22 @@ def write_topics(using: str) -> None:
     forget(using)
 
 
-def match_topics(connection: database.Connection) -> set[str]:
+def match_topics(connection: database.Connection, *, inserts: bool = True) -> set[str]:
     """
     Write the rows of topics that differ from the settings.
 
     Two releases that run side by side may have different settings for a topic. Each relay corrects the rows repeatedly, so that
     the release that stays wins, whichever started last.
 
+    Args:
+        inserts: whether missing rows are written, too.
+
     Returns:
         The names of topics that only the database has.
     """
     found = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
     for name in conf.settings().topics:
-        if found.pop(name, None) != _wanted(name):
+        if (row := found.pop(name, None)) != _wanted(name) and (row or inserts):
             connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
     return set(found)
 

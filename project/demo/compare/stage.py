@@ -84,10 +84,10 @@ class Stage:
                 processes,
                 permits,
                 feed,
+                lambda: self._count_open(way, connection),
                 self.screen,
                 rounds=rounds,
                 take_away=self._take_away,
-                count_open=lambda: self._count_open(way, connection),
             )
             course.play()
         kills = len(list(permits.done()))
