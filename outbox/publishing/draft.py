@@ -52,15 +52,11 @@ class Draft(msgspec.Struct, frozen=True):
 class _Route(msgspec.Struct, frozen=True):
     """Where the messages of a topic go, by these settings. `is_delay`: the broker delays them itself."""
 
-    settings: conf.Settings
     topic: str
     broker: str
     broker_class: type[Broker]
     is_ordered: bool
     is_delay: bool
-
-
-_routes: dict[str, _Route] = {}
 
 
 def compose(
@@ -154,9 +150,8 @@ def _draft(
     delay: timedelta | None,
     own: dict[str, str],
 ) -> Draft:
-    route = _routes.get(topic)
-    if route is None or route.settings is not conf.settings():
-        route = _find_route(subject, topic)
+    rules.check_topic(subject, topic)
+    route = _route_of(topic)
     rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
     rules.check_body(subject, body, topic=topic, limit=route.broker_class.max_body_bytes)
     if tag:
@@ -181,14 +176,11 @@ def _draft(
     return Draft(subject, message_id, topic, route.broker, route.is_ordered, key, written, body, wait)
 
 
-def _find_route(subject: str, topic: str) -> _Route:
-    """Return where the messages of a topic go, and remember it while the settings are these."""
-    rules.check_topic(subject, topic)
+@conf.cached
+def _route_of(topic: str) -> _Route:
     found = conf.topic_settings(topic)
     is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
-    route = _Route(conf.settings(), topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
-    _routes[topic] = route
-    return route
+    return _Route(topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
 
 
 def _instead_of(given: object) -> str:

@@ -352,20 +352,14 @@ def run_once(
         raise
 
 
-_breakers: dict[RelayTarget, tuple[conf.Settings, Breakers]] = {}
-
-
+@conf.cached
 def _breakers_of(target: RelayTarget) -> Breakers:
     """
     Return the breakers that this process keeps for a target; new ones when settings have changed.
 
     Breakers made anew by each Celery task would begin closed, and not save a single try in an outage.
     """
-    settings = conf.settings()
-    known = _breakers.get(target)
-    if known is None or known[0] is not settings:
-        known = _breakers[target] = settings, make_breakers()
-    return known[1]
+    return make_breakers()
 
 
 @dataclass(frozen=True, slots=True)
