@@ -22,7 +22,7 @@ from outbox.consuming import holdings, tries, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
-from outbox.consuming.outcome import Outcome, Result
+from outbox.consuming.outcome import HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
@@ -293,7 +293,7 @@ class Worker:
                 connection.connection.close()  # a pool of Django's would keep the session
             connection.close()
 
-    def _settle(self, broker: Broker, held: Held, result: Result) -> None:
+    def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
         self.tally.count(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
             self._keeper.done(held)

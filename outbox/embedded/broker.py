@@ -32,7 +32,7 @@ from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.attempts import Act, attempt
-from outbox.embedded.client import Client, no_tables, tables_there
+from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences
@@ -56,8 +56,8 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(EmbeddedOptions, options)
-        self._client = Client(self._settings)
-        self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
+        self._client = EmbeddedClient(self._settings)
+        self._renewals = EmbeddedClient(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
         self._receives = itertools.count()

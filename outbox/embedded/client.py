@@ -55,7 +55,7 @@ class ScanValidity:
     until: float
 
 
-class Client:
+class EmbeddedClient:
     """A connection in autocommit, for one call at a time. Only `close` may be called from another thread meanwhile."""
 
     def __init__(self, options: EmbeddedOptions) -> None:

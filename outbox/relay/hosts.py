@@ -27,7 +27,7 @@ from outbox.errors import ConfigurationError, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import Lane, take_lane
+from outbox.relay.lane import HeldLane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import match_topics
@@ -105,7 +105,7 @@ class RelayRunner:
     """
 
     def __init__(
-        self, target: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
+        self, target: RelayTarget, connection: Connection, broker: Broker, lane: HeldLane, note: str, stack: ExitStack
     ) -> None:
         self.target = target
         self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))

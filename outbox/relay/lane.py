@@ -20,13 +20,13 @@ UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class HeldLane:
     """A lane that a connection holds until it releases the lane or closes."""
 
     number: int
 
 
-def take_lane(connection: Connection, *, lanes: int) -> Lane:
+def take_lane(connection: Connection, *, lanes: int) -> HeldLane:
     """
     Take the lowest free lane for this connection, and release the batches that its last holder left behind.
 
@@ -39,14 +39,14 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
     for number in range(1, lanes + 1):
         if _is_taken(connection, TRY_LOCK, number):
             release_left(connection, number)
-            return Lane(number)
+            return HeldLane(number)
     raise LaneNotHeld(
         f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
         hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",
     )
 
 
-def leave_lane(connection: Connection, lane: Lane) -> None:
+def leave_lane(connection: Connection, lane: HeldLane) -> None:
     """Release a lane, so that another relay can take it at once."""
     _is_taken(connection, UNLOCK, lane.number)
 

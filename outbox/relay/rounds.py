@@ -28,7 +28,7 @@ from outbox.outages import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Sweeper, SweepResult
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
 
@@ -88,7 +88,7 @@ class Relay:
         self,
         connection: Connection,
         broker: Broker,
-        lane: Lane,
+        lane: HeldLane,
         *,
         settings: conf.RelaySettings | None = None,
         breakers: Breakers | None = None,

@@ -17,14 +17,14 @@ from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
-from outbox.brokers.rabbitmq.receiver import Receiver
+from outbox.brokers.rabbitmq.receiver import RabbitMQReceiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.rabbitmq.undeliverable import bring_back
@@ -64,13 +64,13 @@ class RabbitMQBroker(DeadLetters):
     ) -> None:
         super().__init__(alias, options, topics)
         self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
-        self._publishing = Connection(self._settings, f"outbox {alias} publishing")
-        self._questions = Connection(self._settings, f"outbox {alias} questions")
+        self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
+        self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
         self._owners = RabbitMQOwners()
         self._declarations = Declarations(self.topics, self._settings.max_length)
-        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
+        self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
         self._bring_back_at = 0.0  # by `monotonic`

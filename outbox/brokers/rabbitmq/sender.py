@@ -24,7 +24,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import ConfirmingChannel, Name, PendingConfirms
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
@@ -66,7 +66,7 @@ class Publisher:
         timeout: seconds for the confirms of a batch.
     """
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
+    def __init__(self, connection: RabbitMQConnection, timeout: float) -> None:
         self._connection = connection
         self._timeout = timeout
         self._channel: ConfirmingChannel | None = None

@@ -52,7 +52,7 @@ GRACE_SECONDS = 30.0  # for calls in progress on a channel that is being replace
 CLIENT_VERSION = version("rocketmq-python-client")
 
 
-class Client:
+class RocketMQClient:
     """
     Runs coroutines in its event loop's thread, and provides channels, routes and signatures.
 

@@ -7,14 +7,14 @@ import pytest
 from outbox.database import Connection
 from outbox.errors import LaneNotHeld
 from outbox.models import State
-from outbox.relay.lane import Lane, leave_lane, take_lane
+from outbox.relay.lane import HeldLane, leave_lane, take_lane
 from tests.factories import BatchFactory, stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def lane_or_none(connection: Connection) -> Lane | None:
+def lane_or_none(connection: Connection) -> HeldLane | None:
     try:
         return take_lane(connection, lanes=1)
     except LaneNotHeld:
@@ -29,7 +29,7 @@ class TestTakeLane:
         leave_lane(first, lanes[0])
         lanes.append(take_lane(third, lanes=4))
 
-        assert lanes == [Lane(1), Lane(2), Lane(1)]
+        assert lanes == [HeldLane(1), HeldLane(2), HeldLane(1)]
 
     def test_raises_when_all_are_held(self, connect):
         take_lane(connect(), lanes=1)
@@ -44,7 +44,7 @@ class TestTakeLane:
         dead.close()
 
         successor = connect()
-        assert wait_until(lambda: lane_or_none(successor)) == Lane(1)  # the server may take a moment to see it
+        assert wait_until(lambda: lane_or_none(successor)) == HeldLane(1)  # the server may take a moment to see it
 
     def test_releases_what_the_last_holder_left(self, connect):
         left = BatchFactory(owner=1, lane=1, attempt=3)

@@ -22,7 +22,7 @@ from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor
 from outbox.monitoring.attention import Kind
 from outbox.monitoring.status import read_status
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
@@ -55,7 +55,7 @@ def relay() -> Iterator[Callable[[], int]]:
 
     def run() -> int:
         brokers.append(conf.make_broker("default"))
-        return Relay(database.raw("default"), brokers[-1], Lane(1)).drain().sent
+        return Relay(database.raw("default"), brokers[-1], HeldLane(1)).drain().sent
 
     yield run
     for broker in brokers:
