@@ -35,8 +35,8 @@ from outbox.relay.hosts import PLANNER_SETTINGS
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
 from outbox.topics import topic_id, write_topics
+from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ
-from project.servers.rocketmq_jars import ServerError
 
 ALIAS, TOPIC = "rabbitmq", "bench-consumed"
 QUEUE = f"{TOPIC}:{ONE}"

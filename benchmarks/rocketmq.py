@@ -58,7 +58,7 @@ def measure(scale: float) -> list[Figure]:
     if importlib.util.find_spec("rocketmq") is None:
         print("rocketmq is skipped: its client is not installed here (make .venv/.rocketmq)", file=sys.stderr)
         return []
-    from project.servers.rocketmq_jars import ServerError
+    from project.servers.program import ServerError
 
     try:
         with _server() as (server, ready_seconds):

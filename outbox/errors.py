@@ -1,4 +1,4 @@
-"""The exceptions of this package. Each message says what happened, to which row or topic, and what to do next."""
+"""The exceptions of this package. Each says what happened, to which row or topic, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 
 class OutboxError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. `message` says what happened, `hint` what to do next; `str(error)` is both."""
+
+    def __init__(self, message: object = "", hint: str = "") -> None:
+        super().__init__(*((message, hint) if hint else (message,)))  # `args`, from which pickle and Celery build it again
+        self.message = str(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
 
 
 class ConfigurationError(OutboxError, ImproperlyConfigured):
@@ -123,3 +131,4 @@ class RetryLater(OutboxError):
             raise TypeError(f"RetryLater takes seconds or a timedelta, then a reason, not {after!r}.")
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(reason or f"to be retried after {self.after}")
+        self.args = (self.after.total_seconds(), reason)

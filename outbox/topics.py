@@ -70,19 +70,22 @@ def write_topics(using: str) -> None:
     forget(using)
 
 
-def match_topics(connection: database.Connection) -> set[str]:
+def match_topics(connection: database.Connection, *, inserts: bool = True) -> set[str]:
     """
     Write the rows of topics that differ from the settings.
 
     Two releases that run side by side may have different settings for a topic. Each relay corrects the rows repeatedly, so that
     the release that stays wins, whichever started last.
 
+    Args:
+        inserts: whether missing rows are written, too.
+
     Returns:
         The names of topics that only the database has.
     """
     found = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
     for name in conf.settings().topics:
-        if found.pop(name, None) != _wanted(name):
+        if (row := found.pop(name, None)) != _wanted(name) and (row or inserts):
             connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
     return set(found)
 
@@ -122,7 +125,9 @@ def topic_id(name: str, using: str) -> int:
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
             raise
-        raise ConfigurationError(f"Database {using!r} has no tables of the outbox. {database.explain_migrate(using)}") from error
+        raise ConfigurationError(
+            f"Database {using!r} has no tables of the outbox.", hint=database.explain_migrate(using)
+        ) from error
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))
     if row is None:
@@ -188,8 +193,9 @@ def _require_visible_schema(using: str) -> None:
     if path != path_of_new and home not in schemas:
         raise ConfigurationError(
             f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema {home!r}. "
-            f"Relays open connections of their own, with {path_of_new}, and would never see a message there. Keep the outbox in "
-            "a schema that every connection sees, or give the tenant an alias in DATABASES whose OPTIONS set its search_path."
+            f"Relays open connections of their own, with {path_of_new}, and would never see a message there.",
+            hint="Keep the outbox in a schema that every connection sees, or give the tenant an alias in DATABASES "
+            "whose OPTIONS set its search_path.",
         )
 
 

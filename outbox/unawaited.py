@@ -41,5 +41,6 @@ def awaiting_all() -> Iterator[None]:
         times = "once" if len(left) == 1 else f"{len(left)} times"
         raise NotAwaited(
             f"apublish() was called {times} and not awaited before the end of the transaction, which is rolled back: its "
-            "messages would be missing. Write `await apublish(...)`, and await tasks that call it."
+            "messages would be missing.",
+            hint="Write `await apublish(...)`, and await tasks that call it.",
         )

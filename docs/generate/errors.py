@@ -11,9 +11,10 @@ from outbox.pipeline import errors as pipeline_errors
 
 INTRODUCTION = """
 All inherit `outbox.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
-`ValueError`. Each text says what happened, to which row or topic, and what to do. They are in `outbox.errors`; `OutboxError`,
-`NotInTransaction`, `HalfNotStored`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors never leave its
-adapter: a send returns a result for each message, other calls raise `BrokerUnavailable`.
+`ValueError`. Like the results of Django's system checks, each has a `message`, which says what happened, to which row or topic,
+and a `hint`, which says what to do and may be empty; `str(error)` is both. They can be pickled. They are in `outbox.errors`;
+`OutboxError`, `NotInTransaction`, `HalfNotStored`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors
+never leave its adapter: a send returns a result for each message, other calls raise `BrokerUnavailable`.
 """
 
 

@@ -26,7 +26,7 @@ HIDDEN = "•••"
 _HIDDEN = msgspec.Raw(msgspec.json.encode(HIDDEN))
 
 
-class Kind(enum.StrEnum):
+class BodyKind(enum.StrEnum):
     """How a body is shown."""
 
     JSON = "json"
@@ -39,7 +39,7 @@ class Kind(enum.StrEnum):
 class Readable:
     """A formatted body. `notes`: remarks for the user, for example that it was truncated."""
 
-    kind: Kind
+    kind: BodyKind
     text: str
     notes: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     try:
         shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)
     except _MaskUnknownError as error:
-        return Readable(Kind.HIDDEN, "", (*notes, f"Hidden, {error}. Users who may view masked fields can see it."))
+        return Readable(BodyKind.HIDDEN, "", (*notes, f"Hidden, {error}. Users who may view masked fields can see it."))
     return Readable(shown.kind, shown.text, (*notes, *shown.notes))
 
 
@@ -96,7 +96,7 @@ def _laid_out(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: 
             notes.append("It is too large to be formatted.")
         else:
             try:
-                return _cut(Kind.JSON, msgspec.json.format(body, indent=2).decode(), size)
+                return _cut(BodyKind.JSON, msgspec.json.format(body, indent=2).decode(), size)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 notes.append(f"It has a JSON content type, but is not valid JSON: {error}.")
     return _as_text_or_hex(body, size, notes)
@@ -132,13 +132,13 @@ def _as_text_or_hex(body: bytes, size: int, notes: list[str]) -> Readable:
     except UnicodeDecodeError:
         is_text = False
     if is_text:
-        return _cut(Kind.TEXT, text, size, notes)
+        return _cut(BodyKind.TEXT, text, size, notes)
     if size > SHOWN_HEX_BYTES:
         notes.append(f"Only the first {SHOWN_HEX_BYTES} bytes of {size_in_words(size)} are shown.")
-    return Readable(Kind.BINARY, _hex(body[:SHOWN_HEX_BYTES]), tuple(notes))
+    return Readable(BodyKind.BINARY, _hex(body[:SHOWN_HEX_BYTES]), tuple(notes))
 
 
-def _cut(kind: Kind, text: str, size: int, notes: list[str] | None = None) -> Readable:
+def _cut(kind: BodyKind, text: str, size: int, notes: list[str] | None = None) -> Readable:
     if len(text) <= SHOWN_CHARACTERS:
         return Readable(kind, text, tuple(notes or ()))
     cut = f"Truncated: the first {SHOWN_CHARACTERS // 1024} KiB of {size_in_words(size)}."

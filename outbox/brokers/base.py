@@ -245,7 +245,9 @@ class Broker(abc.ABC):
         Raises:
             UnsupportedByBroker: only the server's own tools can do that; the text names them.
         """
-        raise UnsupportedByBroker(f"{type(self).__name__} cannot drop what waits for a group. Use the server's own tools.")
+        raise UnsupportedByBroker(
+            f"{type(self).__name__} cannot drop what waits for a group.", hint="Use the server's own tools."
+        )
 
     def prune(self, *, keep_since: datetime | None = None) -> int:
         """

@@ -54,7 +54,7 @@ class Capability(Broker):
         """
         kind = broker if isinstance(broker, type) else type(broker)
         if not (issubclass(kind, cls) and getattr(broker, cls.flag)):
-            raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}. Check {cls.flag} first.")
+            raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}.", hint=f"Check {cls.flag} first.")
         return cast("Self | type[Self]", broker)
 
 
@@ -96,7 +96,7 @@ class SendOnly(Broker):
         raise self._refuse()
 
     def _refuse(self) -> UnsupportedByBroker:
-        return UnsupportedByBroker(f"{type(self).__name__} only sends. Check supports_consumers first.")
+        return UnsupportedByBroker(f"{type(self).__name__} only sends.", hint="Check supports_consumers first.")
 
 
 class Lookups(Capability):
@@ -252,7 +252,9 @@ class DeadLetters(Capability):
 
         Only for brokers where `deduplicates_sends` is true; on others, the message is sent again.
         """
-        raise UnsupportedByBroker(f"{type(self).__name__} delivers messages that are sent again. Check deduplicates_sends first.")
+        raise UnsupportedByBroker(
+            f"{type(self).__name__} delivers messages that are sent again.", hint="Check deduplicates_sends first."
+        )
 
 
 class TransactionalSends(Capability):

@@ -1,5 +1,6 @@
 """
-Publisher confirms of RabbitMQ, awaited for a batch.
+Publisher confirms of RabbitMQ, awaited for a batch: by its own broker (`rabbitmq/sender.py`) and for Celery's tasks
+(`celery/confirms.py`).
 
 The server counts the messages of a channel, and answers by their numbers (delivery tags). A message that no queue takes comes
 back before its confirm, if it was published as mandatory. The channel of a batch without all answers is not used again, since a
@@ -10,7 +11,9 @@ Source: https://www.rabbitmq.com/docs/confirms
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:  # the callers have it
 
 Name = tuple[str, str]  # exchange and message id, by which a message that comes back is known
 
+LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that it is to end
+
 
 @dataclass(slots=True)
 class PendingConfirms:
@@ -28,17 +33,16 @@ class PendingConfirms:
     The messages of a batch, in the order in which they are published, and what the server has answered.
 
     Args:
-        first_tag: the delivery tag of the first one.
         not_taken: the result of a message that the server has not taken (nack).
         explain_return: returns the result of a message that came back, by the error, the exchange and the routing key.
     """
 
-    first_tag: int
     not_taken: SendResult
     explain_return: Callable[[Exception, str, str], SendResult]
     results: list[SendResult | None] = field(default_factory=list)
     returned: dict[Name, SendResult] = field(default_factory=dict)
     pending: int = 0
+    first_tag: int = 0  # the delivery tag of the first one
     _names: list[Name] = field(default_factory=list)
     _settled_to: int = 0  # all before this index are settled
 
@@ -60,11 +64,6 @@ class PendingConfirms:
         self.results.pop()
         self.pending -= 1
 
-    def listen(self, channel: amqp.Channel) -> None:
-        """Register this batch, and no other, for the answers of a channel."""
-        events: dict[str, set[Callable[..., None]]] = channel.events  # type: ignore[attr-defined]  # the stubs lack it
-        events.update(basic_ack={self.on_ack}, basic_nack={self.on_nack}, basic_return={self.on_return})
-
     def on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         """Note that a message came back."""
         name = (exchange, message.properties.get("message_id", ""))
@@ -77,6 +76,12 @@ class PendingConfirms:
     def on_nack(self, tag: int, multiple: bool) -> None:
         """Note that messages are not stored in all of their queues. They may be in some."""
         self._settle(tag, multiple, self.not_taken)
+
+    def wait(self, connection: amqp.Connection, deadline: float, is_stopped: Callable[[], bool]) -> None:
+        """Read what the server sends until all is confirmed, the wait is stopped, or the deadline of `monotonic` is over."""
+        while self.pending and not is_stopped() and (left := deadline - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                connection.blocking_read(min(left, LOOK_SECONDS))  # one frame: a heartbeat does not prolong the wait
 
     def finish(self, rest: SendResult) -> list[SendResult]:
         """Return the results, and this one for messages without an answer."""
@@ -91,3 +96,20 @@ class PendingConfirms:
                 self.pending -= 1
         if multiple:
             self._settled_to = last + 1
+
+
+class ConfirmingChannel:
+    """A channel whose messages the server counts and confirms, for one batch after the other."""
+
+    def __init__(self, connection: amqp.Connection) -> None:
+        self.channel = connection.channel()
+        self.channel.confirm_select()
+        self._last: PendingConfirms | None = None
+
+    def begin(self, batch: PendingConfirms) -> amqp.Channel:
+        """Register this batch, and no other, for the answers of the channel; return the channel."""
+        batch.first_tag = self._last.next_tag if self._last else 1
+        self._last = batch
+        events: dict[str, set[Callable[..., None]]] = self.channel.events  # type: ignore[attr-defined]  # the stubs lack it
+        events.update(basic_ack={batch.on_ack}, basic_nack={batch.on_nack}, basic_return={batch.on_return})
+        return self.channel

@@ -35,7 +35,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
         return msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"] has wrong OPTIONS ({kind.__name__}): {_explain(error)}.{_hint(kind, str(error))}'
+            f'OUTBOX["BROKERS"] has wrong OPTIONS ({kind.__name__}): {_explain(error)}.', hint=_hint(kind, str(error))
         ) from error
 
 
@@ -45,7 +45,7 @@ def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
     try:
         options = msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
-        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)).strip() or _advice(kind, str(error)))]
+        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)) or _advice(kind, str(error)))]
     values = {name: getattr(options, name) for name in kind.__struct_fields__}
     wrong = {name: problem_of_duration(name, value) for name, value in values.items() if isinstance(value, timedelta)}
     return [
@@ -91,4 +91,4 @@ def _hint(kind: type[Options], text: str) -> str:
         return ""
     known = [name.upper() for name in kind.__struct_fields__]
     close = difflib.get_close_matches(text.split("`")[1].upper(), known, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    return f"Did you mean {close[0]}?" if close else ""

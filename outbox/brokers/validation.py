@@ -52,7 +52,7 @@ def known_topic(topics: Mapping[str, TopicSpec], name: str) -> TopicSpec:
     """
     if name not in topics:
         known = ", ".join(sorted(topics)) or "none"
-        raise UnknownTopic(f"The broker has no topic {name!r}, only {known}. Correct the name, or add the topic.")
+        raise UnknownTopic(f"The broker has no topic {name!r}, only {known}.", hint="Correct the name, or add the topic.")
     return topics[name]
 
 

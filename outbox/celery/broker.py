@@ -52,8 +52,7 @@ class CeleryBroker(SendOnly):
         try:
             app = find_app(settings)
         except ConfigurationError as error:
-            text, _, hint = str(error).rpartition(". ")
-            return [Problem(f"{text}.", hint)]
+            return [Problem(error.message, error.hint)]
         return list(_problems_of(app))
 
     @classmethod

@@ -116,8 +116,8 @@ class CapturingProducer:
         for queue in maybe_list(declare) or ():
             if not isinstance(queue, Queue) or not queue.name or self.app.amqp.queues[queue.name] != queue:
                 raise InvalidMessage(
-                    f"Task {task} declares {queue!r}, which the relay does not know. Put it into task_queues of Celery's "
-                    "settings, and name it by queue=."
+                    f"Task {task} declares {queue!r}, which the relay does not know.",
+                    hint="Put it into task_queues of Celery's settings, and name it by queue=.",
                 )
             names.append(queue.name)
         return names
@@ -157,10 +157,11 @@ def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = 
     if isinstance(signature, chord) or merged.get("chord") is not None:
         raise InvalidMessage(
             f"{signature} begins with a chord: Celery writes it into the result backend when it is sent, and a rollback would "
-            "leave it there. Put a task before it, as in `chain(first.si(), chord(...))`; a worker sends the chord then."
+            "leave it there.",
+            hint="Put a task before it, as in `chain(first.si(), chord(...))`; a worker sends the chord then.",
         )
     for name in REFUSED.keys() & merged.keys():
-        raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}. Leave it out.")
+        raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}.", hint="Leave it out.")
 
 
 def _capture_task(signature: Signature[Any], producer: CapturingProducer, options: dict[str, Any]) -> AsyncResult[Any]:
@@ -200,7 +201,7 @@ def _capture_chain(signature: Chain, producer: CapturingProducer, options: dict[
         group_index=taken["group_index"],
     )
     if not results:
-        raise InvalidMessage("The chain has no task. Put one into it.")
+        raise InvalidMessage("The chain has no task.", hint="Put one into it.")
     if link:
         tasks[0].extend_list_option("link", link)
     first = tasks.pop()
@@ -213,7 +214,7 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
     options = {**signature.options, **options}
     for name in ("link", "link_error"):
         if options.pop(name, None):
-            raise InvalidMessage(f"A group has the option {name!r}. Link each of its tasks.")
+            raise InvalidMessage(f"A group has the option {name!r}.", hint="Link each of its tasks.")
     group_id = options.pop("task_id", None) or uuid()
     options["group_id"] = group_id
     results = []
@@ -223,7 +224,7 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
         capture(one, producer, **options)
         results.append(result)
     if not results:
-        raise InvalidMessage("The group has no task. Put one into it.")
+        raise InvalidMessage("The group has no task.", hint="Put one into it.")
     # With a barrier of its own the result does not turn to the result backend, which the transaction need not wait for.
     return GroupResult(group_id, results, app=producer.app, ready_barrier=barrier())
 

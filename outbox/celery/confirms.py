@@ -11,6 +11,11 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | the connection is closed because of a task (503: no such exchange type; 530; 540) | `broker.py` tries each suspect alone |
 | nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
 
+The numbers of messages, their confirms and the wait are those of `brokers/confirms.py`. The rest differs from RabbitMQ's own
+broker (`brokers/rabbitmq/sender.py`), which declares its queues and exchanges itself: there a nack is an outage of the server,
+and no message makes the server close the connection. Here they are declared as Celery's settings say, over kombu's connection: a
+task may be refused, or its queue be full, while the others are sent.
+
 On a new connection one message goes first: RabbitMQ says that it is blocked only when something is published.
 """
 
@@ -28,12 +33,10 @@ from celery import Celery
 from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.confirms import PendingConfirms
+from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms
 from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
-
-LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that the broker is to be closed
 
 CLOSE_SECONDS = 2.0
 SHORTEST = 0.01  # seconds; 0 would not wait at all
@@ -83,8 +86,7 @@ class ConfirmingProducer:
         self._is_blocked = False
         self._wire.on_blocked = self._note_blocked
         self._wire.on_unblocked = self._note_unblocked
-        self._channel: Any = None
-        self._next_tag = 1
+        self._channel: ConfirmingChannel | None = None
         self._returned: set[str] = set()  # ids of messages
         self._declaring: Any = None
         self._is_proved = False
@@ -95,7 +97,8 @@ class ConfirmingProducer:
         """Return whether the connection may be used: the server has not closed it since the last call."""
         if not self.is_broken:
             try:
-                self._drain(SHORTEST)  # not 0: py-amqp would spin over a frame that has come in half
+                with suppress(TimeoutError):
+                    self._wire.drain_events(timeout=SHORTEST)  # not 0: py-amqp would spin over a frame that has come in half
             except (*self._connection.connection_errors, *self._connection.channel_errors, OSError):
                 self.is_broken = True
         return not self.is_broken
@@ -177,19 +180,16 @@ class ConfirmingProducer:
             return [AWAY] * len(tasks)
         if not tasks:
             return []
-        batch = PendingConfirms(0, NACKED, _explain_return)
+        batch = PendingConfirms(NACKED, _explain_return)
         written: list[TaskMessage] = []
         results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
-            channel = self._open_channel(deadline)
-            batch.first_tag = self._next_tag
-            batch.listen(channel)
+            channel = self._open_channel(deadline).begin(batch)
             for task in tasks:
                 written.append(task)
                 if result := self._why_stop(deadline) or _write(channel, batch, task, deadline):
                     results[written.pop().number] = result
-            self._next_tag = batch.next_tag
-            self._wait(batch, deadline)
+            batch.wait(self._wire, deadline, lambda: self._is_blocked or self._is_closing())
         except self._connection.channel_errors as error:
             self._channel = None
             status = SendStatus.UNSURE
@@ -206,13 +206,11 @@ class ConfirmingProducer:
         results |= {task.number: result for task, result in zip(written, batch.finish(unanswered), strict=False)}
         return [results.get(task.number, not_written) for task in tasks]
 
-    def _open_channel(self, deadline: float) -> Any:
-        """Return the channel for messages; its confirms are on."""
-        if self._channel is None or not self._channel.is_open:
+    def _open_channel(self, deadline: float) -> ConfirmingChannel:
+        """Return the channel for messages."""
+        if self._channel is None or not self._channel.channel.is_open:
             with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
-                channel = self._wire.channel()
-                channel.confirm_select()
-            self._channel, self._next_tag = channel, 1
+                self._channel = ConfirmingChannel(self._wire)
         return self._channel
 
     def _break(self, error: BaseException, suspects: list[TaskMessage], queue: str | None = None) -> SendResult:
@@ -234,15 +232,6 @@ class ConfirmingProducer:
         if self._is_blocked:
             return BLOCKED
         return OUT_OF_TIME if monotonic() >= deadline or self._is_closing() else None
-
-    def _wait(self, batch: PendingConfirms, deadline: float) -> None:
-        """Wait until all is confirmed, or no confirm can be expected."""
-        while batch.pending and not self._is_blocked and not self._is_closing() and (left := deadline - monotonic()) > 0:
-            self._drain(min(left, LOOK_SECONDS))
-
-    def _drain(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            self._wire.drain_events(timeout=seconds)
 
     def _forget_queues(self) -> None:
         """Declare queues anew: one of them may have been deleted."""

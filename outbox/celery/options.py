@@ -30,7 +30,11 @@ def find_app(options: CeleryOptions) -> Celery:
     try:
         app = import_string(options.app)
     except ImportError as error:
-        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} cannot be imported: {error}. Correct the path.') from error
+        raise ConfigurationError(
+            f'OPTIONS["APP"] {options.app!r} cannot be imported: {error}.', hint="Correct the path."
+        ) from error
     if not isinstance(app, Celery):
-        raise ConfigurationError(f'OPTIONS["APP"] {options.app!r} is not a Celery app. Name the object that Celery() made.')
+        raise ConfigurationError(
+            f'OPTIONS["APP"] {options.app!r} is not a Celery app.', hint="Name the object that Celery() made."
+        )
     return app

@@ -48,11 +48,12 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     """
     if TOPIC not in conf.settings().topics:
         raise ConfigurationError(
-            'OUTBOX["BROKERS"] has no broker for Celery\'s tasks. Add one: "celery": {"BACKEND": "outbox.celery.CeleryBroker"}.'
+            'OUTBOX["BROKERS"] has no broker for Celery\'s tasks.',
+            hint='Add one: "celery": {"BACKEND": "outbox.celery.CeleryBroker"}.',
         )
     app = signature.app
     if app.conf.task_protocol != PROTOCOL:
-        raise ConfigurationError(f"The outbox sends Celery's protocol {PROTOCOL} only. Leave task_protocol out.")
+        raise ConfigurationError(f"The outbox sends Celery's protocol {PROTOCOL} only.", hint="Leave task_protocol out.")
     _refuse_foreign(signature)
     subject = f"Task {signature.task}"
     alias = choose_database(subject, using=using, about=None)
@@ -74,7 +75,8 @@ def _refuse_foreign(signature: Signature[Any]) -> None:
     if app.main != signature.app.main or app.conf.broker_url != signature.app.conf.broker_url:
         raise ConfigurationError(
             f"Task {signature.task} belongs to the Celery app {signature.app.main!r}, and broker {alias!r} sends to the server "
-            f'of {app.main!r}. Name the app in OPTIONS["APP"] of that broker; the tasks of one app can be sent in transactions.'
+            f"of {app.main!r}.",
+            hint='Name the app in OPTIONS["APP"] of that broker; the tasks of one app can be sent in transactions.',
         )
 
 

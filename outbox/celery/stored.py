@@ -94,11 +94,13 @@ def encode(
     """
     name = headers["task"]
     if len(routing_key.encode()) > MAX_ROUTING_KEY_BYTES:
-        raise InvalidMessage(f"Task {name} has a routing key of more than {MAX_ROUTING_KEY_BYTES} bytes. Choose a shorter one.")
+        raise InvalidMessage(
+            f"Task {name} has a routing key of more than {MAX_ROUTING_KEY_BYTES} bytes.", hint="Choose a shorter one."
+        )
     written, others = _dump(name, "headers", headers), _dump(name, "properties", properties)
     if len(bytes(written)) + len(bytes(others)) > MAX_HEADER_BYTES:
         raise InvalidMessage(
-            f"Task {name} has headers of more than {MAX_HEADER_BYTES} bytes, with its stamps. Use arguments for these."
+            f"Task {name} has headers of more than {MAX_HEADER_BYTES} bytes, with its stamps.", hint="Use arguments for these."
         )
     body, encoded = _part(payload, content_type, content_encoding)
     return _encoder.encode(
@@ -142,7 +144,9 @@ def _dump(name: str, what: str, values: Mapping[str, Any]) -> msgspec.Raw:
     try:
         return msgspec.Raw(bytes(_raw.decode(json.dumps(dict(values)).encode())))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise InvalidMessage(f"Task {name} has {what} that cannot be written as JSON: {error}. Use plain values.") from error
+        raise InvalidMessage(
+            f"Task {name} has {what} that cannot be written as JSON: {error}.", hint="Use plain values."
+        ) from error
 
 
 def _load(values: msgspec.Raw) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
         ConfigurationError: the URL is not http(s), or the secret is not base64.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://. Write it in full.")
+        raise ConfigurationError(f"The check-back URL {url!r} does not begin with http:// or https://.", hint="Write it in full.")
     if not _has_host(url):
-        raise ConfigurationError(f"The check-back URL {url!r} has no valid host and port. Write it in full.")
+        raise ConfigurationError(f"The check-back URL {url!r} has no valid host and port.", hint="Write it in full.")
     signer = make_signer(secret)
     opener = make_opener()
 
@@ -158,9 +158,11 @@ def make_signer(secret: str) -> Webhook:
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except ValueError as error:
-        raise ConfigurationError(f"A secret is not base64 after 'whsec_'. {HOW_TO_MAKE_A_SECRET}") from error
+        raise ConfigurationError("A secret is not base64 after 'whsec_'.", hint=HOW_TO_MAKE_A_SECRET) from error
     if len(key) < SECRET_BYTES:
-        raise ConfigurationError(f"A secret has {len(key)} bytes; at least {SECRET_BYTES} are required. {HOW_TO_MAKE_A_SECRET}")
+        raise ConfigurationError(
+            f"A secret has {len(key)} bytes; at least {SECRET_BYTES} are required.", hint=HOW_TO_MAKE_A_SECRET
+        )
     return Webhook(key)
 
 

@@ -47,8 +47,8 @@ def ask_as_set(database: str) -> Ask:
     if check_back.url:
         if not check_back.secrets:
             raise ConfigurationError(
-                'OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only. Add one of '
-                "the endpoint's secrets."
+                'OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.',
+                hint="Add one of the endpoint's secrets.",
             )
         return over_http(check_back.url, check_back.secrets[0])
     return in_process(database)

@@ -28,8 +28,8 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
     def remember(function: Resolver) -> Resolver:
         if topic in registered:
             raise ConfigurationError(
-                f"Topic {topic!r} has two check-back functions: {_name(registered[topic])} and {_name(function)}. "
-                "Keep one of them."
+                f"Topic {topic!r} has two check-back functions: {_name(registered[topic])} and {_name(function)}.",
+                hint="Keep one of them.",
             )
         registered[topic] = function
         return function

@@ -43,13 +43,16 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         read_rate(settings.throttle)
     except ConfigurationError as error:
-        found.append(Error(str(error), hint="A time is s, min, h or d, or a whole number of them.", id="outbox.E010"))
+        found.append(
+            Error(error.message, hint=f"{error.hint} A time is s, min, h or d, or a whole number of them.", id="outbox.E010")
+        )
     for place, secret in enumerate(settings.secrets, start=1):
         try:
             make_signer(secret)
         except ConfigurationError as error:
-            text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error}'
-            found.append(Error(text, hint="Both sides need the same secret: one signs, the other verifies.", id="outbox.E011"))
+            text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error.message}'
+            hint = f"{error.hint} Both sides need the same secret: one signs, the other verifies."
+            found.append(Error(text, hint=hint, id="outbox.E011"))
     return found or _problems_of_url(settings.url)
 
 
@@ -155,8 +158,8 @@ def _problems_of_url(url: str) -> list[CheckMessage]:
     try:
         ask_as_set(DEFAULT_DB_ALIAS)
     except ConfigurationError as error:
-        hint = f'Without OUTBOX["CHECK_BACK"]["URL"] ({url!r}), relays answer check-backs from the database.'
-        return [Error(str(error), hint=hint, id="outbox.E012")]
+        hint = f'{error.hint} Without OUTBOX["CHECK_BACK"]["URL"] ({url!r}), relays answer check-backs from the database.'
+        return [Error(error.message, hint=hint, id="outbox.E012")]
     return []
 
 

@@ -112,8 +112,7 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
         topic = conf.topic_settings(one.topic)
     except UnknownTopic as error:
         if one.type is None:  # E006 reports it for message types
-            text, _, hint = str(error).partition(". ")
-            yield Error(f"{one.name}: {text}.", hint=hint, id="outbox.E016")
+            yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
         return
     except ConfigurationError:  # E001 or E003 reports it
         return

@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf, failpoints
+from outbox.brokers.base import Problem
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.errors import BrokerUnavailable
@@ -63,11 +64,27 @@ def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
     if broker_class.check_options(options):  # another check reports it
         return
     try:
+        found = ask_broker(alias)
+    except BrokerUnavailable as error:
+        yield Caution(error.message, hint=error.hint, id="outbox.W051")
+        return
+    for problem in found:
+        yield Caution(f"Broker {alias!r}: {problem.text}", hint=problem.hint, id="outbox.W051")
+
+
+def ask_broker(alias: str) -> list[Problem]:
+    """
+    Return the problems that a broker finds at its server.
+
+    Raises:
+        BrokerUnavailable: the server cannot be reached.
+    """
+    try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
-            found = [(problem.text, problem.hint) for problem in broker.check()]
+            return broker.check()
     except BrokerUnavailable as error:
-        hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait in the outbox meanwhile.'
-        found = [(f"It cannot be reached: {line_of(error)}", hint)]
-    for text, hint in found:
-        yield Caution(f"Broker {alias!r}: {text}", hint=hint, id="outbox.W051")
+        raise BrokerUnavailable(
+            f"Broker {alias!r} cannot be reached: {line_of(error)}",
+            hint=f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.',
+        ) from error

@@ -101,8 +101,7 @@ def _problems_of_topic(kind: type[Message]) -> Iterator[CheckMessage]:
     try:
         conf.topic_settings(kind._meta.topic)
     except UnknownTopic as error:
-        text, _, hint = str(error).partition(". ")
-        yield Error(f"Message type {_name(kind)}: {text}.", hint=hint, id="outbox.E006")
+        yield Error(f"Message type {_name(kind)}: {error.message}", hint=error.hint, id="outbox.E006")
     except ConfigurationError:  # E001 or E003 reports it
         return
 
@@ -169,9 +168,8 @@ def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMes
     except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
         return
     if problem:
-        text, _, hint = problem.partition(". ")
-        text = f"{name} returns {kind.__name__} for half_first, but {text}."
-        yield Error(text, hint=f"{hint}, or publish() the message in the transaction.", id="outbox.E035")
+        text = f"{name} returns {kind.__name__} for half_first, but {problem.text}"
+        yield Error(text, hint=problem.hint, id="outbox.E035")
 
 
 def _type_of(topic: str) -> TopicType | None:

@@ -25,7 +25,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        return [Error(str(error), id="outbox.E001")]
+        return [Error(error.message, hint=error.hint, id="outbox.E001")]
     return []
 
 
@@ -57,7 +57,8 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
         try:
             backend = conf.broker_class(alias)
         except ConfigurationError as error:
-            found.append(Error(str(error), hint=_topics_hint(alias), id="outbox.E003"))
+            hint = f"{_topics_hint(alias)} {error.hint}".strip()
+            found.append(Error(error.message, hint=hint, id="outbox.E003"))
             continue
         problems = backend.check_options(broker.options)
         for problem in problems or backend.check_topics(broker.options, conf.topics_of(alias)):
@@ -112,6 +113,6 @@ def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]
         yield Error(text, hint="Set another type or another broker for the topic.", id="outbox.E008")
 
 
-def _topics_hint(alias: str) -> str | None:
+def _topics_hint(alias: str) -> str:
     topics = [name for name, topic in known_settings().topics.items() if topic.broker == alias]
-    return f"Its topics are: {', '.join(sorted(topics))}." if topics else None
+    return f"Its topics are: {', '.join(sorted(topics))}." if topics else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from django.conf import settings as django_settings
@@ -35,6 +35,7 @@ __all__ = [
     "Settings",
     "TopicSettings",
     "broker_class",
+    "cached",
     "changed",
     "forget",
     "make_broker",
@@ -52,8 +53,19 @@ RETRY_DELAYS = tuple(
 )
 """RocketMQ's 18 delay levels. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@cache
+_caches: list[Callable[[], None]] = []  # clear those of `cached` functions
+
+
+def cached(function: F) -> F:
+    """Cache the results of a function of settings until `OUTBOX` changes, as `functools.cache` does for ever."""
+    found = cache(function)
+    _caches.append(found.cache_clear)
+    return cast("F", found)
+
+
+@cached
 def settings() -> Settings:
     """
     Return the current settings.
@@ -75,6 +87,7 @@ def project() -> str:
     return settings().project or str(application or "").partition(".")[0]
 
 
+@cached
 def topic_settings(name: str) -> TopicSettings:
     """
     Return one topic's settings, its type filled in.
@@ -82,16 +95,11 @@ def topic_settings(name: str) -> TopicSettings:
     Raises:
         UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
     """
-    return _topic_settings(name)
-
-
-@cache
-def _topic_settings(name: str) -> TopicSettings:
     topics = settings().topics
     if name not in topics:
         close = difflib.get_close_matches(name, topics, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f'Add it: OUTBOX["TOPICS"]["{name}"] = {{}}.'
-        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"]. {hint}')
+        raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"].', hint=hint)
     topic = topics[name]
     if topic.type is None:
         is_two_phase = broker_class(topic.broker).supports_half_messages
@@ -100,7 +108,7 @@ def _topic_settings(name: str) -> TopicSettings:
     return topic
 
 
-@cache
+@cached
 def broker_class(alias: str) -> type[Broker]:
     """
     Return a broker's class.
@@ -111,20 +119,21 @@ def broker_class(alias: str) -> type[Broker]:
     brokers = settings().brokers
     if alias not in brokers:
         raise ConfigurationError(
-            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}). Add it, or correct the name.'
+            f'Broker {alias!r} is not in OUTBOX["BROKERS"] ({", ".join(sorted(brokers))}).', hint="Add it, or correct the name."
         )
     path = brokers[alias].backend
     try:
         backend = import_string(path)
     except ImportError as error:
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}. {_how_to_import(path, error)}'
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} cannot be imported: {error}.',
+            hint=_how_to_import(path, error),
         ) from error
     base: type[Broker] = import_string("outbox.brokers.base.Broker")
     if not (isinstance(backend, type) and issubclass(backend, base)):
         raise ConfigurationError(
-            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class. '
-            "Name a subclass of outbox.brokers.base.Broker."
+            f'OUTBOX["BROKERS"]["{alias}"]["BACKEND"] {path!r} is not a Broker class.',
+            hint="Name a subclass of outbox.brokers.base.Broker.",
         )
     return backend
 
@@ -187,10 +196,9 @@ def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Drop the cached settings; they are read again at their next use."""
-    settings.cache_clear()
-    _topic_settings.cache_clear()
-    broker_class.cache_clear()
+    """Drop the cached settings and what was made of them; they are read again at their next use."""
+    for clear in _caches:
+        clear()
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

@@ -24,5 +24,5 @@ def require_outbox() -> None:
     """Raise ConfigurationError if Django has read INSTALLED_APPS, and the app outbox is not there."""
     if apps.apps_ready and not apps.is_installed("outbox"):
         raise ConfigurationError(
-            f"The project uses outbox, which is not in INSTALLED_APPS. {add_app('outbox')} Then run manage.py migrate."
+            "The project uses outbox, which is not in INSTALLED_APPS.", hint=f"{add_app('outbox')} Then run manage.py migrate."
         )

@@ -18,9 +18,9 @@ _STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
 _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration", "`null`": "None"}
 
 
-def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
+def explain(text: str, raw: Any, kind: type[Section], place: str) -> tuple[str, str]:
     """
-    Return a sentence that says what is wrong in a dict, followed by one that says what to write.
+    Return a sentence that says what is wrong in a dict, and one that says what to write; the latter may be empty.
 
     Args:
         text: the text of msgspec's ValidationError.
@@ -33,10 +33,10 @@ def explain(text: str, raw: Any, kind: type[Section], place: str) -> str:
     if "unknown field" in what and section is not None:
         return _explain_unknown(what.split("`")[1], where, section, kind, place)
     if "missing required field" in what:
-        return f"{where} has no {what.split('`')[1]}, which is required."
+        return f"{where} has no {what.split('`')[1]}, which is required.", ""
     for name, plain in _NAMES.items():
         what = what.replace(name, plain)
-    return f"{where} has a wrong value: {what}.{_advice(what, hint)}"
+    return f"{where} has a wrong value: {what}.", _advice(what, hint)
 
 
 def _walk(found: re.Match[str] | None, raw: Any, hint: Any, where: str) -> tuple[str, Any]:
@@ -72,13 +72,13 @@ def _names(section: type[Section]) -> list[str]:
     return [name.upper() for name in section.__struct_fields__]
 
 
-def _explain_unknown(unknown: str, where: str, section: type[Section], root: type[Section], place: str) -> str:
+def _explain_unknown(unknown: str, where: str, section: type[Section], root: type[Section], place: str) -> tuple[str, str]:
     text = f"{where} has an unknown setting {unknown!r}."
     if close := difflib.get_close_matches(unknown.upper(), _names(section), n=1, cutoff=0.75):
-        return f"{text} Did you mean {close[0]}?"
+        return text, f"Did you mean {close[0]}?"
     if homes := [home for home, inner in _sections(root, place) if unknown in _names(inner)]:
-        return f"{text} It belongs in {' or '.join(homes)}."
-    return f"{text} Choices are: {', '.join(_names(section))}."
+        return text, f"It belongs in {' or '.join(homes)}."
+    return text, f"Choices are: {', '.join(_names(section))}."
 
 
 def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Section]]]:
@@ -92,14 +92,14 @@ def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Secti
 
 def _advice(what: str, hint: Any) -> str:
     if "duration" in what:
-        return " Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
+        return "Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
     section = _section_of(hint)
     if "Expected a dict" in what and section is not None:
         if get_origin(hint) is dict:
-            return ' Write {"NAME": {...}}, an entry for each; {} in the place of {...} keeps its defaults.'
-        return f" Write {{}} for its defaults, or set: {', '.join(_names(section))}."
+            return 'Write {"NAME": {...}}, an entry for each; {} in the place of {...} keeps its defaults.'
+        return f"Write {{}} for its defaults, or set: {', '.join(_names(section))}."
     known = get_args(hint) if get_origin(hint) is Literal else ()
     for one in (hint, *get_args(hint)):
         if inspect.isclass(one) and issubclass(one, enum.Enum):
             known = tuple(map(str, one))
-    return f" Choices are: {', '.join(map(repr, known))}." if known else ""
+    return f"Choices are: {', '.join(map(repr, known))}." if known else ""

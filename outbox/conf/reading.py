@@ -26,7 +26,8 @@ def read(raw: object) -> Settings:
         if topic.broker not in found.brokers:
             raise ConfigurationError(
                 f'OUTBOX["TOPICS"]["{name}"] names the broker {topic.broker!r}, which is not in OUTBOX["BROKERS"] '
-                f"({', '.join(sorted(found.brokers)) or 'empty'}). Add it there, or correct the name."
+                f"({', '.join(sorted(found.brokers)) or 'empty'}).",
+                hint="Add it there, or correct the name.",
             )
     return found
 
@@ -48,7 +49,7 @@ def read_section(raw: object, kind: type[S], place: str) -> S:
     try:
         found = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(explain(str(error), raw, kind, place)) from error
+        raise ConfigurationError(*explain(str(error), raw, kind, place)) from error
     _require_durations(found, place)
     return found
 

@@ -24,8 +24,8 @@ def add_reserved_topics(settings: Settings) -> Settings:
             other = added.get(name) or settings.topics.get(name)
             if other is not None:
                 raise ConfigurationError(
-                    f"Topic {name!r} is reserved for the broker {alias!r}, and OUTBOX gives it to {other.broker!r}. "
-                    "Keep one of the two brokers, or call the other topic by another name."
+                    f"Topic {name!r} is reserved for the broker {alias!r}, and OUTBOX gives it to {other.broker!r}.",
+                    hint="Keep one of the two brokers, or call the other topic by another name.",
                 )
             added[name] = TopicSettings(broker=alias)
     return replace(settings, topics=settings.topics | added) if added else settings

@@ -105,8 +105,8 @@ def require_id(delivery: Delivery) -> None:
     """
     if not delivery.message_id:
         raise UnreadableBody(
-            f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others. Have its "
-            "producer set one."
+            f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others.",
+            hint="Have its producer set one.",
         )
 
 

@@ -34,8 +34,8 @@ from outbox.consuming.outcome import (
     FOR_ANOTHER,
     HANDLED,
     NOT_NOW,
+    HandlingResult,
     Outcome,
-    Result,
     as_decided,
     causes,
     is_conflict,
@@ -118,7 +118,7 @@ class Claim(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class InboxEntry:
     """
     A message that a group is about to handle.
 
@@ -139,7 +139,7 @@ class Entry:
         return cls(DeliveryInfo.of(delivery), key, order_key)
 
 
-def claim(entry: Entry, using: str) -> Claim:
+def claim(entry: InboxEntry, using: str) -> Claim:
     """
     Insert the inbox row in the caller's transaction, and limit its idle time to less than `INVISIBLE`.
 
@@ -156,7 +156,7 @@ def claim(entry: Entry, using: str) -> Claim:
     return Claim.MINE if is_new else Claim.HANDLED
 
 
-def claim_many(entries: Sequence[Entry], using: str) -> list[Claim]:
+def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
     """Insert inbox rows as `claim` does, in one statement. Of several entries with one key, only one can be MINE."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
@@ -184,7 +184,7 @@ def _idle_within(invisible: timedelta) -> str:
     return str(int(max(1, invisible * IDLE_SHARE // timedelta(milliseconds=1))))
 
 
-def drop(entry: Entry, using: str) -> None:
+def drop(entry: InboxEntry, using: str) -> None:
     """Record that a delivery was dropped as a duplicate."""
     arrival = entry.arrival
     Duplicate.objects.using(using).create(
@@ -210,11 +210,11 @@ class _Run:
     deliveries: Sequence[Delivery]
     keeper: Keeper
     consumer: Consumer | None = None
-    results: list[Result] = field(default_factory=list)  # of each delivery; complete before the commit
+    results: list[HandlingResult] = field(default_factory=list)  # of each delivery; complete before the commit
     is_committed: bool = False
 
 
-def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Result:
+def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> HandlingResult:
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
@@ -242,7 +242,7 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Re
     return one.results[0]
 
 
-def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[Result]:
+def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[HandlingResult]:
     """
     Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
     """
@@ -269,28 +269,28 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
     return _one_by_one(group, deliveries, keeper)
 
 
-def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[Result]:
-    results: list[Result] = []
+def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[HandlingResult]:
+    results: list[HandlingResult] = []
     for delivery in deliveries:
         last = results[-1] if results else None
         if keeper.stop.is_set() or (last and (last.is_outage or last.ends_with)):
-            results.append(Result(Outcome.HANDED_BACK, is_outage=bool(last and last.is_outage)))
+            results.append(HandlingResult(Outcome.HANDED_BACK, is_outage=bool(last and last.is_outage)))
         else:
             results.append(handle(group, delivery, keeper))
     return results
 
 
-def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[Result]:
+def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
     """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
     with _own_statements(), outermost_transaction(group.using):
         wanted = wants.ignore(group, deliveries)
-    return [FOR_ANOTHER if place in wanted else Result(Outcome.IGNORED) for place in range(len(deliveries))]
+    return [FOR_ANOTHER if place in wanted else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
 
 
 def _apply(one: _Run, consumer: Consumer) -> None:
     messages = [read(consumer, delivery) for delivery in one.deliveries]
     entries = [
-        Entry.of(delivery, _dedupe_key(consumer, message, delivery))
+        InboxEntry.of(delivery, _dedupe_key(consumer, message, delivery))
         for message, delivery in zip(messages, one.deliveries, strict=True)
     ]
     if one.deliveries[0].delivery_count == 1:
@@ -312,7 +312,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
     one.results = [NOT_NOW]
 
 
-def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: list[Entry], *, failures: int) -> None:
+def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: list[InboxEntry], *, failures: int) -> None:
     failpoint("consumer.before_handler")
     connection = connections[consumer.using]
     with outermost_transaction(consumer.using):  # what returns is acknowledged
@@ -345,7 +345,7 @@ def _own_statements() -> Iterator[None]:
         raise
 
 
-def _claim(entries: list[Entry], using: str) -> list[Claim]:
+def _claim(entries: list[InboxEntry], using: str) -> list[Claim]:
     if len(entries) > 1:
         return claim_many(entries, using)
     entry = entries[0]
@@ -355,7 +355,7 @@ def _claim(entries: list[Entry], using: str) -> list[Claim]:
     return [found]
 
 
-def _begin(one: _Run, consumer: Consumer, entry: Entry) -> failure_counts.Begun | failure_counts.Decided | None:
+def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> failure_counts.Begun | failure_counts.Decided | None:
     """
     Record the beginning of another run, as `failure_counts.begin`.
 
@@ -372,12 +372,12 @@ def _begin(one: _Run, consumer: Consumer, entry: Entry) -> failure_counts.Begun 
     return begun
 
 
-def _result_of(claim: Claim, entry: Entry, consumer: Consumer, worker: str) -> Result:
+def _result_of(claim: Claim, entry: InboxEntry, consumer: Consumer, worker: str) -> HandlingResult:
     if claim is Claim.MINE:
         return HANDLED
     if claim is Claim.HANDLED:
         drop(entry, consumer.using)
-        return Result(Outcome.DUPLICATE)
+        return HandlingResult(Outcome.DUPLICATE)
     if entry.arrival.delivery_count > 1:
         failure_counts.end(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
@@ -406,8 +406,9 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
             raise
         raise NotOutermost(
             f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox "
-            "row. Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
-            "itself goes into a message of its own, which the handler publishes."
+            "row.",
+            hint="Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
+            "itself goes into a message of its own, which the handler publishes.",
         ) from error
     finally:
         current_cause.reset(before)
@@ -441,7 +442,7 @@ def _is_outage(error: BaseException, before: Any) -> bool:
     return before.closed and any(isinstance(one, DatabaseError | psycopg.Error | BrokenTransaction) for one in causes(error))
 
 
-def _results_despite(one: _Run, error: BaseException) -> list[Result]:
+def _results_despite(one: _Run, error: BaseException) -> list[HandlingResult]:
     """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
     ends = is_end_of_process(error, is_requested=one.keeper.stop.is_set())
     if one.is_committed:
@@ -456,7 +457,7 @@ def _results_despite(one: _Run, error: BaseException) -> list[Result]:
     return [_hand_back(one, error)] * len(one.deliveries) if ends else []
 
 
-def _hand_back(one: _Run, error: BaseException) -> Result:
+def _hand_back(one: _Run, error: BaseException) -> HandlingResult:
     """Hand back deliveries that were interrupted by the end of the worker."""
     try:
         with outermost_transaction(one.group.using):
@@ -466,4 +467,4 @@ def _hand_back(one: _Run, error: BaseException) -> Result:
     except Exception:
         text = "Message %s: the end of its run could not be recorded."
         logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))
-    return Result(Outcome.HANDED_BACK, ends_with=error)
+    return HandlingResult(Outcome.HANDED_BACK, ends_with=error)

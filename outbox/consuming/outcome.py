@@ -47,7 +47,7 @@ class Outcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class HandlingResult:
     """
     Args:
         after: with RETRY and HANDED_BACK, deliver it again after that time.
@@ -67,15 +67,15 @@ class Result:
     ends_with: BaseException | None = None
 
 
-HANDLED = Result(Outcome.HANDLED)
-FOR_ANOTHER = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1), is_for_others=True)
-NOT_NOW = Result(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # another worker may have it now, or this one soon
-BUSY = Result(Outcome.HANDED_BACK, is_busy=True)
+HANDLED = HandlingResult(Outcome.HANDLED)
+FOR_ANOTHER = HandlingResult(Outcome.HANDED_BACK, after=timedelta(seconds=1), is_for_others=True)
+NOT_NOW = HandlingResult(Outcome.HANDED_BACK, after=timedelta(seconds=1))  # another worker may have it now, or this one soon
+BUSY = HandlingResult(Outcome.HANDED_BACK, is_busy=True)
 
 
 def judge(
     group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, worker: str, is_outage: bool
-) -> Result:
+) -> HandlingResult:
     """Decide the outcome of a delivery whose handling raised an error, and record the failure. Never raises."""
     arrival = DeliveryInfo.of(delivery)
     has_id = bool(delivery.message_id)  # else nothing may be concluded from what was decided about another one
@@ -111,58 +111,58 @@ def judge(
     return result
 
 
-def not_counted(delivery: Delivery, error: InboxRefused) -> Result:
+def not_counted(delivery: Delivery, error: InboxRefused) -> HandlingResult:
     """Return the result of a delivery whose handler was not called, because the database refuses the inbox."""
     return replace(_again_uncounted(delivery, is_outage=True), ends_with=error)
 
 
-def as_decided(decided: failure_counts.Decided) -> Result:
+def as_decided(decided: failure_counts.Decided) -> HandlingResult:
     """Return the result of a message about which something is decided already. It counts nothing."""
     if decided.has_letter:
-        return Result(Outcome.DUPLICATE)
+        return HandlingResult(Outcome.DUPLICATE)
     if decided.given_up:
-        return Result(Outcome.DEAD_LETTER, reason=decided.given_up)
-    return Result(Outcome.HANDED_BACK, after=decided.early or timedelta())
+        return HandlingResult(Outcome.DEAD_LETTER, reason=decided.given_up)
+    return HandlingResult(Outcome.HANDED_BACK, after=decided.early or timedelta())
 
 
-def _most_crashes(result: Result, error: BaseException) -> int:
+def _most_crashes(result: HandlingResult, error: BaseException) -> int:
     """Return how many crashes stay counted. A message that blocks its key has to be tried again, so one less than the limit."""
     is_blocked = result.outcome is Outcome.RETRY and isinstance(error, NeverEnded)
     return failure_counts.CRASH_LIMIT - is_blocked
 
 
-def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> Result:
+def _again_uncounted(delivery: Delivery, *, is_outage: bool) -> HandlingResult:
     delays = OUTAGE_DELAYS if is_outage else CONFLICT_DELAYS
     after = Retry(delays=delays).delay(delivery.delivery_count)
     if (
         is_outage and delivery.delivery_count > 1
     ):  # when the database is back, this worker first records that the handler has ended
         after = max(after, AFTER_OUTAGE)
-    return Result(Outcome.RETRY, after=after, is_outage=is_outage)
+    return HandlingResult(Outcome.RETRY, after=after, is_outage=is_outage)
 
 
 def _count(
     group: Group, consumer: Consumer | None, delivery: Delivery, arrival: DeliveryInfo, error: BaseException, worker: str
-) -> Result:
+) -> HandlingResult:
     """Count the failure, if it is one, and return the outcome."""
     if isinstance(error, RetryLater):
-        return Result(Outcome.RETRY, after=max(timedelta(0), min(error.after, LONGEST_WAIT)))
+        return HandlingResult(Outcome.RETRY, after=max(timedelta(0), min(error.after, LONGEST_WAIT)))
     if isinstance(error, Reject):
-        return Result(Outcome.DEAD_LETTER, reason=failure.text_of(error) or "rejected by its handler")
+        return HandlingResult(Outcome.DEAD_LETTER, reason=failure.text_of(error) or "rejected by its handler")
     policy = WAIT_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
     if isinstance(error, NeverEnded | UnreadableBody):
         reason = failure.text_of(error)
     else:
         failures = failure_counts.count_failure(arrival, worker, group.using)
         if _is_worth_a_retry(error, policy) and policy.allows(failures):
-            result = Result(Outcome.RETRY, after=policy.delay(failures))
+            result = HandlingResult(Outcome.RETRY, after=policy.delay(failures))
             failure_counts.decide(arrival, group.using, after=result.after)
             return result
         reason = f"failed {failures} {'time' if failures == 1 else 'times'}, last: {failure.describe(error)}"
     if _blocks(group, consumer, delivery):
         failure_counts.decide(arrival, group.using, after=policy.delays[-1])
-        return Result(Outcome.RETRY, after=policy.delays[-1], reason=reason)
-    return Result(Outcome.DEAD_LETTER, reason=reason)
+        return HandlingResult(Outcome.RETRY, after=policy.delays[-1], reason=reason)
+    return HandlingResult(Outcome.DEAD_LETTER, reason=reason)
 
 
 def _is_worth_a_retry(error: BaseException, policy: Retry) -> bool:
@@ -208,7 +208,7 @@ def _alert_blocked(group: Group, delivery: Delivery, reason: str) -> None:
     )
 
 
-def _log(delivery: Delivery, result: Result, error: BaseException) -> None:
+def _log(delivery: Delivery, result: HandlingResult, error: BaseException) -> None:
     """Log a failed delivery, with a traceback if the error is new to this process or the message becomes a dead letter."""
     is_last = result.outcome is Outcome.DEAD_LETTER
     is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say

@@ -64,7 +64,7 @@ def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any],
     if now is None:
         raise StaleRow(f"{row} does not exist any more; expected was {wanted}.")
     is_now = ", ".join(f"{name}={value!r}" for name, value in now.items())
-    raise StaleRow(f"{row} does not have {wanted} any more, but {is_now}. Read the row again, then decide.")
+    raise StaleRow(f"{row} does not have {wanted} any more, but {is_now}.", hint="Read the row again, then decide.")
 
 
 def _row_of(instance: Model) -> QuerySet[Any]:

@@ -24,9 +24,10 @@ def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     if found is None and type_name and message_type(type_name) is None and not group.takes_all_of(delivery.topic):
         raise UnknownMessageType(
             f"Message {delivery.message_id} on topic {delivery.topic!r} has the type {type_name!r}, which no module "
-            "here defines. Deploy the code that defines it (is its module called messages.py, and its app installed?). "
+            "here defines.",
+            hint="Deploy the code that defines it (is its module called messages.py, and its app installed?). "
             f"If group {group.name!r} should ignore it, define the type without a handler, or give the group's handlers "
-            f'tags. To handle it without a type: @consumer(topic="{delivery.topic}", group="{group.name}").'
+            f'tags. To handle it without a type: @consumer(topic="{delivery.topic}", group="{group.name}").',
         )
     return found
 
@@ -50,10 +51,10 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
         return consumer.type.from_body(delivery.body, version)
     except msgspec.DecodeError as error:
         if version is not None and version > consumer.type._meta.version:
-            raise UnknownMessageType(_newer(consumer.type, version, delivery, error)) from error
+            raise _newer(consumer.type, version, delivery, error) from error
         raise UnreadableBody(
-            f"The body of message {delivery.message_id} does not fit {consumer.type._meta.type}: {error}. Correct the "
-            "type, or add an upgrade from the older version, and replay the dead letter."
+            f"The body of message {delivery.message_id} does not fit {consumer.type._meta.type}: {error}.",
+            hint="Correct the type, or add an upgrade from the older version, and replay the dead letter.",
         ) from error
 
 
@@ -72,8 +73,9 @@ def _version(delivery: Delivery) -> int | None:
     return int(version) if version.isdecimal() else None
 
 
-def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> str:
-    return (
+def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> UnknownMessageType:
+    return UnknownMessageType(
         f"Message {delivery.message_id} is {type_._meta.type} of version {version}; this process knows it up to version "
-        f"{type_._meta.version}, which the body does not fit: {error}. Deploy the newer code."
+        f"{type_._meta.version}, which the body does not fit: {error}.",
+        hint="Deploy the newer code.",
     )

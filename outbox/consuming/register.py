@@ -79,7 +79,7 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
         if not type_._meta.topic:
-            raise ConfigurationError(f"{type_.__name__} has no topic. Add `topic` to its class Meta.")
+            raise ConfigurationError(f"{type_.__name__} has no topic.", hint="Add `topic` to its class Meta.")
     if not (group and isinstance(group, str)):
         raise ConfigurationError('@consumer needs the name of a group: @consumer(OrderPlaced, group="cart").')
     if bool(types) == bool(topic):
@@ -106,8 +106,8 @@ def handler_of(target: Callable[..., Any]) -> Handler:
     first = next(iter(signature.parameters), "")
     if first in NOT_A_MESSAGE:
         raise ConfigurationError(
-            f"The first argument of {name_of(target)} is the message, but is named {first!r}. Write {shape}; to use a method, "
-            "decorate its class."
+            f"The first argument of {name_of(target)} is the message, but is named {first!r}.",
+            hint=f"Write {shape}; to use a method, decorate its class.",
         )
     return handler
 
@@ -194,19 +194,19 @@ class Group:
         for one in self.consumers.values():
             if not conf.broker_class(conf.topic_settings(one.topic).broker).supports_consumers:
                 raise ConfigurationError(
-                    f"{one.name} takes topic {one.topic!r}, whose broker only sends. Publish messages that a consumer "
-                    "handles to a topic of another broker."
+                    f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
+                    hint="Publish messages that a consumer handles to a topic of another broker.",
                 )
             is_ordered = conf.topic_settings(one.topic).type is TopicType.FIFO
             if one.ordered and not is_ordered:
                 raise ConfigurationError(
-                    f"{one.name} wants its messages in order, but topic {one.topic!r} keeps none. "
-                    f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.'
+                    f"{one.name} wants its messages in order, but topic {one.topic!r} keeps none.",
+                    hint=f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.',
                 )
             if one.batch_size and is_ordered:
                 raise ConfigurationError(
-                    f"{one.name} takes many messages at once, but topic {one.topic!r} hands out one of a key after the other. "
-                    "Leave batch_size out, or give it a topic of another type."
+                    f"{one.name} takes many messages at once, but topic {one.topic!r} hands out one of a key after the other.",
+                    hint="Leave batch_size out, or give it a topic of another type.",
                 )
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
@@ -248,7 +248,7 @@ def group(name: str) -> Group:
     """
     if name not in registered:
         known = ", ".join(sorted(registered)) or "none"
-        raise ConfigurationError(f"No @consumer is in the group {name!r}. Choices are: {known}.")
+        raise ConfigurationError(f"No @consumer is in the group {name!r}.", hint=f"Choices are: {known}.")
     return registered[name]
 
 
@@ -362,12 +362,13 @@ def _add(new: Consumer) -> None:
             continue  # the module was imported anew
         if other.subject == new.subject:
             raise ConfigurationError(
-                f"{other.name} and {new.name} both handle {new.subject} in the group {new.group!r}. Give one of them another "
-                "group: each group sees every message."
+                f"{other.name} and {new.name} both handle {new.subject} in the group {new.group!r}.",
+                hint="Give one of them another group: each group sees every message.",
             )
         if other.using != new.using:
             raise ConfigurationError(
                 f"{other.name} and {new.name} are in the group {new.group!r} but write to different databases "
-                f"({other.using}, {new.using}). A group keeps its inbox in one; give one of them another group."
+                f"({other.using}, {new.using}).",
+                hint="A group keeps its inbox in one; give one of them another group.",
             )
     registered[new.group] = Group(new.group, {**members, new.subject: new})

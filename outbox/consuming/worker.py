@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Self
 
-import psycopg
-from django.db import InterfaceError, OperationalError, connections
+from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
@@ -23,7 +22,7 @@ from outbox.consuming import failure_counts, holdings, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.keeper import Held, Keeper, affordable
-from outbox.consuming.outcome import Outcome, Result
+from outbox.consuming.outcome import HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
@@ -34,6 +33,7 @@ from outbox.database.outermost import outermost_transaction
 from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated, UnknownMessageType
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
+from outbox.outages import BACKOFF, OUTAGES
 
 
 def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
@@ -115,7 +115,6 @@ logger = get_logger(__name__)
 
 ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
 IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
-BACK_OFF_SECONDS = (0.2, 0.5, 1.0, 2.0)  # waits while database or broker are away; the last one stays
 IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
 
 
@@ -186,7 +185,7 @@ class Worker:
                         self._leave_session()
                     if patience is not None and time.monotonic() - well_at >= patience:
                         raise
-                    pause = BACK_OFF_SECONDS[min(troubles, len(BACK_OFF_SECONDS) - 1)]
+                    pause = BACKOFF(troubles).total_seconds()
                     self._say(error, pause)
                     troubles += 1
                     self.close()
@@ -294,7 +293,7 @@ class Worker:
                 connection.connection.close()  # a pool of Django's would keep the session
             connection.close()
 
-    def _settle(self, broker: Broker, held: Held, result: Result) -> None:
+    def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
         self.tally.count(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
             self._keeper.done(held)
@@ -366,11 +365,11 @@ class Worker:
         elif isinstance(error, InboxRefused):
             text = "Group %r waits: the database refuses what is written about its messages: %s"
             logger.error(text, self.group.name, error, extra=extra)
-        elif isinstance(error, BrokerUnavailable | OperationalError | InterfaceError | psycopg.OperationalError):
-            text = "Group %r lost its database or broker %r, next try in %s s: %s"
+        elif isinstance(error, OUTAGES):
+            text = "Group %r lost its database or broker %r, next try in %.1f s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)
         else:
-            text = "Group %r of broker %r failed, next try in %s s"
+            text = "Group %r of broker %r failed, next try in %.1f s"
             logger.error(text, self.group.name, self.alias, pause, exc_info=error, extra=extra)
 
     def _check_database(self) -> None:

@@ -112,11 +112,11 @@ def ensure_fit(alias: str, connection: Connection) -> None:
     is_replica, has_tables = connection.execute(IS_FIT).fetchone() or (False, False)
     if is_replica:
         raise NotMigrated(
-            f"Database {alias!r} is a replica and accepts no writes. Exclude it from the outbox with a database router "
-            "(allow_migrate), or correct its HOST."
+            f"Database {alias!r} is a replica and accepts no writes.",
+            hint="Exclude it from the outbox with a database router (allow_migrate), or correct its HOST.",
         )
     if not has_tables:
-        raise NotMigrated(f"Database {alias!r} has no tables of the outbox. {explain_migrate(alias)}")
+        raise NotMigrated(f"Database {alias!r} has no tables of the outbox.", hint=explain_migrate(alias))
     require_own_tables(alias, connection)
 
 
@@ -147,8 +147,8 @@ def connect(
     wrapper = connections[alias]
     if wrapper.vendor != "postgresql" or not is_psycopg3:
         raise ConfigurationError(
-            f"Database {alias!r} is {wrapper.vendor}; the outbox needs PostgreSQL 14 or later with psycopg 3. "
-            'Set its ENGINE to "django.db.backends.postgresql".'
+            f"Database {alias!r} is {wrapper.vendor}; the outbox needs PostgreSQL 14 or later with psycopg 3.",
+            hint='Set its ENGINE to "django.db.backends.postgresql".',
         )
     params = wrapper.get_connection_params()
     for name in ("cursor_factory", "context", "server_side_binding"):
@@ -189,7 +189,7 @@ def connect_session(alias: str, **options: Any) -> OwnConnection:
             with connect(direct) as other:
                 is_own = connection.keeps_session(other)
             if not is_own:
-                raise ConfigurationError(f"{explain_pooler(alias)} {name_direct(alias)}")
+                raise ConfigurationError(explain_pooler(alias), hint=name_direct(alias))
             connection.keep_session()
     return connection
 

@@ -59,4 +59,4 @@ def require_own_tables(alias: str, connection: Connection) -> None:
         OtherProject: they do.
     """
     if problem := problem_of_project(alias, connection):
-        raise OtherProject(" ".join(problem))
+        raise OtherProject(*problem)

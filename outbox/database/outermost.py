@@ -142,20 +142,23 @@ def require_alive(using: str, subject: str, *, has_begun: bool = False) -> None:
     status = wrapper.connection.info.transaction_status if wrapper.connection else TransactionStatus.UNKNOWN
     is_alive = status is TransactionStatus.INTRANS or (status is IDLE and not has_begun)
     if not is_alive and not wrapper.needs_rollback:
-        raise BrokenTransaction(_BROKEN.format(subject))
+        raise _broken(subject)
 
 
-_BROKEN = (
-    "{} is broken: an error was caught inside it, after which nothing is committed. Put the statement that may fail into an "
-    "atomic() block of its own, and catch the error outside that block."
-)
+def _broken(subject: str) -> BrokenTransaction:
+    return BrokenTransaction(
+        f"{subject} is broken: an error was caught inside it, after which nothing is committed.",
+        hint="Put the statement that may fail into an atomic() block of its own, and catch the error outside that block.",
+    )
+
+
 _ASKED = "_outbox_rollback_is_asked"
 
 
 def _refuse_marked(wrapper: BaseDatabaseWrapper, subject: str) -> None:
     """Raise BrokenTransaction if Django has marked the transaction for rollback, and the caller has not asked for it."""
     if wrapper.needs_rollback and not vars(wrapper).get(_ASKED):
-        raise BrokenTransaction(_BROKEN.format(subject)) from vars(wrapper).get("rollback_exc")
+        raise _broken(subject) from vars(wrapper).get("rollback_exc")
 
 
 @contextmanager

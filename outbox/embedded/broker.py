@@ -31,7 +31,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
 from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
-from outbox.embedded.client import Client, explain_no_tables, tables_there
+from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.results import Act, results_of
 from outbox.embedded.rows import delivery
@@ -64,8 +64,8 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         super().__init__(alias, options, topics)
         self._clock = clock
         self._settings = read_options(EmbeddedOptions, options)
-        self._client = Client(self._settings)
-        self._renewals = Client(self._settings)  # renew() and release() may come from a second thread
+        self._client = EmbeddedClient(self._settings)
+        self._renewals = EmbeddedClient(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
         self._joined: set[tuple[str, int]] = set()
         self._receives = itertools.count()
@@ -118,8 +118,8 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                 try:
                     found = differences(connection, self.topics)
                 except UndefinedTable:
-                    text, _, hint = explain_no_tables(self._settings.database).partition(". ")
-                    found = [Problem(f"{text}.", hint)]
+                    missing = no_tables(self._settings.database)
+                    found = [Problem(missing.message, missing.hint)]
         return found
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:

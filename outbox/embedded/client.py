@@ -33,9 +33,12 @@ WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = waiter.pid) OR pid = 
 """
 
 
-def explain_no_tables(alias: str) -> str:
-    """Return what to do about a database without the broker's tables."""
-    return f"The tables of the embedded broker are missing in database {alias!r}. Run manage.py migrate --database {alias}."
+def no_tables(alias: str) -> NotMigrated:
+    """Return the error that a database has no tables of the broker."""
+    return NotMigrated(
+        f"The tables of the embedded broker are missing in database {alias!r}.",
+        hint=f"Run manage.py migrate --database {alias}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class ScanValidity:
     until: float
 
 
-class Client:
+class EmbeddedClient:
     """A connection in autocommit, for one call at a time. Only `close` may be called from another thread meanwhile."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
@@ -87,7 +90,8 @@ class Client:
             with self.call() as connection:
                 yield connection
         except errors.UndefinedTable as error:
-            raise BrokerUnavailable(explain_no_tables(self._options.database)) from error
+            missing = no_tables(self._options.database)
+            raise BrokerUnavailable(missing.message, missing.hint) from error
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; the call will be repeated. {error}") from error
 
@@ -169,7 +173,7 @@ class Client:
     def reason_of(self, error: psycopg.Error) -> str:
         """Return the text of an error for operators."""
         if isinstance(error, errors.UndefinedTable):
-            return explain_no_tables(self._options.database)
+            return str(no_tables(self._options.database))
         return f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
@@ -190,7 +194,7 @@ def tables_there(alias: str) -> Iterator[None]:
     try:
         yield
     except errors.UndefinedTable as error:
-        raise NotMigrated(explain_no_tables(alias)) from error
+        raise no_tables(alias) from error
 
 
 def status_of(error: psycopg.Error) -> SendStatus:

@@ -18,7 +18,7 @@ from outbox.database import Connection
 from outbox.embedded.clock import NOW
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.log import NOTIFY_QUEUE, SHOW
-from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
+from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, EmbeddedRow, arrays
 from outbox.message import Resolution
 
 HALF_COLUMNS = ", ".join(f"h.{column}" for column in MESSAGE_COLUMNS.split(", "))
@@ -106,7 +106,7 @@ def new_id(connection: Connection) -> str:
 
 def store(
     connection: Connection,
-    rows: Sequence[MessageRow],
+    rows: Sequence[EmbeddedRow],
     tokens: Sequence[str],
     given_ids: Sequence[str],
     *,

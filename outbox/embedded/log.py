@@ -17,7 +17,7 @@ from datetime import datetime
 
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
-from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, MessageRow, arrays
+from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, EmbeddedRow, arrays
 
 # Follows `WITH leaving AS (...)`, the rows to be made visible: n (their order), half_id, topic_id, queue and the message.
 # If a message with the same id and source is visible already, nothing is inserted, and the position taken stays empty.
@@ -77,12 +77,12 @@ SELECT topic_id, queue, {NOTIFY_QUEUE} FROM numbered
 """
 
 
-def send(connection: Connection, rows: Sequence[MessageRow], *, now: datetime | None) -> None:
+def send(connection: Connection, rows: Sequence[EmbeddedRow], *, now: datetime | None) -> None:
     """Make messages visible, in the order given within each queue."""
     connection.execute(SEND, {**arrays(rows), "now": now})
 
 
-def delay(connection: Connection, rows: Sequence[MessageRow], times: Sequence[datetime]) -> None:
+def delay(connection: Connection, rows: Sequence[EmbeddedRow], times: Sequence[datetime]) -> None:
     """Store messages that become visible at their times."""
     connection.execute(DELAY, {**arrays(rows), "times": list(times)})
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from outbox.brokers.base import ACCEPTED, Outgoing, SendResult, SendStatus
 from outbox.database import Connection
 from outbox.embedded import halves, log
-from outbox.embedded.rows import MessageRow, message_row
+from outbox.embedded.rows import EmbeddedRow, message_row
 from outbox.embedded.topics import Topics
 
 
@@ -47,9 +47,9 @@ def send_halves(
 
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
-) -> tuple[list[MessageRow | None], list[SendResult | None]]:
+) -> tuple[list[EmbeddedRow | None], list[SendResult | None]]:
     """Return, for each message, its row, or the result MISCONFIGURED if its stored topic has another type than in settings."""
-    rows: list[MessageRow | None] = []
+    rows: list[EmbeddedRow | None] = []
     outcomes: list[SendResult | None] = []
     keyless: dict[str, int] = {}
     for message in messages:

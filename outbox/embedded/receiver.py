@@ -169,7 +169,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanResult:
     """
     What a scan has found for a group.
 
@@ -200,14 +200,14 @@ def join(connection: Connection, reader: Reader, *, at_end: bool) -> None:
     connection.execute(JOIN, reader.parameters(at_end=at_end))
 
 
-def scan(connection: Connection, reader: Reader) -> Scan:
+def scan(connection: Connection, reader: Reader) -> ScanResult:
     """Return what is available for a group."""
     parameters = reader.parameters(delay_ids=list(reader.of_type(TopicType.DELAY)))
     [(is_due, is_delayed_due, unread, seconds)] = connection.execute(SCAN, parameters, binary=True).fetchall()
-    return Scan(is_due, is_delayed_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
+    return ScanResult(is_due, is_delayed_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
 
 
-def take(connection: Connection, reader: Reader, seen: Scan, limit: int) -> Received:
+def take(connection: Connection, reader: Reader, seen: ScanResult, limit: int) -> Received:
     """Take up to `limit` messages of those that a scan found: redeliveries first, except for the share of unread ones."""
     unread = list(seen.unread)
     if seen.is_delayed_due:

@@ -10,14 +10,14 @@ from psycopg import errors
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.database import Connection
-from outbox.embedded.client import Client, status_of
+from outbox.embedded.client import EmbeddedClient, status_of
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
 Act = Callable[[Connection, Sequence[T]], list[SendResult]]
 
 
-def results_of(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def results_of(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     """
     Act on all items in one statement; return a result for each.
 
@@ -35,7 +35,7 @@ def results_of(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResu
         return [SendResult(status, reason=client.reason_of(error))] * len(given)
 
 
-def _act(client: Client, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def _act(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
     with client.call() as connection:
         try:
             return act(connection, given)

@@ -20,7 +20,7 @@ MESSAGE_ARRAYS = """%(topic_ids)b::int[], %(queues)b::smallint[], %(message_ids)
 _ARRAY_NAMES = ("topic_ids", "queues", "message_ids", "sources", "keys", "tags", "headers", "bodies")
 
 
-class MessageRow(NamedTuple):
+class EmbeddedRow(NamedTuple):
     """A message, in the order of MESSAGE_COLUMNS."""
 
     topic_id: int
@@ -47,9 +47,9 @@ class ReadRow(NamedTuple):
     stored_at: datetime
 
 
-def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> MessageRow:
+def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> EmbeddedRow:
     """Return the row of a message; without a key, it goes to `keyless_queue`."""
-    return MessageRow(
+    return EmbeddedRow(
         topic.id,
         topic.queue_of(message.key) if message.key else keyless_queue,
         message.message_id,
@@ -61,7 +61,7 @@ def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> Me
     )
 
 
-def arrays(rows: Sequence[MessageRow]) -> dict[str, list[Any]]:
+def arrays(rows: Sequence[EmbeddedRow]) -> dict[str, list[Any]]:
     """Return the parameters of MESSAGE_ARRAYS for rows."""
     return dict(zip(_ARRAY_NAMES, map(list, zip(*rows, strict=True)), strict=True))
 

@@ -12,8 +12,8 @@ import time
 from datetime import timedelta
 
 from outbox.embedded import receiver
-from outbox.embedded.client import Client, ScanValidity
-from outbox.embedded.receiver import Reader, Received, Scan
+from outbox.embedded.client import EmbeddedClient, ScanValidity
+from outbox.embedded.receiver import Reader, Received, ScanResult
 from outbox.embedded.rows import ReadRow
 
 POLL_SECONDS = 1.0
@@ -22,7 +22,7 @@ POLL_SECONDS = 1.0
 FIRST_PAUSE_SECONDS = 0.05
 
 
-def take(client: Client, reader: Reader, limit: int, wait: timedelta) -> list[ReadRow]:
+def take(client: EmbeddedClient, reader: Reader, limit: int, wait: timedelta) -> list[ReadRow]:
     """Take up to `limit` messages; if there are none, wait up to that long for the first."""
     deadline = time.monotonic() + wait.total_seconds()
     connection = client.connection()
@@ -51,7 +51,7 @@ def take(client: Client, reader: Reader, limit: int, wait: timedelta) -> list[Re
         payloads = client.wait(min(left, seconds, POLL_SECONDS if seen.seconds_to_next is None else seen.seconds_to_next))
 
 
-def _scan_validity(client: Client, reader: Reader, seen: Scan) -> ScanValidity | None:
+def _scan_validity(client: EmbeddedClient, reader: Reader, seen: ScanResult) -> ScanValidity | None:
     """Return how long only notifications can add to a scan whose messages are all taken; None: scan again."""
     if not client.is_registered or reader.now() is not None:  # a test's clock may change at any time
         return None
@@ -59,11 +59,11 @@ def _scan_validity(client: Client, reader: Reader, seen: Scan) -> ScanValidity |
     return ScanValidity(reader.reads, time.monotonic() + seconds)
 
 
-def _read_notifications(validity: ScanValidity | None, reader: Reader, payloads: set[str]) -> Scan | None:
+def _read_notifications(validity: ScanValidity | None, reader: Reader, payloads: set[str]) -> ScanResult | None:
     """Return the queues that notifications name, while nothing else can be new. None: scan all queues."""
     left = 0.0 if validity is None or validity.reads != reader.reads else validity.until - time.monotonic()
     if left <= 0 or "" in payloads:
         return None
     queues = [(int(topic_id), int(queue)) for topic_id, _, queue in (payload.partition(":") for payload in payloads)]
     _, topic_ids = reader.reads
-    return Scan(False, False, [(topic_id, queue) for topic_id, queue in queues if topic_id in topic_ids], left)
+    return ScanResult(False, False, [(topic_id, queue) for topic_id, queue in queues if topic_id in topic_ids], left)

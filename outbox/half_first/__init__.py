@@ -22,6 +22,7 @@ from django.db import transaction as django_transaction
 
 from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
+from outbox.brokers.types import Problem
 from outbox.database.outermost import close_broken, outermost_transaction, refuse_manual, require_alive
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
@@ -55,7 +56,10 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             committed, since its connection was left inside a statement or transaction. The check-back finds out.
     """
     if problem := topic_problem(draft.topic):
-        raise ConfigurationError(f"{draft.subject} cannot go half first: {problem}, or publish() it in the transaction.")
+        raise ConfigurationError(
+            f"{draft.subject} cannot go half first: {problem.text}",
+            hint=problem.hint,
+        )
     _close_left(draft, using)
     topic = topic_id(draft.topic, using)
     if is_paused(topic, using):
@@ -87,15 +91,20 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             message.settle()
 
 
-def topic_problem(topic: str) -> str | None:
-    """Return why messages of a topic cannot go half first, and what to do; None where they can."""
+def topic_problem(topic: str) -> Problem | None:
+    """Return why messages of a topic cannot go half first, as the end of a sentence; None where they can."""
     settings = conf.topic_settings(topic)
     broker = conf.broker_class(settings.broker)
     if settings.type is not TopicType.TRANSACTION:
-        return f"topic {topic!r} is of type {settings.type}. Use the type transaction, on a broker with half messages"
+        return Problem(
+            f"topic {topic!r} is of type {settings.type}.",
+            "Use the type transaction, on a broker with half messages, or publish() the message in the transaction.",
+        )
     if not broker.supports_half_messages:
-        place = f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__})"
-        return f"{place}, which has no half messages. Use another broker for the topic"
+        return Problem(
+            f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__}), which has no half messages.",
+            "Use another broker for the topic, or publish() the message in the transaction.",
+        )
     return None
 
 
@@ -111,7 +120,7 @@ def _close_left(draft: Draft, using: str) -> None:
     try:
         refuse_manual(using)
     except BrokenTransaction as error:
-        raise NotOutermost(f"{draft.subject} cannot go half first. {error}") from error
+        raise NotOutermost(f"{draft.subject} cannot go half first. {error.message}", error.hint) from error
     close_broken(using)
 
 
@@ -121,6 +130,6 @@ def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
     except RuntimeError as error:
         raise NotOutermost(
             f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "
-            "message is committed when that transaction is, not before. Remove the atomic() around it; with "
-            "ATOMIC_REQUESTS, also decorate the view with @non_atomic_requests."
+            "message is committed when that transaction is, not before.",
+            hint="Remove the atomic() around it; with ATOMIC_REQUESTS, also decorate the view with @non_atomic_requests.",
         ) from error

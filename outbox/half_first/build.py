@@ -34,8 +34,8 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if not takes_any and "message" not in parameters:
         raise ConfigurationError(
-            f"{function.__qualname__} is published half first and has no parameter `message`. Give it a parameter of that name: "
-            f"it gets what {build.__qualname__} built."
+            f"{function.__qualname__} is published half first and has no parameter `message`.",
+            hint=f"Give it a parameter of that name: it gets what {build.__qualname__} built.",
         )
     registered[build] = None
 

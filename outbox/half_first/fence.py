@@ -44,8 +44,8 @@ def write_fence(
         if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
             raise
         raise HalfNotStored(
-            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write. "
-            "Nothing was done; try again with a new message."
+            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
+            hint="Nothing was done; try again with a new message.",
         ) from error
 
 

@@ -10,7 +10,6 @@ import enum
 import time
 import urllib.error
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from outbox import conf, database
 from outbox.check_backs.ask import make_opener, make_signer, signed_request
 from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
-from outbox.consuming.owners import set_owners
+from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import SILENT_AFTER
@@ -112,8 +111,8 @@ def check_databases() -> Iterator[Finding]:
                 database.ensure_fit(alias, connection)
                 found = list(_check_database(subject, alias, connection))
         except NotMigrated as error:
-            text, _, hint = str(error).partition(". ")
-            yield Finding(Level.ERROR, subject, text.removeprefix(f"Database {alias!r} "), hint)
+            text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
+            yield Finding(Level.ERROR, subject, text, error.hint)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
             yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
@@ -210,12 +209,9 @@ def check_brokers() -> Iterator[Finding]:
 def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
     try:
-        with closing(conf.make_broker(alias)) as broker:
-            set_owners(broker)
-            problems = broker.check()
+        problems = ask_broker(alias)
     except BrokerUnavailable as error:
-        hint = f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.'
-        yield Finding(Level.ERROR, subject, f"cannot be reached: {line_of(error)}", hint)
+        yield Finding(Level.ERROR, subject, error.message.removeprefix(f"Broker {alias!r} "), error.hint)
         return
     for problem in problems:
         yield Finding(Level.WARNING, subject, problem.text, problem.hint)

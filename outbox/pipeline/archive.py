@@ -57,7 +57,9 @@ def archive_config(
     """
     archive = settings().archive
     if archive is None:
-        raise ConfigurationError('There is no archive. Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/path/of/the/lake"}.')
+        raise ConfigurationError(
+            "There is no archive.", hint='Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/path/of/the/lake"}.'
+        )
     after = archive.after or conf.settings().retention
     source = database_source(using, reader)
     return ArchiveConfig(

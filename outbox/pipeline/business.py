@@ -83,7 +83,7 @@ def business_of(name: str, entry: AuditSettings) -> Business:
         ConfigurationError: the first of its problems.
     """
     for text, hint in problems_with(entry):
-        raise ConfigurationError(f"{place_of(name)} {text} {hint}")
+        raise ConfigurationError(f"{place_of(name)} {text}", hint)
     meta, kind = _concrete(apps.get_model(entry.model)._meta), message_type(entry.expects)
     assert kind is not None
     quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name

@@ -35,6 +35,7 @@ class PipelineSettings(Section, frozen=True):
     archive: ArchiveSettings | None = None  # None: old days are dropped without a copy
 
 
+@conf.cached
 def settings() -> PipelineSettings:
     """
     Return the pipeline's current settings.
@@ -42,11 +43,4 @@ def settings() -> PipelineSettings:
     Raises:
         ConfigurationError: a name is unknown, or a value is wrong; the text says which.
     """
-    global _known
-    whole = conf.settings()
-    if _known is None or _known[0] is not whole:  # read again when settings have changed
-        _known = whole, read_section(whole.pipeline, PipelineSettings, PLACE)
-    return _known[1]
-
-
-_known: tuple[conf.Settings, PipelineSettings] | None = None
+    return read_section(conf.settings().pipeline, PipelineSettings, PLACE)

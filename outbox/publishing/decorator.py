@@ -114,8 +114,8 @@ def _refuse_to_leave(coroutine: Coroutine[Any, Any, Any], function: Callable[...
     coroutine.close()
     raise ConfigurationError(
         f"{getattr(function, '__qualname__', repr(function))} returned a coroutine, and is not marked as a coroutine function: "
-        "nothing of it would run in the transaction. Put @transactional right above the `async def`, below the decorator that "
-        "hides it."
+        "nothing of it would run in the transaction.",
+        hint="Put @transactional right above the `async def`, below the decorator that hides it.",
     )
 
 
@@ -123,13 +123,13 @@ def _refuse_unfit(function: Callable[..., Any]) -> None:
     name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise ConfigurationError(
-            f"@transactional cannot decorate the class {name}. Decorate a method of it, or use "
-            '@method_decorator(transactional, name="dispatch").'
+            f"@transactional cannot decorate the class {name}.",
+            hint='Decorate a method of it, or use @method_decorator(transactional, name="dispatch").',
         )
     if not callable(function):
-        raise ConfigurationError(f'@transactional cannot decorate {name}. A database is named by using="...".')
+        raise ConfigurationError(f"@transactional cannot decorate {name}.", hint='A database is named by using="...".')
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"@transactional cannot decorate the generator {name}: its body runs after the call has returned. "
-            "Use `with outbox.atomic():` in it."
+            f"@transactional cannot decorate the generator {name}: its body runs after the call has returned.",
+            hint="Use `with outbox.atomic():` in it.",
         )

@@ -52,15 +52,11 @@ class Draft(msgspec.Struct, frozen=True):
 class _Route(msgspec.Struct, frozen=True):
     """Where the messages of a topic go, by these settings. `is_delay`: the broker delays them itself."""
 
-    settings: conf.Settings
     topic: str
     broker: str
     broker_class: type[Broker]
     is_ordered: bool
     is_delay: bool
-
-
-_routes: dict[str, _Route] = {}
 
 
 def compose(
@@ -78,11 +74,11 @@ def compose(
         InvalidMessage: the message breaks one of the rules, or a field has another type than declared.
     """
     if not isinstance(message, Message):
-        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}. {_instead_of(message)}.")
+        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}.", hint=f"{_instead_of(message)}.")
     meta = message._meta
     subject = type(message).__name__
     if not meta.topic:
-        raise InvalidMessage(f'{subject} names no topic. Add `class Meta: topic = "..."` to it.')
+        raise InvalidMessage(f"{subject} names no topic.", hint='Add `class Meta: topic = "..."` to it.')
     return _draft(
         subject,
         meta.topic,
@@ -121,7 +117,7 @@ def compose_raw(
     elif isinstance(body, bytes):
         default_type = "application/octet-stream"
     else:
-        raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}. Pass bytes, or a dict for JSON.")
+        raise InvalidMessage(f"{subject} has a body of type {type(body).__name__}.", hint="Pass bytes, or a dict for JSON.")
     if content_type is not None:
         rules.check_content_type(subject, content_type)
     rules.check_topic(subject, topic)
@@ -154,9 +150,8 @@ def _draft(
     delay: timedelta | None,
     own: dict[str, str],
 ) -> Draft:
-    route = _routes.get(topic)
-    if route is None or route.settings is not conf.settings():
-        route = _find_route(subject, topic)
+    rules.check_topic(subject, topic)
+    route = _route_of(topic)
     rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
     rules.check_body(subject, body, topic=topic, limit=route.broker_class.max_body_bytes)
     if tag:
@@ -181,14 +176,11 @@ def _draft(
     return Draft(subject, message_id, topic, route.broker, route.is_ordered, key, written, body, wait)
 
 
-def _find_route(subject: str, topic: str) -> _Route:
-    """Return where the messages of a topic go, and remember it while the settings are these."""
-    rules.check_topic(subject, topic)
+@conf.cached
+def _route_of(topic: str) -> _Route:
     found = conf.topic_settings(topic)
     is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
-    route = _Route(conf.settings(), topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
-    _routes[topic] = route
-    return route
+    return _Route(topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
 
 
 def _instead_of(given: object) -> str:
@@ -213,13 +205,14 @@ def _encode_message(message: Message) -> bytes:
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise InvalidMessage(
-            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}. Correct the value, or the type."
+            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}.",
+            hint="Correct the value, or the type.",
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         raise InvalidMessage(
-            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}. Put what others need of it "
-            "into fields of plain types: its primary key, a text, a number."
+            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}.",
+            hint="Put what others need of it into fields of plain types: its primary key, a text, a number.",
         ) from error
     if b"null" in body:
         _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
@@ -237,7 +230,9 @@ def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
         encoded = _encode(dict(body))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         named = _name_unwritable(body, "entry")
-        raise InvalidMessage(f"{subject} has a body that cannot be written as JSON: {named}{error}. Pass bytes.") from error
+        raise InvalidMessage(
+            f"{subject} has a body that cannot be written as JSON: {named}{error}.", hint="Pass bytes."
+        ) from error
     if b"null" in encoded:
         _refuse_nan(subject, body, "entry")
     return encoded
@@ -248,8 +243,8 @@ def _refuse_nan(subject: str, values: Mapping[str, Any], what: str) -> None:
     for name, value in values.items():
         if _has_nan(value):
             raise InvalidMessage(
-                f"{subject} cannot be written as JSON: its {what} {name!r} has a number that is infinite or not a number (NaN). "
-                "Pass None, or a text."
+                f"{subject} cannot be written as JSON: its {what} {name!r} has a number that is infinite or not a number (NaN).",
+                hint="Pass None, or a text.",
             )
 
 
@@ -281,8 +276,8 @@ def _key_of(message: Message) -> str:
         value = getattr(message, field)
     except AttributeError as error:
         raise InvalidMessage(
-            f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields. "
-            f"Its fields are {', '.join(message.__struct_fields__) or 'none'}."
+            f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields.",
+            hint=f"Its fields are {', '.join(message.__struct_fields__) or 'none'}.",
         ) from error
     return "" if value is None else str(value)
 

@@ -109,7 +109,7 @@ def apublish(
     transaction in which a call is not awaited is rolled back (`NotAwaited`), and so is one with a call in synchronous code.
     """
     if not is_in_event_loop():
-        raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it. Call publish() there.")
+        raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it.", hint="Call publish() there.")
     call = _apublish(message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using)
     unawaited.note(call)
     return call

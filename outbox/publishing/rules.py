@@ -56,7 +56,7 @@ def is_topic_name(name: str) -> bool:
 def check_topic(subject: str, name: object) -> None:
     """Raise InvalidMessage unless a topic may have that name. `subject`: the name of the message in the text."""
     if not isinstance(name, str) or not is_topic_name(name):
-        raise InvalidMessage(f"{subject} cannot go to topic {_shown(name)}. {TOPIC_RULE}")
+        raise InvalidMessage(f"{subject} cannot go to topic {_shown(name)}.", hint=TOPIC_RULE)
 
 
 def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> None:
@@ -64,8 +64,8 @@ def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> Non
     _check_text(subject, "key", key)
     if is_ordered and not key:
         raise InvalidMessage(
-            f"{subject} has no key, and topic {topic!r} is of type fifo: it keeps the order per key. "
-            "Name the field in `class Meta: key = ...`, or pass key=."
+            f"{subject} has no key, and topic {topic!r} is of type fifo: it keeps the order per key.",
+            hint="Name the field in `class Meta: key = ...`, or pass key=.",
         )
 
 
@@ -73,47 +73,51 @@ def check_tag(subject: str, tag: object) -> None:
     """Raise InvalidMessage unless the tag is valid."""
     if not isinstance(tag, str) or len(tag) > MAX_TEXT or tag == "*" or _UNFIT_TAG.search(tag):
         raise InvalidMessage(
-            f"{subject} cannot have the tag {_shown(tag)}. A tag is a string of at most {MAX_TEXT} characters "
-            "without blanks, | and control characters, and not *."
+            f"{subject} cannot have the tag {_shown(tag)}.",
+            hint=f"A tag is a string of at most {MAX_TEXT} characters without blanks, | and control characters, and not *.",
         )
 
 
 def check_headers(subject: str, headers: Mapping[str, str]) -> None:
     """Raise InvalidMessage unless the user's headers are valid."""
     if len(headers) > MAX_HEADERS:
-        raise InvalidMessage(f"{subject} has {len(headers)} headers. Pass at most {MAX_HEADERS}.")
+        raise InvalidMessage(f"{subject} has {len(headers)} headers.", hint=f"Pass at most {MAX_HEADERS}.")
     size = 0
     for name, value in headers.items():
         _check_header_name(subject, name)
         if not isinstance(value, str) or _UNFIT_TEXT.search(value):
             raise InvalidMessage(
-                f"{subject} has the header {_shown(name)} with the value {_shown(value)}. "
-                "A header's value is a string without control characters."
+                f"{subject} has the header {_shown(name)} with the value {_shown(value)}.",
+                hint="A header's value is a string without control characters.",
             )
         size += len(name) + len(value.encode())
     if size > MAX_HEADER_BYTES:
-        raise InvalidMessage(f"{subject} has headers of {size} bytes, more than {MAX_HEADER_BYTES}. Put the rest into the body.")
+        raise InvalidMessage(
+            f"{subject} has headers of {size} bytes, more than {MAX_HEADER_BYTES}.", hint="Put the rest into the body."
+        )
 
 
 def check_body(subject: str, body: bytes, *, topic: str, limit: int) -> None:
     """Raise InvalidMessage or BodyTooLarge unless the broker accepts a body of that size."""
     if not body:
-        raise InvalidMessage(f"{subject} has an empty body. A body has at least 1 byte.")
+        raise InvalidMessage(f"{subject} has an empty body.", hint="A body has at least 1 byte.")
     if len(body) > limit:
         raise BodyTooLarge(
-            f"{subject} has a body of {len(body)} bytes; the broker of topic {topic!r} accepts at most {limit}. "
-            "Store the content elsewhere and publish a reference to it."
+            f"{subject} has a body of {len(body)} bytes; the broker of topic {topic!r} accepts at most {limit}.",
+            hint="Store the content elsewhere and publish a reference to it.",
         )
 
 
 def check_delay(subject: str, delay: object, *, topic: str, is_ordered: bool) -> None:
     """Raise InvalidMessage unless the delay is valid."""
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
-        raise InvalidMessage(f"{subject} cannot be delayed by {delay!r}. A delay is a timedelta from 0 to {MAX_DELAY.days} days.")
+        raise InvalidMessage(
+            f"{subject} cannot be delayed by {delay!r}.", hint=f"A delay is a timedelta from 0 to {MAX_DELAY.days} days."
+        )
     if delay and is_ordered:
         raise InvalidMessage(
-            f"{subject} cannot be delayed: topic {topic!r} is of type fifo, where each message waits for the one "
-            "before. Publish it without delay=, or to a topic of another type."
+            f"{subject} cannot be delayed: topic {topic!r} is of type fifo, where each message waits for the one before.",
+            hint="Publish it without delay=, or to a topic of another type.",
         )
 
 
@@ -121,26 +125,30 @@ def check_content_type(subject: str, content_type: object) -> None:
     """Raise InvalidMessage unless the content type is valid."""
     _check_text(subject, "content type", content_type)
     if not content_type:
-        raise InvalidMessage(f"{subject} cannot have the content type ''. Leave content_type= out, or name one.")
+        raise InvalidMessage(f"{subject} cannot have the content type ''.", hint="Leave content_type= out, or name one.")
 
 
 def check_dedupe_key(subject: str, dedupe_key: object) -> None:
     """Raise InvalidMessage unless the dedupe key is valid."""
     _check_text(subject, "dedupe key", dedupe_key)
     if not dedupe_key:
-        raise InvalidMessage(f"{subject} has an empty dedupe key. Leave dedupe_key= out, or pass a string.")
+        raise InvalidMessage(f"{subject} has an empty dedupe key.", hint="Leave dedupe_key= out, or pass a string.")
 
 
 def _check_text(subject: str, what: str, text: object) -> None:
     if not isinstance(text, str) or len(text) > MAX_TEXT or _UNFIT_TEXT.search(text):
         raise InvalidMessage(
-            f"{subject} cannot have the {what} {_shown(text)}. A {what} is a string of at most {MAX_TEXT} characters "
-            "without control characters."
+            f"{subject} cannot have the {what} {_shown(text)}.",
+            hint=f"A {what} is a string of at most {MAX_TEXT} characters without control characters.",
         )
 
 
 def _check_header_name(subject: str, name: object) -> None:
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        raise InvalidMessage(f"{subject} has a header called {_shown(name)}. A name is 1 to 128 letters, digits, dots, _ and -.")
+        raise InvalidMessage(
+            f"{subject} has a header called {_shown(name)}.", hint="A name is 1 to 128 letters, digits, dots, _ and -."
+        )
     if name.lower().startswith(Header.RESERVED_PREFIX) or name.lower() == Header.CONTENT_TYPE:
-        raise InvalidMessage(f"{subject} has a header called {name!r}, which the outbox writes itself. Choose another name.")
+        raise InvalidMessage(
+            f"{subject} has a header called {name!r}, which the outbox writes itself.", hint="Choose another name."
+        )

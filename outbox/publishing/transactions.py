@@ -84,7 +84,7 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
     home = None if about is None else _home_of(subject, about, using)
     alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
     if not outermost.is_in_callers_transaction(alias):
-        raise NotInTransaction(_explain(subject, alias))
+        raise _not_in_transaction(subject, alias)
     if not (using or home) and len(connections.settings) > 1:
         _warn_of_rows_elsewhere(subject, alias)
     return alias
@@ -121,17 +121,17 @@ def _stored_key(model: type[Model], key: object) -> object:
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
     """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
     if not isinstance(about, Model):
-        raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance. Pass the row itself.")
+        raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance.", hint="Pass the row itself.")
     if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk):
         raise InvalidMessage(
-            f"{subject} is about a row of {about._meta.label} that has no primary key. Publish after it is saved, and before it "
-            "is deleted."
+            f"{subject} is about a row of {about._meta.label} that has no primary key.",
+            hint="Publish after it is saved, and before it is deleted.",
         )
     home = about._state.db and router.db_for_write(type(about), instance=about)  # it may have been read from a replica
     if using and home and using not in (home, about._state.db):
         raise WrongDatabase(
-            f"{subject} would go to database {using!r}, but {describe(about)} lives in {home!r}; no transaction "
-            "spans both. Leave using= out, or publish about a row of that database."
+            f"{subject} would go to database {using!r}, but {describe(about)} lives in {home!r}; no transaction spans both.",
+            hint="Leave using= out, or publish about a row of that database.",
         )
     return home
 
@@ -157,23 +157,26 @@ def _has_begun(connection: BaseDatabaseWrapper) -> bool:
     return own is not None and own.info.transaction_status != TransactionStatus.IDLE
 
 
-def _explain(subject: str, alias: str) -> str:
-    """Return why nothing was published, and the way out."""
-    text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows. "
+def _not_in_transaction(subject: str, alias: str) -> NotInTransaction:
+    """Return the error that says why nothing was published, and the way out."""
+    text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows."
     if connections[alias].in_atomic_block:
-        text += "The transaction around this test does not count: in production it is not there. "
+        text += " The transaction around this test does not count: in production it is not there."
     if is_in_event_loop():
-        return text + (
+        hint = (
             "In async code, decorate the coroutine function with @transactional and `await apublish(...)`: "
             "Django's transactions belong to a thread, not to the event loop."
         )
+        return NotInTransaction(text, hint)
     initialized = [other.alias for other in connections.all(initialized_only=True)]
     if elsewhere := [other for other in initialized if outermost.is_in_callers_transaction(other)]:
-        return text + (
-            f"Open are transactions of: {', '.join(sorted(elsewhere))}. If the rows are there, pass using= or about=; "
+        text += f" Open are transactions of: {', '.join(sorted(elsewhere))}."
+        hint = (
+            "If the rows are there, pass using= or about=; "
             f"else open one by @transactional(using={alias!r}) or `with outbox.atomic({alias!r}):`."
         )
-    return text + "Decorate the view or function with @transactional, or use `with outbox.atomic():`."
+        return NotInTransaction(text, hint)
+    return NotInTransaction(text, "Decorate the view or function with @transactional, or use `with outbox.atomic():`.")
 
 
 def is_in_event_loop() -> bool:

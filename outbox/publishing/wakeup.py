@@ -80,7 +80,7 @@ def count_waiting(connection: Any, queue: str) -> int:
     return int(declared.message_count or 0)
 
 
-class Sender:
+class WakeupSender:
     """
     Sends wakeups from a thread that starts with the first one.
 
@@ -171,13 +171,13 @@ class Sender:
         return True
 
 
-sender = Sender()
+sender = WakeupSender()
 
 
 def _start_afresh() -> None:
     """Replace the parent's thread and lock: they do not work in a forked child."""
     global sender
-    sender = Sender()
+    sender = WakeupSender()
 
 
 os.register_at_fork(after_in_child=_start_afresh)

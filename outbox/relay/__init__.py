@@ -5,7 +5,7 @@ The relay decides when batches are claimed, sent and settled. The statements tha
 `rounds.py` is one round: claim (`claims.py`), load and send (`send.py`), then decide, commit and mark (`commit.py`, which
 also sweeps: it settles commits that stayed open). Messages that were not accepted go back (`splitter.py`).
 `cloudevents.py` builds the message for the broker from its row. `maintenance.py` keeps the tables in shape. An idle relay
-waits in `wakeup.py`; `breaker.py` and `backoff.py` decide how long nothing is sent after an outage.
+waits in `wakeup.py`; `breaker.py` decides how long nothing is sent after an outage.
 
 WHEN A RELAY IS KILLED, at whatever point, other relays finish its work:
 

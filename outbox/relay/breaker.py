@@ -11,7 +11,7 @@ import enum
 import time
 from collections.abc import Callable
 
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 
 NAMED_TOPICS = 3  # topics named in the description of open breakers
 NO_ANSWER = "The broker did not answer."

@@ -13,7 +13,7 @@ from time import monotonic
 from outbox.batches.batch import Batch
 from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, TopicClaim, claim, claim_ordered, claim_topic, reclaim
 from outbox.database import Connection
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Claims:
 
     connection: Connection
     broker: str
-    lane: Lane
+    lane: HeldLane
     lease: timedelta
     batch_size: int
     topic_count: int = 0

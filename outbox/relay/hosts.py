@@ -27,7 +27,7 @@ from outbox.errors import ConfigurationError, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import Lane, take_lane
+from outbox.relay.lane import HeldLane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.topics import match_topics
@@ -90,7 +90,7 @@ def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Seq
 def _require_known(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
     if unknown := [alias for alias in given if alias not in known]:
         raise ConfigurationError(
-            f"There is no {kind} {', '.join(map(repr, unknown))} in settings. Choices are: {', '.join(known)}."
+            f"There is no {kind} {', '.join(map(repr, unknown))} in settings.", hint=f"Choices are: {', '.join(known)}."
         )
 
 
@@ -105,7 +105,7 @@ class RelayRunner:
     """
 
     def __init__(
-        self, target: RelayTarget, connection: Connection, broker: Broker, lane: Lane, note: str, stack: ExitStack
+        self, target: RelayTarget, connection: Connection, broker: Broker, lane: HeldLane, note: str, stack: ExitStack
     ) -> None:
         self.target = target
         self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))
@@ -352,20 +352,14 @@ def run_once(
         raise
 
 
-_breakers: dict[RelayTarget, tuple[conf.Settings, Breakers]] = {}
-
-
+@conf.cached
 def _breakers_of(target: RelayTarget) -> Breakers:
     """
     Return the breakers that this process keeps for a target; new ones when settings have changed.
 
     Breakers made anew by each Celery task would begin closed, and not save a single try in an outage.
     """
-    settings = conf.settings()
-    known = _breakers.get(target)
-    if known is None or known[0] is not settings:
-        known = _breakers[target] = settings, make_breakers()
-    return known[1]
+    return make_breakers()
 
 
 @dataclass(frozen=True, slots=True)

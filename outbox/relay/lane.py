@@ -18,13 +18,13 @@ TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class HeldLane:
     """A lane that a connection holds until it releases the lane or closes."""
 
     number: int
 
 
-def take_lane(connection: Connection, *, lanes: int) -> Lane:
+def take_lane(connection: Connection, *, lanes: int) -> HeldLane:
     """
     Take the lowest free lane for this connection, and release the batches that its last holder left behind.
 
@@ -37,10 +37,10 @@ def take_lane(connection: Connection, *, lanes: int) -> Lane:
     for number in range(1, lanes + 1):
         if _try_lock(connection, number):
             release_left(connection, number)
-            return Lane(number)
+            return HeldLane(number)
     raise LaneNotHeld(
-        f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays. Stop some, or raise "
-        "OUTBOX['RELAY']['LANES']."
+        f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
+        hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",
     )
 
 

@@ -88,8 +88,9 @@ def _require_tomorrow(using: str, connection: Connection) -> None:
         found = partitions.rights(connection)
         why = "lacks CREATE on the schema" if found.may_drop else "does not own outbox_message"
         raise ConfigurationError(
-            f"Database {using!r} has no partition for tomorrow, and role {found.role!r} may not create it, because it {why}. "
-            f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment. No message is lost meanwhile."
+            f"Database {using!r} has no partition for tomorrow, and role {found.role!r} may not create it, because it {why}.",
+            hint=f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment. "
+            "No message is lost meanwhile.",
         )
 
 
@@ -262,8 +263,9 @@ def _require_apps() -> None:
     """Raise an error where settings configure the pipeline, which may hold days back, and its app is not installed."""
     if is_pipeline_missing(conf.settings()):
         raise ConfigurationError(
-            f'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
-            f"first. {add_app(PIPELINE)} Or remove the setting."
+            'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
+            "first.",
+            hint=f"{add_app(PIPELINE)} Or remove the setting.",
         )
 
 

@@ -8,28 +8,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
-import psycopg
-from django.db import InterfaceError, OperationalError
-
 from outbox.ending import Ending
-from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.errors import LaneNotHeld, NotMigrated
 from outbox.logs import get_logger, log_fields
-from outbox.relay.backoff import Backoff
+from outbox.outages import BACKOFF, OUTAGES
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
 
 logger = get_logger(__name__)
 
-# Short: the first message after an outage is to be sent within 5 s.
-BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))
 NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
 LANES_HELD_SECONDS = 1.0
 MAX_REFUSED_SECONDS = 60.0  # wait of a step with longer pauses, such as the maintenance, before it tries again what was refused
-
-OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 
 class Resident(threading.Thread):

@@ -26,11 +26,11 @@ from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.models import State
-from outbox.relay.backoff import Backoff, Random
+from outbox.outages import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Sweeper, SweepResult
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
 
@@ -90,7 +90,7 @@ class Relay:
         self,
         connection: Connection,
         broker: Broker,
-        lane: Lane,
+        lane: HeldLane,
         *,
         settings: conf.RelaySettings | None = None,
         breakers: Breakers | None = None,

@@ -13,7 +13,7 @@ from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, not
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.models import State
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 
 logger = get_logger(__name__)
 

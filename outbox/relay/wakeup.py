@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 
 LISTEN = "LISTEN outbox"
 
@@ -54,7 +54,7 @@ class Waker:
     def __init__(
         self,
         connection: Connection,
-        lane: Lane,
+        lane: HeldLane,
         broker: str,
         *,
         is_resident: bool = True,

@@ -19,8 +19,8 @@ from project.demo.kills import ONE_PHASE_ROUNDS
 from project.demo.outage import BrokerKill
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
+from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ as Server
-from project.servers.rocketmq_jars import ServerError
 
 # Bound to all topics: what a relay sent and RabbitMQ confirmed is in it, as often as it was sent. Nobody reads it before the
 # report.

@@ -103,8 +103,8 @@ class RocketMQ(DemoBroker):
 
 @contextmanager
 def _own_node(data: Path) -> Iterator[Node]:
+    from project.servers.program import ServerError
     from project.servers.rocketmq import RocketMQ as Server
-    from project.servers.rocketmq_jars import ServerError
     from project.servers.rocketmq_ports import Ports
 
     server = Server(settings.BASE_DIR / "var/rocketmq", Ports.free(), settings=dict(CHECKS), proxy=dict(PROXY), data=data)

@@ -1,4 +1,4 @@
-"""The scenario of the demo: send orders, kill processes, and wait until all work is done."""
+"""A day of orders that are sent while processes are killed, until all work is done; and the day of the demo."""
 
 from __future__ import annotations
 
@@ -17,13 +17,82 @@ SAY_EVERY = 250  # invoices
 KILL_SECONDS = 60  # time-out of a planned kill
 
 
-class Scenario:
+class BaseScenario:
     """
-    Plays the demo.
+    Sends orders, grants kills, and waits until all work is done.
 
     Args:
         count_open: counts what is still under way.
         settle_seconds: to wait until nothing is.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        permits: Permits,
+        feed: Feed,
+        count_open: Callable[[], int],
+        screen: Screen,
+        settle_seconds: float = 40,
+    ) -> None:
+        self.processes = processes
+        self.permits = permits
+        self.feed = feed
+        self.count_open = count_open
+        self.screen = screen
+        self.settle_seconds = settle_seconds
+
+    def _feed_until(self, sent: int) -> None:
+        """Send orders until the given number is sent, as fast as the shop accepts them."""
+        while self.feed.sent < sent:
+            self.processes.tend()
+            self._send()
+            if self.feed.sent % SAY_EVERY == 0:
+                self.screen.say(f"{self.feed.sent} invoices sent")
+
+    def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
+        """Send orders until each of the kills has happened."""
+        kills = list(kills)
+        self._feed_while(lambda: not all(map(self.permits.is_used, kills)), until_sent, KILL_SECONDS)
+        for kill in kills:
+            if self.permits.revoke(kill):
+                self.screen.say(f"not killed within {KILL_SECONDS} s: {self._words(kill)}")
+            else:
+                self.screen.say(f"killed {self._words(kill)}")
+
+    def _feed_while(self, condition: Callable[[], bool], until_sent: int, seconds: float) -> None:
+        """Send orders one by one while a condition holds, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while condition() and time.monotonic() < deadline:
+            self.processes.tend()
+            if not self.feed.is_empty:
+                self._send()
+            time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
+
+    def _settle(self) -> bool:
+        """Wait until all work is done, and return whether it is. The report counts the rest as lost."""
+        deadline = time.monotonic() + self.settle_seconds
+        while (is_open := bool(self.count_open())) and time.monotonic() < deadline:
+            self.processes.tend()
+            time.sleep(0.1)
+        return not is_open
+
+    def _end(self) -> None:
+        is_done = self._settle()
+        self.screen.say("all work is done" if is_done else f"unfinished after {self.settle_seconds} s: {self.count_open()}")
+
+    def _send(self) -> None:
+        self.feed.send_next()
+
+    def _words(self, kill: Kill) -> str:
+        return str(kill)
+
+
+class Scenario(BaseScenario):
+    """
+    Plays the demo.
+
+    Args:
         broker_kill: kills the broker in the rounds that say so.
     """
 
@@ -37,12 +106,7 @@ class Scenario:
         settle_seconds: float = 40,
         broker_kill: BrokerKill | None = None,
     ) -> None:
-        self.processes = processes
-        self.permits = permits
-        self.feed = feed
-        self.count_open = count_open
-        self.screen = screen
-        self.settle_seconds = settle_seconds
+        super().__init__(processes, permits, feed, count_open, screen, settle_seconds)
         self.broker_kill = broker_kill
 
     def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
@@ -54,7 +118,7 @@ class Scenario:
             self.screen.say(f"round {number} of {len(rounds)} is over, {self.feed.sent} invoices sent")
         self._feed_until(len(self.feed.invoices))
         self.screen.say(f"all {self.feed.sent} invoices sent")
-        self._settle()
+        self._end()
 
     def _play_round(self, round_: Round, until_sent: int) -> None:
         for kill in round_.consumers:
@@ -87,39 +151,3 @@ class Scenario:
             self.screen.say(f"not killed within {KILL_SECONDS} s: the broker")
         for group in groups:
             self.processes.release(group)
-
-    def _feed_until(self, sent: int) -> None:
-        """Send orders until the given number is sent, as fast as the shop accepts them."""
-        while self.feed.sent < sent:
-            self.processes.tend()
-            self.feed.send_next()
-            if self.feed.sent % SAY_EVERY == 0:
-                self.screen.say(f"{self.feed.sent} invoices sent")
-
-    def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
-        """Send orders until each of the kills has happened."""
-        kills = list(kills)
-        self._feed_while(lambda: not all(map(self.permits.is_used, kills)), until_sent, KILL_SECONDS)
-        for kill in kills:
-            if self.permits.revoke(kill):
-                self.screen.say(f"not killed within {KILL_SECONDS} s: {kill}")
-            else:
-                self.screen.say(f"killed {kill}")
-
-    def _feed_while(self, condition: Callable[[], bool], until_sent: int, seconds: float) -> None:
-        """Send orders one by one while a condition holds, for so long at most."""
-        deadline = time.monotonic() + seconds
-        while condition() and time.monotonic() < deadline:
-            self.processes.tend()
-            if not self.feed.is_empty:
-                self.feed.send_next()
-            time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
-
-    def _settle(self) -> None:
-        """Wait until all work is done. The report counts what is unfinished at the deadline as lost."""
-        deadline = time.monotonic() + self.settle_seconds
-        while self.count_open() and time.monotonic() < deadline:
-            self.processes.tend()
-            time.sleep(0.1)
-        left = self.count_open()
-        self.screen.say(f"unfinished after {self.settle_seconds} s: {left}" if left else "all work is done")

@@ -21,8 +21,7 @@ from urllib.parse import quote
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox.testing.programs import owner_of_server
-from project.servers.program import HOST, Program
-from project.servers.rocketmq_jars import ServerError
+from project.servers.program import HOST, Program, ServerError
 
 # Whoever reaches the port is the user of the URL, as whoever reaches the socket of a throw-away PostgreSQL is.
 CONFIG = """
@@ -88,11 +87,11 @@ class PgBouncer(Program):
                 os.chown(path, owner.pw_uid, owner.pw_gid)
         return [config]
 
-    def _as_owner(self, tie: list[str]) -> list[str]:
+    def _as_owner(self, prefix: list[str]) -> list[str]:
         owner = owner_of_server()  # it refuses to run as root, as PostgreSQL does
         if owner is None:
-            return tie
-        return [*(tie or ["setpriv"]), f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
+            return prefix
+        return [*(prefix or ["setpriv"]), f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
 
     def _config(self) -> str:
         names = ("host", "port", "user", "password")

@@ -1,4 +1,6 @@
-"""A server that is one program, on its own port, which ends with the process that started it."""
+"""
+Programs that are servers, each on a port of its own: start, wait for an answer, stop. They end with the process that starts them.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,87 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from project.servers.rocketmq_jars import ServerError
-
 HOST = "127.0.0.1"
 STOP_SECONDS = 15
+
+
+class ServerError(Exception):
+    """Raised when a server cannot be set up or does not start; the text has the next step."""
+
+
+def tie(last_signal: str) -> list[str]:
+    """Return the prefix of a command that gets a signal when its parent has ended, however it did."""
+    return ["setpriv", "--pdeathsig", last_signal] if shutil.which("setpriv") else []
+
+
+class Child:
+    """
+    A running program.
+
+    Args:
+        log: the file for what it says.
+        environment: None: that of this process.
+        folder: where it runs. None: where this process does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._name = name
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def wait_for_answer(self, answers: Callable[[], bool], seconds: float) -> None:
+        """Wait until it answers. Raises ServerError."""
+        deadline = time.monotonic() + seconds
+        while not answers():
+            code = self._process.poll()
+            if code is not None or time.monotonic() > deadline:
+                what = f"ended with exit code {code}" if code is not None else f"does not answer after {seconds:g} s"
+                raise ServerError(f"{self._name} {what}. It said:\n{self._log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.02)
+
+    def wait(self) -> None:
+        """Wait until it ends."""
+        self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and to its children."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def stop(self) -> None:
+        """End it, in an orderly way if it can."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it as SIGKILL does."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
 
 
 class Program(abc.ABC):
@@ -32,7 +105,7 @@ class Program(abc.ABC):
 
     def __init__(self) -> None:
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     @classmethod
     def is_here(cls) -> bool:
@@ -50,60 +123,41 @@ class Program(abc.ABC):
         if not self.is_here():
             raise ServerError(f"There is no {self.command} here. Install it: apt-get install {self.package}.")
         home = self._make_home()
-        tie = ["setpriv", "--pdeathsig", self.last_signal] if shutil.which("setpriv") else []
-        command = [*self._as_owner(tie), self.command, *self._arguments(home)]
-        log = home / "log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                env=self._environment(home),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + self.start_seconds
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text()
-                self.stop()
-                raise ServerError(f"{self.command} did not start. It said:\n{said}")
-            time.sleep(0.02)
+        command = [*self._as_owner(tie(self.last_signal)), self.command, *self._arguments(home)]
+        self._child = Child(self.command, command, home / "log", environment=self._environment(home))
+        try:
+            self._child.wait_for_answer(self._answers, self.start_seconds)
+        except ServerError:
+            self.stop()
+            raise
         return self
 
     def wait(self) -> None:
         """Wait until it ends without being stopped here."""
-        if self._process is not None:
-            self._process.wait()
+        if self._child is not None:
+            self._child.wait()
 
     def stop(self) -> None:
         """End it, in an orderly way if it can."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
     def kill(self) -> None:
         """End it as SIGKILL does. `start` starts it again, with what it had written down."""
-        process, self._process = self._process, None
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
     def freeze(self) -> None:
         """Suspend it until `thaw`; its connections stay open."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGSTOP)
+        if self._child is not None:
+            self._child.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGCONT)
+        if self._child is not None:
+            self._child.send(signal.SIGCONT)
 
     @abc.abstractmethod
     def _make_home(self) -> Path:
@@ -120,9 +174,9 @@ class Program(abc.ABC):
         """Return what stands in its environment; None: what stands in this process's."""
         return None
 
-    def _as_owner(self, tie: list[str]) -> list[str]:
-        """Return the prefix of the command; `tie` ends it with its parent."""
-        return tie
+    def _as_owner(self, prefix: list[str]) -> list[str]:
+        """Return the prefix of the command, with the one that ends it with its parent."""
+        return prefix
 
 
 _given: set[int] = set()  # by `free_port`: they may be used only seconds later

@@ -24,8 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from project.servers.program import HOST, Program, free_port
-from project.servers.rocketmq_jars import ServerError
+from project.servers.program import HOST, Program, ServerError, free_port, tie
 
 BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's; what stands on PATH there insists on its own user
 NAMES_SECONDS = 1.5  # without a change, the file is on the disk
@@ -89,8 +88,7 @@ class RabbitMQ(Program):
     def start(self) -> Self:
         """Start it, and its epmd before it. Raises ServerError."""
         if self._epmd is None and self._beside is None and shutil.which("epmd"):  # else the node would start one that outlives it
-            tie = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-            command = [*tie, "epmd", "-port", str(self._epmd_port), "-address", HOST]
+            command = [*tie("TERM"), "epmd", "-port", str(self._epmd_port), "-address", HOST]
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             return super().start()

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from project.servers.program import HOST, Program, free_port
-from project.servers.rocketmq_jars import ServerError
+from project.servers.program import HOST, Program, ServerError, free_port
 
 
 class Redis(Program):

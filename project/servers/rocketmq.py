@@ -10,23 +10,22 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.message import TopicType
+from project.servers.program import HOST, Child, ServerError, tie
 from project.servers.remoting import call
 from project.servers.rocketmq_admin import make_group, make_topic
-from project.servers.rocketmq_jars import ServerError, fetch_jars, java
-from project.servers.rocketmq_ports import HOST, Ports, is_free, serves_http2
+from project.servers.rocketmq_jars import fetch_jars, java
+from project.servers.rocketmq_ports import Ports, is_free, serves_http2
 
 READY_SECONDS = 240
 
@@ -109,7 +108,7 @@ class RocketMQ:
         self._proxy = proxy or {}
         self._flags = flags
         self._keys = keys
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, Child] = {}
         self._lock: int | None = None
         self.ready_after = 0.0  # seconds that the start took, the jars being there
 
@@ -148,11 +147,11 @@ class RocketMQ:
     @contextmanager
     def frozen_broker(self) -> Iterator[None]:
         """Freeze broker and proxy by SIGSTOP for the time of the block."""
-        self._processes["broker"].send_signal(signal.SIGSTOP)
+        self._children["broker"].send(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._processes["broker"].send_signal(signal.SIGCONT)
+            self._children["broker"].send(signal.SIGCONT)
 
     def set(self, name: str, value: object) -> None:
         """Change a setting of the running broker."""
@@ -169,7 +168,7 @@ class RocketMQ:
 
     def stop(self) -> None:
         """End both processes; the data may be lost."""
-        for name in list(self._processes):
+        for name in list(self._children):
             self.kill(name)
         if self._lock is not None:
             os.close(self._lock)
@@ -223,36 +222,29 @@ class RocketMQ:
     def spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:
         """Start a Java program of RocketMQ's."""
         folders = [f"-Duser.home={self.data}", f"-Drocketmq.home.dir={self.data}", f"-Djava.io.tmpdir={self.data / 'tmp'}"]
-        tie = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []  # not even a killed parent leaves it
         environment = {**os.environ, "ROCKETMQ_HOME": str(self.data), "RMQ_PROXY_HOME": str(self.data)}
         environment.pop("NAMESRV_ADDR", None)
-        with (self.data / f"{name}.out").open("wb") as out:
-            self._processes[name] = subprocess.Popen(
-                [*tie, java(), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=self.data,  # some of what it writes has no other place
-                env=environment,
-                start_new_session=True,
-            )
+        self._children[name] = Child(
+            f"RocketMQ's {name} (its logs are in {self.data}/logs)",
+            [*tie("KILL"), java(), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
+            self.data / f"{name}.out",
+            environment=environment,
+            folder=self.data,  # some of what it writes has no other place
+        )
 
     def wait(self, name: str, is_ready: Callable[[], bool]) -> None:
         """Return when a program is ready. Raises ServerError."""
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            try:
-                if is_ready():
-                    return
-            except (OSError, RemotingError):
-                pass
-            code = self._processes[name].poll()
-            if code is not None or time.monotonic() > deadline:
-                what = f"ended with exit code {code}" if code is not None else f"is not ready after {READY_SECONDS} s"
-                said = (self.data / f"{name}.out").read_text(errors="replace")[-2000:]
-                self.stop()
-                raise ServerError(f"RocketMQ's {name} {what}. It said:\n{said}\nIts logs are in {self.data}/logs.")
-            time.sleep(0.1)
+
+        def answers() -> bool:
+            with suppress(OSError, RemotingError):
+                return is_ready()
+            return False
+
+        try:
+            self._children[name].wait_for_answer(answers, READY_SECONDS)
+        except ServerError:
+            self.stop()
+            raise
 
     def _is_ready(self) -> bool:
         if f":{self.ports.broker}".encode() not in call(self._namesrv_address, CLUSTER_INFO):
@@ -262,10 +254,9 @@ class RocketMQ:
 
     def kill(self, name: str) -> None:
         """End a program by SIGKILL."""
-        process = self._processes.pop(name, None)
-        if process is not None:
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
+        child = self._children.pop(name, None)
+        if child is not None:
+            child.kill()
 
 
 def _lines(settings: Iterable[tuple[str, object]]) -> str:

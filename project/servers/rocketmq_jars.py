@@ -7,13 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from project.servers.program import ServerError
+
 POM = Path(__file__).with_name("rocketmq_pom.xml")
 
 INSTALL = "On Debian and Ubuntu: apt-get install default-jre-headless maven"
-
-
-class ServerError(Exception):
-    """Raised when a server cannot be set up or does not start; the text has the next step."""
 
 
 def java() -> str:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
-HOST = "127.0.0.1"
+from project.servers.program import HOST
 
 # What a client of HTTP/2 begins with, an empty SETTINGS frame behind it. Source: RFC 9113, sections 3.4 and 6.5.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Self
 
+from project.servers.program import HOST
 from project.servers.rocketmq import RocketMQ
-from project.servers.rocketmq_ports import HOST, Ports, serves_http2
+from project.servers.rocketmq_ports import Ports, serves_http2
 
 NAME = "proxy"
 

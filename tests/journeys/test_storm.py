@@ -22,8 +22,8 @@ from outbox import database, publish_raw, topics
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.check_backs.loop import CheckLoop
 from outbox.embedded import EmbeddedBroker
+from outbox.outages import Backoff
 from outbox.relay import resident
-from outbox.relay.backoff import Backoff
 from outbox.relay.hosts import RelayTarget
 from outbox.relay.resident import Resident, ResidentRelay
 from tests.waiting import wait_until

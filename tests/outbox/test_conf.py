@@ -32,6 +32,19 @@ class TestSettings:
 
         assert conf.topic_settings("orders").type is TopicType.FIFO
 
+    def test_have_what_is_made_of_them_made_again_when_they_change(self, settings):
+        @conf.cached
+        def tasks_of(name):
+            return object()
+
+        first = tasks_of("orders")
+        settings.DEBUG = True
+        is_kept = tasks_of("orders") is first
+        settings.OUTBOX = {}
+
+        assert is_kept
+        assert tasks_of("orders") is not first
+
     def test_cannot_be_changed(self):
         with pytest.raises(AttributeError):
             conf.settings().celery_wakeup = False

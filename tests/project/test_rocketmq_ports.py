@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from project.servers.rocketmq_ports import HOST, Ports, serves_http2
+from project.servers.program import HOST
+from project.servers.rocketmq_ports import Ports, serves_http2
 
 
 class TestFree:

@@ -29,7 +29,7 @@ from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.ends import end_half, half_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Item
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import Group, HalfRecord, Place, store
+from outbox.brokers.memory.store import HalfRecord, MemoryGroup, UnfinishedCopy, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.message import Half, Resolution
@@ -194,12 +194,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def count_dead_letters(self, group: str) -> dict[str, int]:
         """Return the number of a group's dead letters, by topic."""
         with self._store.changed:
-            return dict(Counter(letter.topic for letter, _ in self._store.groups.get(group, Group()).dead.values()))
+            return dict(Counter(letter.topic for letter, _ in self._store.groups.get(group, MemoryGroup()).dead.values()))
 
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """Deliver dead letters to their group again."""
         with self._store.changed:
-            known = self._store.groups.get(group, Group())
+            known = self._store.groups.get(group, MemoryGroup())
             copies = {letter: known.dead.pop(letter)[1] for letter in set(letters) if letter in known.dead}
             receiver.redeliver(self._store, known, copies.values(), self._now())
             return set(copies)
@@ -207,13 +207,13 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def discard(self, group: str, letters: Collection[str]) -> set[str]:
         """Delete dead letters."""
         with self._store.changed:
-            dead = self._store.groups.get(group, Group()).dead
+            dead = self._store.groups.get(group, MemoryGroup()).dead
             return {letter for letter in set(letters) if dead.pop(letter, None) is not None}
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Deliver messages again that the group has finished."""
         with self._store.changed:
-            known = self._store.groups.get(group, Group())
+            known = self._store.groups.get(group, MemoryGroup())
             copies = [copy for one in message_ids for copy in known.done.pop(one, [])]
             receiver.redeliver(self._store, known, copies, self._now())
             return {copy.message.message_id for copy in copies}
@@ -221,7 +221,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
     def backlog(self, group: str) -> dict[str, int]:
         """Return the number of messages that wait for a group, by topic."""
         with self._store.changed:
-            known = self._store.groups.get(group, Group())
+            known = self._store.groups.get(group, MemoryGroup())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def delayed(self) -> DelayedCount:
@@ -312,7 +312,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             found.extend(due)
         return found
 
-    def _finish(self, delivery: Delivery) -> Place | None:
+    def _finish(self, delivery: Delivery) -> UnfinishedCopy | None:
         place = receiver.held_by(self._store, delivery)
         if place is not None:
             receiver.finish(self._store.groups[delivery.group], place.copy)

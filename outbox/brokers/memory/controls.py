@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory.faults import FaultKind, Item, Where
-from outbox.brokers.memory.store import HalfRecord, Place, Store
+from outbox.brokers.memory.store import HalfRecord, Store, UnfinishedCopy
 from outbox.message import Half
 
 LOOK_UP = "look_up_halves"
@@ -113,7 +113,7 @@ class Controls:
             repeated = 0
             for group in self._store.groups.values():
                 for copy in group.done.pop(message_id, []):
-                    group.unfinished[copy.message.topic][copy.number] = Place(copy, self._now(), delivery_count=1)
+                    group.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, self._now(), delivery_count=1)
                     repeated += 1
             self._store.changed.notify_all()
             return repeated

@@ -8,28 +8,30 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import DeadLetter, Delivery
-from outbox.brokers.memory.store import Copy, Group, Place, Store
+from outbox.brokers.memory.store import Copy, MemoryGroup, Store, UnfinishedCopy
 from outbox.message import Header, TopicSpec, TopicType
 
 
-def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> Group:
+def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> MemoryGroup:
     """Return a group; it begins to read a topic at the first message, or `at_end` after the last one."""
-    group = store.groups.setdefault(name, Group())
+    group = store.groups.setdefault(name, MemoryGroup())
     for topic in topics:
         group.next_number.setdefault(topic, len(store.copies.get(topic, ())) if at_end else 0)
     return group
 
 
-def read_new(store: Store, group: Group, topic: str) -> None:
+def read_new(store: Store, group: MemoryGroup, topic: str) -> None:
     """Read the copies that a group has not read yet."""
     places = group.unfinished.setdefault(topic, {})
     copies = store.copies.get(topic, [])
     for copy in copies[group.next_number[topic] :]:
-        places[copy.number] = Place(copy, copy.visible_at)
+        places[copy.number] = UnfinishedCopy(copy, copy.visible_at)
     group.next_number[topic] = len(copies)
 
 
-def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta) -> Iterator[Delivery]:
+def take(
+    group: MemoryGroup, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta
+) -> Iterator[Delivery]:
     """Yield deliveries that are due, in storage order; on a fifo topic, a key waits for its first unfinished message."""
     held_keys = set()
     left = limit
@@ -44,7 +46,7 @@ def take(group: Group, name: str, spec: TopicSpec, *, now: datetime, limit: int,
             yield _deliver(group, name, place, now + invisible_for)
 
 
-def _deliver(group: Group, name: str, place: Place, until: datetime) -> Delivery:
+def _deliver(group: MemoryGroup, name: str, place: UnfinishedCopy, until: datetime) -> Delivery:
     message = place.copy.message
     place.delivery_count += 1
     place.due_at = until
@@ -65,7 +67,7 @@ def _deliver(group: Group, name: str, place: Place, until: datetime) -> Delivery
     )
 
 
-def _new_receipt(place: Place) -> str:
+def _new_receipt(place: UnfinishedCopy) -> str:
     return f"{place.copy.message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
 
 
@@ -79,17 +81,17 @@ def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
     return replace(delivery, receipt=place.receipt)
 
 
-def count_waiting(store: Store, group: Group, topic: str, now: datetime) -> int:
+def count_waiting(store: Store, group: MemoryGroup, topic: str, now: datetime) -> int:
     """Return the number of messages that a group has not read or not finished, without delayed ones."""
     unread = store.copies.get(topic, [])[group.next_number[topic] :]
     unfinished = [place.copy for place in group.unfinished.get(topic, {}).values()]
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 
-def redeliver(store: Store, group: Group, copies: Iterable[Copy], now: datetime) -> None:
+def redeliver(store: Store, group: MemoryGroup, copies: Iterable[Copy], now: datetime) -> None:
     """Make copies due for a group as if for the first time, and wake waiting consumers."""
     for copy in copies:
-        group.unfinished[copy.message.topic][copy.number] = Place(copy, now)
+        group.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, now)
     store.changed.notify_all()
 
 
@@ -113,7 +115,7 @@ def release(store: Store, delivery: Delivery, due_at: datetime) -> bool:
     return place is not None
 
 
-def held_by(store: Store, delivery: Delivery) -> Place | None:
+def held_by(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
     """Return the place that a delivery still holds, however late it is. None: it was ended, or delivered again."""
     group = store.groups.get(delivery.group)
     number = int(delivery.receipt.split("/")[1])
@@ -121,7 +123,7 @@ def held_by(store: Store, delivery: Delivery) -> Place | None:
     return place if place is not None and place.receipt == delivery.receipt else None
 
 
-def finish(group: Group, copy: Copy) -> None:
+def finish(group: MemoryGroup, copy: Copy) -> None:
     """Move a copy from a group's unfinished messages to its finished ones."""
     group.unfinished[copy.message.topic].pop(copy.number)
     group.done.setdefault(copy.message.message_id, []).append(copy)

@@ -35,7 +35,7 @@ class Copy:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class UnfinishedCopy:
     """An unfinished copy of one group. `receipt` is empty while no consumer handles it."""
 
     copy: Copy
@@ -45,18 +45,18 @@ class Place:
 
 
 @dataclass(slots=True)
-class Group:
+class MemoryGroup:
     """A consumer group: its offset in each topic, its unfinished, dead and finished messages, and its deliveries."""
 
     next_number: dict[str, int] = field(default_factory=dict)
-    unfinished: dict[str, dict[int, Place]] = field(default_factory=dict)
+    unfinished: dict[str, dict[int, UnfinishedCopy]] = field(default_factory=dict)
     dead: dict[str, tuple[DeadLetter, Copy]] = field(default_factory=dict)
     done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
     delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
 
 
 @dataclass(slots=True)
-class Lane:
+class MemoryLane:
     """A lane of transactional sends: its holder, and the marker of its last transaction."""
 
     holder: object = None
@@ -70,10 +70,10 @@ class Store:
         self.changed = threading.Condition(threading.RLock())
         self.halves: dict[str, HalfRecord] = {}
         self.copies: dict[str, list[Copy]] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, MemoryGroup] = {}
         self.faults = Faults()
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, MemoryLane] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""
@@ -83,7 +83,7 @@ class Store:
 
     def forget(self, group: str, topics: Collection[str]) -> None:
         """Delete what is stored of a group in these topics."""
-        known = self.groups.get(group, Group())
+        known = self.groups.get(group, MemoryGroup())
         for topic in topics:
             known.next_number.pop(topic, None)
             known.unfinished.pop(topic, None)

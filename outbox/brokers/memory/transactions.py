@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.memory.store import Lane, Store
+from outbox.brokers.memory.store import MemoryLane, Store
 
 
 def open_lane(store: Store, number: int, holder: object) -> str | None:
     """Make a broker the holder of a lane; return the lane's marker."""
-    lane = store.lanes.setdefault(number, Lane())
+    lane = store.lanes.setdefault(number, MemoryLane())
     lane.holder = holder
     return lane.marker
 

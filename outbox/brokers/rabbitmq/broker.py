@@ -17,14 +17,14 @@ from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
-from outbox.brokers.rabbitmq.receiver import Receiver
+from outbox.brokers.rabbitmq.receiver import RabbitMQReceiver
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.rabbitmq.undeliverable import bring_back
@@ -64,13 +64,13 @@ class RabbitMQBroker(DeadLetters):
     ) -> None:
         super().__init__(alias, options, topics)
         self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
-        self._publishing = Connection(self._settings, f"outbox {alias} publishing")
-        self._questions = Connection(self._settings, f"outbox {alias} questions")
+        self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
+        self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
         self._owners = RabbitMQOwners()
         self._declarations = Declarations(self.topics, self._settings.max_length)
-        self._receiver = Receiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
+        self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self._held = self._receiver.held
         self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
         self._bring_back_at = 0.0  # by `monotonic`
@@ -134,8 +134,8 @@ class RabbitMQBroker(DeadLetters):
                 self._owners.take_over(channel, self.topics, group)
         except OwnedByAnother as error:
             raise BrokerUnavailable(
-                f"A consumer of {error.theirs} has received for group {group!r} in the same moment. Stop its consumers, and take "
-                "the group over again."
+                f"A consumer of {error.theirs} has received for group {group!r} in the same moment.",
+                hint="Stop its consumers, and take the group over again.",
             ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -281,13 +281,14 @@ class RabbitMQBroker(DeadLetters):
             if group in self._settings.groups.get(topic, ()):
                 raise UnsupportedByBroker(
                     f'OPTIONS["GROUPS"] of broker {self.alias!r} names group {group!r} for topic {topic!r}, so relays would '
-                    "declare its queue again. Remove it there, and restart them."
+                    "declare its queue again.",
+                    hint="Remove it there, and restart them.",
                 )
         with self._asking("delete the group's queues") as channel:
             queues = [queue for topic in topics for queue in topology.all_group_queues(topic, group)]
             for queue in queues:
                 if (state := topology.state_of(channel, queue)) and state[1]:
-                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}. Stop it, and try again.")
+                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}.", hint="Stop it, and try again.")
             for queue in queues:
                 channel.queue_delete(queue)
             for topic in topics:
@@ -418,7 +419,7 @@ class RabbitMQBroker(DeadLetters):
             with self._asking("tell the group's owner") as channel:
                 self._owners.require(channel, self.topics, group)
         except OwnedByAnother as error:
-            raise BrokerUnavailable(str(error)) from error
+            raise BrokerUnavailable(*error.args) from error
 
     def _declare_owned(self, channel: amqp.Channel, group: str, topic: str) -> None:
         """Declare a group's queues, before it receives. Raises OwnedByAnother."""

@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 LOST = (AMQPError, OSError)  # what py-amqp raises when a connection breaks, a node refuses, or an answer does not come in time
 
 
-class Connection:
+class RabbitMQConnection:
     """
     Connects when it is first used, and again after it was lost.
 
@@ -178,7 +178,7 @@ def connect(
 
     Args:
         address: host:port.
-        name: as for `Connection`.
+        name: as for `RabbitMQConnection`.
         on_block: called with True when the server takes no messages, with False when it takes them again.
 
     Raises:

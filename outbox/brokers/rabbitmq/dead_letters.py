@@ -46,10 +46,11 @@ REASONS = {
 }
 
 
-_IN_USE = (
-    "Another process reads the dead letters in queue {queue!r}. Try again when it is done; if that takes long, look for the "
-    "consumer of the queue in RabbitMQ."
-)
+def _in_use(queue: str) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"Another process reads the dead letters in queue {queue!r}.",
+        hint="Try again when it is done; if that takes long, look for the consumer of the queue in RabbitMQ.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class DeadLetterQueues:
                         pass
                     return
             if time.monotonic() > deadline:  # another process subscribed at the same moment, again and again
-                raise BrokerUnavailable(_IN_USE.format(queue=queue))
+                raise _in_use(queue)
 
 
 class _Reader:
@@ -257,7 +258,7 @@ def _count(channel: amqp.Channel, queue: str, deadline: float, pause: float) -> 
         if not consumers:
             return ready
         if time.monotonic() > deadline:
-            raise BrokerUnavailable(_IN_USE.format(queue=queue))
+            raise _in_use(queue)
         time.sleep(pause)
 
 

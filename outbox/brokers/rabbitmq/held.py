@@ -16,7 +16,7 @@ from datetime import timedelta
 from amqp import spec
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.ordered import Fetched, OrderedQueue
 from outbox.errors import BrokerUnavailable
 
@@ -41,7 +41,7 @@ class HeldDeliveries:
         clock: gives seconds; it never goes back.
     """
 
-    def __init__(self, connection: Connection, longest: float, clock: Callable[[], float]) -> None:
+    def __init__(self, connection: RabbitMQConnection, longest: float, clock: Callable[[], float]) -> None:
         self._connection = connection
         self.longest = longest
         self._clock = clock

@@ -30,7 +30,7 @@ class Fetched:
 
 
 @dataclass(slots=True)
-class Entry:
+class OrderedMessage:
     """A message of the window. `due_at`: it is not handed out before, in seconds of the receiver's clock."""
 
     fetched: Fetched
@@ -54,11 +54,11 @@ class OrderedQueue:
     channel: amqp.Channel
     opened_at: float = field(default_factory=time.monotonic)
     is_passed_on: bool = False
-    entries: dict[int, Entry] = field(default_factory=dict)  # by delivery tag
+    entries: dict[int, OrderedMessage] = field(default_factory=dict)  # by delivery tag
 
     def add(self, fetched: Fetched, due_at: float = 0.0) -> None:
         """Put a message behind all others. It is not handed out before that time."""
-        self.entries[fetched.tag] = Entry(fetched, due_at)
+        self.entries[fetched.tag] = OrderedMessage(fetched, due_at)
 
     def postponed(self, now: float) -> list[tuple[str, float]]:
         """Return the messages that are to be retried later, by their ids, and when they are due."""
@@ -95,7 +95,7 @@ class OrderedQueue:
         """Return when the next message can be handed out; None: not before another one is settled."""
         return min((one.due_at for one in self._heads() if not one.is_out), default=None)
 
-    def _heads(self) -> Iterator[Entry]:
+    def _heads(self) -> Iterator[OrderedMessage]:
         keys = set()
         for entry in self.entries.values():
             if entry.fetched.delivery.key not in keys:
@@ -103,7 +103,7 @@ class OrderedQueue:
                 yield entry
 
 
-def _numbered(entry: Entry) -> Fetched:
+def _numbered(entry: OrderedMessage) -> Fetched:
     """Return a message as it is handed out this time."""
     first = entry.fetched.delivery
     delivery_count, receipt = first.delivery_count + entry.times_out - 1, f"{first.receipt}/{entry.times_out}"

@@ -25,7 +25,7 @@ from amqp.exceptions import ChannelError, NotFound
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.owners import OwnedByAnother
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
@@ -46,7 +46,7 @@ DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again afte
 Source = tuple[str, str]  # group and topic
 
 
-class Receiver:
+class RabbitMQReceiver:
     """
     Receives over one connection.
 
@@ -64,7 +64,7 @@ class Receiver:
         declare: Callable[[amqp.Channel, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection = Connection(options, name, on_tick=self._return_unclaimed)
+        self._connection = RabbitMQConnection(options, name, on_tick=self._return_unclaimed)
         self.held = HeldDeliveries(self._connection, options.consumer_timeout.total_seconds() * CONSUMER_MARGIN, clock)
         self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
         self._topics = topics

@@ -23,8 +23,8 @@ from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.confirms import Name, PendingConfirms
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.confirms import ConfirmingChannel, Name, PendingConfirms
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
@@ -66,12 +66,11 @@ class Publisher:
         timeout: seconds for the confirms of a batch.
     """
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
+    def __init__(self, connection: RabbitMQConnection, timeout: float) -> None:
         self._connection = connection
         self._timeout = timeout
-        self._channel: amqp.Channel | None = None
+        self._channel: ConfirmingChannel | None = None
         self._serial = 0
-        self._next_tag = 1
 
     def publish(
         self, publications: Sequence[Publication], *, queues: Iterable[str] = (), exchanges: Iterable[str] = ()
@@ -87,16 +86,14 @@ class Publisher:
         """
         if not publications:
             return []
-        batch = PendingConfirms(0, NOT_TAKEN, _explain_return)
+        batch = PendingConfirms(NOT_TAKEN, _explain_return)
         batch.extend(one.id for one in publications)
         is_begun = False
         try:
             with self._connection.use() as connection:
-                if self._connection.is_blocked:  # it answers nothing until then
+                if self._is_blocked():  # it answers nothing until then
                     return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=BLOCKED))
-                channel = self._open_channel(connection)
-                batch.first_tag = self._next_tag
-                batch.listen(channel)
+                channel = self._open_channel(connection).begin(batch)
                 is_begun = True
                 for name in queues:
                     channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
@@ -105,9 +102,11 @@ class Publisher:
                     channel.send_method(spec.Exchange.Declare, "BssbbbbbF", arguments)
                 for one in publications:
                     channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, True, False), one.message)
-                self._next_tag = batch.next_tag
-                self._wait(connection, batch)
-            if batch.pending:
+                batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
+                if batch.pending and not self._is_blocked():
+                    text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
+                    raise TimeoutError(text)
+            if batch.pending:  # the confirms of a blocked connection do not come before memory and disk suffice again
                 self._channel = None
                 return batch.finish(SendResult(SendStatus.UNSURE, reason=BLOCKED))
         except BrokerUnavailable as error:
@@ -121,15 +120,8 @@ class Publisher:
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
         return batch.finish(UNANSWERED)  # none is open
 
-    def _wait(self, connection: amqp.Connection, batch: PendingConfirms) -> None:
-        """Wait for the confirms; those of a blocked connection do not come before memory and disk suffice again."""
-        deadline = time.monotonic() + self._timeout
-        while batch.pending and not self._connection.is_blocked:
-            try:
-                connection.blocking_read(max(1e-6, deadline - time.monotonic()))  # a heartbeat does not prolong it
-            except TimeoutError as error:
-                text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
-                raise TimeoutError(text) from error
+    def _is_blocked(self) -> bool:
+        return self._connection.is_blocked
 
     def _after_channel_error(
         self, publications: Sequence[Publication], batch: PendingConfirms, error: ChannelError
@@ -152,11 +144,10 @@ class Publisher:
                 batch.results[index] = result
         return batch.finish(UNANSWERED)
 
-    def _open_channel(self, connection: amqp.Connection) -> amqp.Channel:
+    def _open_channel(self, connection: amqp.Connection) -> ConfirmingChannel:
         if self._channel is None or self._serial != self._connection.serial:
-            self._channel = connection.channel()
-            self._channel.confirm_select()
-            self._serial, self._next_tag = self._connection.serial, 1
+            self._channel = ConfirmingChannel(connection)
+            self._serial = self._connection.serial
         return self._channel
 
 

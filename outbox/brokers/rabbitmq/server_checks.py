@@ -20,7 +20,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 from outbox.brokers.base import Problem
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import LOST, Connection, connect, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
@@ -62,7 +62,7 @@ class ServerChecks:
     def __init__(
         self,
         options: RabbitMQOptions,
-        connection: Connection,
+        connection: RabbitMQConnection,
         topics: Iterable[TopicSpec],
         declare_queues: Callable[[amqp.Channel, TopicSpec, str], None],
         owners: RabbitMQOwners,

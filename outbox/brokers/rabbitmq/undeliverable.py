@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import amqp
 
-from outbox.brokers.rabbitmq.connection import LOST, Connection, describe
+from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import again
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import DUE, UNDELIVERABLE
@@ -17,7 +17,7 @@ PORTION = 500
 WAIT_SECONDS = 1.0
 
 
-def bring_back(connection: Connection, publish: Callable[[Sequence[Publication]], None]) -> int:
+def bring_back(connection: RabbitMQConnection, publish: Callable[[Sequence[Publication]], None]) -> int:
     """
     Publish the messages in the queue `outbox.undeliverable` once more, each once. Return their number.
 

@@ -29,7 +29,7 @@ from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rocketmq import dead_letters, lookup
 from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
@@ -39,7 +39,7 @@ from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
 from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
-from outbox.brokers.rocketmq.receiver import Receiver
+from outbox.brokers.rocketmq.receiver import RocketMQReceiver
 from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
@@ -79,7 +79,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self.check_horizon = self._settings.check_horizon
-        self._client = Client(self._settings, now, self.topics)
+        self._client = RocketMQClient(self._settings, now, self.topics)
         proxies = ProxySender(self._client, clock, now)
         ports = PortSender(self._client, clock, now)
         self._producer = Producer(proxies, ports, clock)
@@ -87,7 +87,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         is_at_port = not self._settings.unconfirmed_ends
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
-        self._receiver = Receiver(self._client, self.topics, self._settlement)
+        self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
         self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
@@ -190,8 +190,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
             self._owners.take_over(group)
         except UNANSWERED as error:
             raise BrokerUnavailable(
-                f"Not all name servers have stored the new owner of group {group!r}: {error}. Start them, or correct "
-                "NAME_SERVERS, and take the group over again: those that have not may name the old owner."
+                f"Not all name servers have stored the new owner of group {group!r}: {error}.",
+                hint="Start them, or correct NAME_SERVERS, and take the group over again: "
+                "those that have not may name the old owner.",
             ) from error
 
     def refusals(self) -> dict[str, str]:
@@ -251,8 +252,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """Refuse, and name the command that deletes a group with all its topics."""
         raise UnsupportedByBroker(
-            "On RocketMQ, what waits for a group expires with the server's log. Its own tool drops it at once, for all topics of "
-            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}."
+            "On RocketMQ, what waits for a group expires with the server's log.",
+            hint="Its own tool drops it at once, for all topics of "
+            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}.",
         )
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
@@ -276,7 +278,9 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         """Raise BrokerUnavailable if the group is another project's, or no name server says whose it is."""
         try:
             self._owners.require(group)
-        except (OwnedByAnother, *UNANSWERED) as error:
+        except OwnedByAnother as error:
+            raise BrokerUnavailable(*error.args) from error
+        except UNANSWERED as error:
             raise BrokerUnavailable(str(error)) from error
 
     def _problems_of_owners(self) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from outbox.brokers.base import Problem
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.group_checks import problems_of_groups
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
@@ -53,7 +53,9 @@ def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) ->
     return []
 
 
-async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time) -> list[Problem]:
+async def problems_of_brokers(
+    client: RocketMQClient, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time
+) -> list[Problem]:
     """
     Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups.
 
@@ -76,7 +78,9 @@ async def problems_of_brokers(client: Client, topics: Sequence[TopicSpec], now: 
     return found
 
 
-async def _problems_of(client: Client, address: str, topics: Sequence[TopicSpec], now: Callable[[], float]) -> list[Problem]:
+async def _problems_of(
+    client: RocketMQClient, address: str, topics: Sequence[TopicSpec], now: Callable[[], float]
+) -> list[Problem]:
     try:
         config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.errors import BrokerUnavailable
@@ -13,7 +13,7 @@ from outbox.errors import BrokerUnavailable
 R = TypeVar("R")
 
 
-async def addresses_of_all(client: Client) -> list[str]:
+async def addresses_of_all(client: RocketMQClient) -> list[str]:
     """
     Return host:port of each broker that has a topic of ours.
 
@@ -28,7 +28,7 @@ async def addresses_of_all(client: Client) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-async def ask_all(client: Client, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
+async def ask_all(client: RocketMQClient, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
     """Ask every broker, and return all answers. Raises BrokerUnavailable if one does not answer."""
     found: list[R] = []
     try:

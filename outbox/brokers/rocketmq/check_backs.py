@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import BORN_EARLIER_SECONDS, clock_ahead, to_half
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError, describe
@@ -39,7 +39,7 @@ class CheckBackListener:
     """Listens for check-backs about topics on every proxy in their routes, and answers with the results of `ask`."""
 
     def __init__(
-        self, client: Client, topics: list[str], ask: Ask, half_lookup: HalfLookup, note_sent: NoteSent | None = None
+        self, client: RocketMQClient, topics: list[str], ask: Ask, half_lookup: HalfLookup, note_sent: NoteSent | None = None
     ) -> None:
         self._client = client
         self._topics = topics

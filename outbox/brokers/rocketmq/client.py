@@ -52,7 +52,7 @@ GRACE_SECONDS = 30.0  # for calls in progress on a channel that is being replace
 CLIENT_VERSION = version("rocketmq-python-client")
 
 
-class Client:
+class RocketMQClient:
     """
     Runs coroutines in its event loop's thread, and provides channels, routes and signatures.
 
@@ -112,7 +112,7 @@ class Client:
         if self._pid != os.getpid():
             raise RuntimeError("This RocketMQ broker was created before a fork. Create one in the process that uses it.")
         if self._is_closed:
-            raise BrokerUnavailable("The RocketMQ broker is closed. Create another one.")
+            raise BrokerUnavailable("The RocketMQ broker is closed.", hint="Create another one.")
         if self._loop is None:
             self._loop = loops.acquire()
         return self._loop

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from outbox.brokers.base import DeadLetter
 from outbox.brokers.rocketmq.brokers import addresses_of_all
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import REPLAY_GROUP, SERVER_PROPERTY, message_id_of, source_of
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import RemotingError, Request, StoredMessage
@@ -48,13 +48,13 @@ class StoredDeadLetter:
     stored: StoredMessage
 
 
-async def dead_letters(client: Client, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
+async def dead_letters(client: RocketMQClient, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
     """Return the dead letters of a group that were neither replayed nor discarded, oldest first."""
     with _broker_errors():
         return [_as_dead_letter(letter, group) for letter in (await _open_dead_letters(client, server_groups))[:limit]]
 
 
-async def count_dead_letters(client: Client, server_groups: Collection[str]) -> dict[str, int]:
+async def count_dead_letters(client: RocketMQClient, server_groups: Collection[str]) -> dict[str, int]:
     """
     Return the number of dead letters that were neither replayed nor discarded, by topic.
 
@@ -64,7 +64,7 @@ async def count_dead_letters(client: Client, server_groups: Collection[str]) -> 
         return dict(Counter(letter.topic for letter in await _open_dead_letters(client, server_groups)))
 
 
-async def replay(client: Client, group: str, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
+async def replay(client: RocketMQClient, group: str, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
     """Send one copy of each dead letter to its group. Return the ids of those that were copied now."""
     settled = set()
     with _broker_errors():
@@ -78,7 +78,7 @@ async def replay(client: Client, group: str, server_groups: Collection[str], ids
     return settled
 
 
-async def discard(client: Client, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
+async def discard(client: RocketMQClient, server_groups: Collection[str], ids: Collection[str]) -> set[str]:
     """Mark dead letters as discarded. Return their ids."""
     with _broker_errors():
         letters = await _unsettled(client, server_groups, ids)
@@ -88,7 +88,7 @@ async def discard(client: Client, server_groups: Collection[str], ids: Collectio
     return {letter.stored.id for letter in letters}
 
 
-async def dead_lettered_topics(client: Client, broker: str, message_id: str) -> list[str]:
+async def dead_lettered_topics(client: RocketMQClient, broker: str, message_id: str) -> list[str]:
     """Return the topics in which a message is a dead letter of some group. Raises as `Ports.ask`."""
     answer = await client.ports.ask(broker, Request(requests.GET_ALL_TOPICS))
     topics = json.loads(answer.checked().body)["topicConfigTable"]
@@ -101,7 +101,7 @@ async def dead_lettered_topics(client: Client, broker: str, message_id: str) -> 
     return [letter.topic for letter in found if not await _is_settled(client, letter)]
 
 
-async def _open_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:
+async def _open_dead_letters(client: RocketMQClient, server_groups: Collection[str]) -> list[StoredDeadLetter]:
     """Return the dead letters that have no mark, oldest first."""
     found: dict[str, StoredDeadLetter] = {}
     for letter in await _stored_dead_letters(client, server_groups):
@@ -119,14 +119,14 @@ def _as_dead_letter(letter: StoredDeadLetter, group: str) -> DeadLetter:
     return DeadLetter(stored.id, group, letter.topic, message_id, "", delivery_count, stored.stored_at, source)
 
 
-async def _stored_dead_letters(client: Client, server_groups: Collection[str]) -> list[StoredDeadLetter]:
+async def _stored_dead_letters(client: RocketMQClient, server_groups: Collection[str]) -> list[StoredDeadLetter]:
     """Return the dead letters and marks on all brokers, oldest first."""
     brokers = await addresses_of_all(client)
     queues = [await _read(client, broker, group) for broker in brokers for group in server_groups]
     return list(heapq.merge(*queues, key=lambda letter: letter.stored.stored_at))
 
 
-async def _read(client: Client, broker: str, server_group: str) -> list[StoredDeadLetter]:
+async def _read(client: RocketMQClient, broker: str, server_group: str) -> list[StoredDeadLetter]:
     letters: list[StoredDeadLetter] = []
     offset, has_more = 0, True
     while has_more:
@@ -147,7 +147,7 @@ def _dead_letter(broker: str, server_group: str, stored: StoredMessage) -> Store
     return StoredDeadLetter(broker, topic, stored)
 
 
-async def _unsettled(client: Client, server_groups: Collection[str], ids: Collection[str]) -> list[StoredDeadLetter]:
+async def _unsettled(client: RocketMQClient, server_groups: Collection[str], ids: Collection[str]) -> list[StoredDeadLetter]:
     """Return dead letters by their ids, except those that were replayed or discarded."""
     brokers = await addresses_of_all(client)
     found = [
@@ -161,7 +161,7 @@ async def _unsettled(client: Client, server_groups: Collection[str], ids: Collec
     return [letter for letter in found if not await _is_settled(client, letter)]
 
 
-async def _view(client: Client, broker: str, letter_id: str) -> list[StoredMessage]:
+async def _view(client: RocketMQClient, broker: str, letter_id: str) -> list[StoredMessage]:
     """Return the message with this id from a broker's log, if it is there. Another broker has other data at its offset."""
     try:
         place = int(letter_id[-16:], 16)
@@ -171,12 +171,12 @@ async def _view(client: Client, broker: str, letter_id: str) -> list[StoredMessa
     return [found] if found is not None and found.id == letter_id else []
 
 
-async def _is_settled(client: Client, letter: StoredDeadLetter) -> bool:
+async def _is_settled(client: RocketMQClient, letter: StoredDeadLetter) -> bool:
     """Return whether a mark says that a dead letter was replayed or discarded."""
     return bool(await client.ports.find(letter.broker, letter.stored.topic, letter.stored.id))
 
 
-async def _send_copy(client: Client, letter: StoredDeadLetter, group: str) -> None:
+async def _send_copy(client: RocketMQClient, letter: StoredDeadLetter, group: str) -> None:
     """Send a copy to the queue that holds the messages of its key."""
     stored = letter.stored
     properties = {name: text for name, text in stored.properties.items() if name in KEPT or not SERVER_PROPERTY.match(name)}
@@ -188,13 +188,13 @@ async def _send_copy(client: Client, letter: StoredDeadLetter, group: str) -> No
     (await client.ports.ask(letter.broker, request)).checked()
 
 
-async def _send_mark(client: Client, letter: StoredDeadLetter, what: str) -> None:
+async def _send_mark(client: RocketMQClient, letter: StoredDeadLetter, what: str) -> None:
     stored = replace(letter.stored, body=what.encode(), flag=0)
     request = requests.send_copy(stored.topic, ANY_QUEUE, stored, {"KEYS": stored.id, MARK: what})
     (await client.ports.ask(letter.broker, request)).checked()
 
 
-async def _wait_until_indexed(client: Client, letters: Sequence[StoredDeadLetter]) -> None:
+async def _wait_until_indexed(client: RocketMQClient, letters: Sequence[StoredDeadLetter]) -> None:
     """Wait until the marks are in the index, so that no second replay follows."""
     deadline = time.monotonic() + INDEX_SECONDS
     waiting = list(letters)

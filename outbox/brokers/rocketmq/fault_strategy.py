@@ -22,7 +22,7 @@ MAX_STEPS = 3  # 1.6 ** 3 is above 3
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class FlowControl:
     """The backoff from a server that applies flow control: how many times in a row, and until when (by the clock)."""
 
     times: int
@@ -42,7 +42,7 @@ class FaultStrategy:
         self._clock = clock
         self._random = random
         self._avoided: dict[str, float] = {}
-        self._backoffs: dict[str, Backoff] = {}
+        self._backoffs: dict[str, FlowControl] = {}
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
@@ -71,7 +71,7 @@ class FaultStrategy:
         times = backoff.times + 1 if backoff else 1
         wait = min(MAX_SECONDS, FIRST_SECONDS * GROWTH ** min(times - 1, MAX_STEPS))
         wait *= 1 - JITTER + 2 * JITTER * self._random()
-        self._backoffs[name] = Backoff(times, self._clock() + wait)
+        self._backoffs[name] = FlowControl(times, self._clock() + wait)
         return wait
 
     def _avoid(self, name: str, seconds: float) -> None:

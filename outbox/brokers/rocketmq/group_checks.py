@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox.brokers.base import Problem
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request
 from outbox.brokers.rocketmq.settlement import ORDERED
@@ -26,7 +26,7 @@ MIN_RETRIES = 1_000_000
 NOT_FOUND_CODES = {requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}  # deleted since it was listed
 
 
-async def problems_of_groups(client: Client, broker: str, topics: Sequence[TopicSpec]) -> list[Problem]:
+async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequence[TopicSpec]) -> list[Problem]:
     """
     Return what is wrong with the consumer groups of topics on a broker (host:port).
 

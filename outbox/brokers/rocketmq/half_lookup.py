@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from outbox.brokers.base import HalfRef, HalfStatus
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.pipelines import pipelined
-from outbox.brokers.rocketmq.places import HALVES, Place
+from outbox.brokers.rocketmq.places import HALVES, HalfPlace
 from outbox.brokers.rocketmq.queue_reader import MAX_READ, QueueReader
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
@@ -56,24 +56,24 @@ class HalfLookup:
         max_read: read at most this many messages of a topic in one look-up; the next one continues.
     """
 
-    def __init__(self, client: Client, settle_seconds: float = SETTLE_SECONDS, max_read: int = MAX_READ) -> None:
+    def __init__(self, client: RocketMQClient, settle_seconds: float = SETTLE_SECONDS, max_read: int = MAX_READ) -> None:
         self._client = client
         self._settle_seconds = settle_seconds
         self._reader = QueueReader(client.ports, max_read)
-        self.found: dict[str, Place] = {}  # half id -> place of half messages that were looked up
+        self.found: dict[str, HalfPlace] = {}  # half id -> place of half messages that were looked up
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """Return the status of each half message; UNKNOWN for those that cannot be looked up."""
         return self._client.run(self._look_up(halves))
 
-    async def place_of(self, half: HalfRef) -> Place | None:
+    async def place_of(self, half: HalfRef) -> HalfPlace | None:
         """Return the place of a half message, looked up before or now, by its id. Raises ConnectionError, RemotingError."""
         known = self.found.pop(half.half_id, None)
         if known is not None:
             return known
         for name, address in (await self._client.ports.addresses(half.topic)).items():
             for stored in await self._find(address, HALVES, half.half_id):
-                return Place.of_stored(name, stored)
+                return HalfPlace.of_stored(name, stored)
         return None
 
     async def is_visible(self, topic: str, half_id: str) -> bool:
@@ -114,7 +114,7 @@ class HalfLookup:
                 return HalfStatus.UNKNOWN
             for name, address in brokers.items():
                 for stored in await self._find(address, HALVES, half.half_id):
-                    self.found[half.half_id] = Place.of_stored(name, stored)
+                    self.found[half.half_id] = HalfPlace.of_stored(name, stored)
                     if _is_first(half, stored):
                         return HalfStatus.HIDDEN
         except Exception as error:  # the others are not affected
@@ -167,13 +167,13 @@ class HalfLookup:
                 known, found = await self._reader.read(address, HALVES, 1, wanted, since)
                 unread.update(set(wanted) - known)
                 for half_id, stored in found.items():
-                    self.found[half_id] = Place.of_stored(name, stored)
+                    self.found[half_id] = HalfPlace.of_stored(name, stored)
                     hidden[half_id] = name, stored.stored_at
         return hidden, unread - hidden.keys()
 
     async def _view(self, addresses: Mapping[str, str], half: HalfRef) -> tuple[str, datetime] | None:
         """Return the broker and time of storage of a half message that is at its place. None: it is not there."""
-        place = Place.read(half.place)
+        place = HalfPlace.read(half.place)
         if place is None:
             return None
         if place.broker not in addresses:
@@ -183,7 +183,7 @@ class HalfLookup:
 
     async def _status_if_absent(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStatus:
         """Return the status of a half message if neither it nor its message is found."""
-        place = Place.read(half.place)
+        place = HalfPlace.read(half.place)
         if place is None or half.decided_at is None:  # a broker unknown to this process may have it
             return HalfStatus.UNPROVEN
         oldest = await self._oldest(addresses[place.broker])
@@ -199,7 +199,7 @@ class HalfLookup:
     async def _brokers_of(self, half: HalfRef) -> dict[str, str] | None:
         """Return the brokers that may have a half message: its own, or all of its topic. None: its own is not available."""
         addresses = await self._client.ports.addresses(half.topic)
-        place = Place.read(half.place)
+        place = HalfPlace.read(half.place)
         if place is None:
             return addresses or None
         return {place.broker: addresses[place.broker]} if place.broker in addresses else None
@@ -218,7 +218,7 @@ class HalfLookup:
 
 def _may_be_on(broker: str, half: HalfRef, hidden: Mapping[str, tuple[str, datetime]]) -> bool:
     """Return whether a broker may have a half message and its message: only its own broker, if that is known."""
-    place = Place.read(half.place)
+    place = HalfPlace.read(half.place)
     known = hidden[half.half_id][0] if half.half_id in hidden else place.broker if place else broker
     return known == broker
 
@@ -236,6 +236,6 @@ def _is_first(half: HalfRef, stored: StoredMessage) -> bool:
 
     Only the first one proves that the index covers the message, which was stored after it, but maybe before the copies.
     """
-    if place := Place.read(half.place):
+    if place := HalfPlace.read(half.place):
         return place.log_offset == stored.log_offset
     return half.decided_at is not None and stored.stored_at < half.decided_at + SENT_WITHIN

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.producer import NOT_STARTED, SEND_SECONDS
@@ -25,7 +25,7 @@ class HalfSender(abc.ABC):
         clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: RocketMQClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
 

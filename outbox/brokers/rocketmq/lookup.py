@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from outbox.brokers.base import HalfRef, StoredCopy
 from outbox.brokers.rocketmq.brokers import ask_all
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import HALF_MARK
 from outbox.brokers.rocketmq.dead_letters import RETRY_PREFIX, dead_lettered_topics
-from outbox.brokers.rocketmq.places import HALVES, Place
+from outbox.brokers.rocketmq.places import HALVES, HalfPlace
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
 
@@ -21,7 +21,7 @@ DELAYED = "rmq_sys_wheel_timer"
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 
-async def find(client: Client, topics: Iterable[str], message_id: str, half: HalfRef | None) -> list[StoredCopy]:
+async def find(client: RocketMQClient, topics: Iterable[str], message_id: str, half: HalfRef | None) -> list[StoredCopy]:
     """
     Look a message up by its id, which is one of its keys, in its topics, among half messages and among delayed messages.
 
@@ -45,7 +45,7 @@ async def find(client: Client, topics: Iterable[str], message_id: str, half: Hal
     return list(found.values())
 
 
-async def topics_read_by(client: Client, group: str) -> set[str]:
+async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
     """Return the topics that one of the server's groups has an offset for."""
 
     async def ask(broker: str) -> list[str]:
@@ -55,12 +55,12 @@ async def topics_read_by(client: Client, group: str) -> set[str]:
     return set(await ask_all(client, ask))
 
 
-async def backlog(client: Client, group: str, topic: str) -> int:
+async def backlog(client: RocketMQClient, group: str, topic: str) -> int:
     """Return the number of messages of a topic that can be delivered to one of the server's groups now, retries included."""
     return await _lag(client, group, topic) + await _lag(client, group, f"{RETRY_PREFIX}{group}_{topic}")
 
 
-async def _lag(client: Client, group: str, topic: str) -> int:
+async def _lag(client: RocketMQClient, group: str, topic: str) -> int:
     async def ask(broker: str) -> list[int]:
         request = Request(requests.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic})
         answer = await client.ports.ask(broker, request)
@@ -75,12 +75,12 @@ async def _lag(client: Client, group: str, topic: str) -> int:
 NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}
 
 
-async def _query(client: Client, topic: str, key: str) -> list[StoredMessage]:
+async def _query(client: RocketMQClient, topic: str, key: str) -> list[StoredMessage]:
     return await ask_all(client, lambda broker: client.ports.find(broker, topic, key))
 
 
-async def _stored_at(client: Client, half: HalfRef) -> StoredMessage | None:
-    place = Place.read(half.place)
+async def _stored_at(client: RocketMQClient, half: HalfRef) -> StoredMessage | None:
+    place = HalfPlace.read(half.place)
     address = (await client.ports.addresses(half.topic)).get(place.broker) if place else None
     if place is None or address is None:
         return None

@@ -30,8 +30,9 @@ def acquire() -> asyncio.AbstractEventLoop:
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         raise ConfigurationError(
-            "The RocketMQ broker needs threads, and gevent has replaced them in this process. Use threads or processes here. "
-            "If only web workers run under gevent, call publish() there and run the relay elsewhere; do not use half first."
+            "The RocketMQ broker needs threads, and gevent has replaced them in this process.",
+            hint="Use threads or processes here. If only web workers run under gevent, call publish() there and run the "
+            "relay elsewhere; do not use half first.",
         )
     try:
         return _free.pop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from outbox.brokers.owners import GroupOwner, GroupOwners, OwnedByAnother
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
@@ -33,7 +33,7 @@ class RocketMQOwners(GroupOwners):
         clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, client: Client, clock: Callable[[], float]) -> None:
+    def __init__(self, client: RocketMQClient, clock: Callable[[], float]) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}  # group -> whose it is, and what to do
         self._client = client

@@ -10,7 +10,7 @@ HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 LOG_DIGITS = 16  # at the end of an answer's msgId
 
 
-class Place(NamedTuple):
+class HalfPlace(NamedTuple):
     """The place of a half message. `str()` formats it as `HalfRef.place`."""
 
     broker: str
@@ -21,7 +21,7 @@ class Place(NamedTuple):
         return f"{self.broker} {self.log_offset} {self.queue_offset}"
 
     @classmethod
-    def read(cls, text: str) -> Place | None:
+    def read(cls, text: str) -> HalfPlace | None:
         """Parse `HalfRef.place`. None: it has no place, or another format."""
         broker, *offsets = text.split(" ")
         if len(offsets) != 2 or not all(one.isascii() and one.isdecimal() for one in offsets):
@@ -29,11 +29,11 @@ class Place(NamedTuple):
         return cls(broker, int(offsets[0]), int(offsets[1]))
 
     @classmethod
-    def of_answer(cls, broker: str, answer: Answer) -> Place:
+    def of_answer(cls, broker: str, answer: Answer) -> HalfPlace:
         """Return the place of a half message from the broker's answer to the send."""
         return cls(broker, int(answer.fields["msgId"][-LOG_DIGITS:], 16), int(answer.fields["queueOffset"]))
 
     @classmethod
-    def of_stored(cls, broker: str, stored: StoredMessage) -> Place:
+    def of_stored(cls, broker: str, stored: StoredMessage) -> HalfPlace:
         """Return the place of a half message that was read from a broker."""
         return cls(broker, stored.log_offset, stored.queue_offset)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
-from outbox.brokers.rocketmq.places import Place
+from outbox.brokers.rocketmq.places import HalfPlace
 from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
@@ -48,13 +48,13 @@ class PortHalfSender(HalfSender):
         broker, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
             return sent
-        return SendResult(SendStatus.ACCEPTED, half_id=wire_id, place=str(Place.of_answer(broker, sent)))
+        return SendResult(SendStatus.ACCEPTED, half_id=wire_id, place=str(HalfPlace.of_answer(broker, sent)))
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
             # From the preceding look-up, from the send, or from the broker's index, in this order.
             looked_up = self._half_lookup.found.pop(half.half_id, None)
-            place = looked_up or Place.read(half.place) or await self._half_lookup.place_of(half)
+            place = looked_up or HalfPlace.read(half.place) or await self._half_lookup.place_of(half)
         except (ConnectionError, RemotingError) as error:
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since its place cannot be looked up: {error}")
         if place is None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import TYPES, born_at, to_remoting
 from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
@@ -30,7 +30,9 @@ class PortSender:
         now: the current time in seconds since 1970, for the timestamps of messages.
     """
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, client: RocketMQClient, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
         self.client = client
         self._clock = clock
         self._now = now

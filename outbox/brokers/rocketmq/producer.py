@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from outbox.brokers.base import ACCEPTED, Outgoing, SendResult, SendStatus
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
@@ -41,7 +41,9 @@ class ProxySender:
         now: the current time in seconds since 1970, for the timestamps of messages.
     """
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, client: RocketMQClient, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
         self.client = client
         self._clock = clock
         self._now = now

@@ -19,7 +19,7 @@ MAX_READ = 50_000  # messages in one call: about a second
 
 
 @dataclass(slots=True)
-class Scan:
+class QueueScan:
     """
     A scan in progress.
 
@@ -40,7 +40,7 @@ class QueueReader:
     def __init__(self, ports: Ports, max_messages: int) -> None:
         self._ports = ports
         self._max_messages = max_messages
-        self._scans: dict[tuple[str, str], Scan] = {}  # broker, topic
+        self._scans: dict[tuple[str, str], QueueScan] = {}  # broker, topic
 
     async def read(
         self, address: str, topic: str, queues: int, wanted: Collection[str], since: datetime
@@ -59,7 +59,7 @@ class QueueReader:
         """
         key = address, topic
         if key not in self._scans:
-            self._scans[key] = Scan(frozenset(wanted), await self._begin(address, topic, queues, since))
+            self._scans[key] = QueueScan(frozenset(wanted), await self._begin(address, topic, queues, since))
         scan, left = self._scans[key], self._max_messages
         for queue, (offset, end) in list(scan.queues.items()):
             while offset < end and left > 0:

@@ -21,7 +21,7 @@ from functools import partial
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import is_for, to_delivery
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
@@ -63,10 +63,10 @@ class TopicFailure:
     is_logged: bool = False
 
 
-class Receiver:
+class RocketMQReceiver:
     """Receives messages through one client."""
 
-    def __init__(self, client: Client, topics: Mapping[str, TopicSpec], settlement: Settlement) -> None:
+    def __init__(self, client: RocketMQClient, topics: Mapping[str, TopicSpec], settlement: Settlement) -> None:
         self._client = client
         self._settlement = settlement
         self._topics = topics

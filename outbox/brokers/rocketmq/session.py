@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, definition, service
@@ -37,11 +37,11 @@ class Session:
         settings: the settings to announce.
         heartbeat: the request to send after each announcement.
         on_command: called with the endpoint and each command of the proxy; it must not block.
-        role: as in `Client.call`.
+        role: as in `RocketMQClient.call`.
     """
 
     def __init__(
-        self, client: Client, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
+        self, client: RocketMQClient, endpoint: Endpoint, settings: Any, heartbeat: Any, on_command: OnCommand, role: str = ""
     ) -> None:
         self._client = client
         self._endpoint = endpoint
@@ -122,7 +122,7 @@ class Session:
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
-def settings_of(client: Client, endpoint: Endpoint, client_type: int) -> Any:
+def settings_of(client: RocketMQClient, endpoint: Endpoint, client_type: int) -> Any:
     """Return the settings that producers and consumers have in common."""
     settings = definition.Settings(client_type=client_type, access_point=endpoint.proto)
     settings.request_timeout.FromNanoseconds(round(client.timeout * 1e9))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.errors import BrokerUnavailable
@@ -48,7 +48,7 @@ def invisible_milliseconds(span: timedelta) -> int:
 class Settlement:
     """Settles deliveries through one client."""
 
-    def __init__(self, client: Client, topics: Mapping[str, TopicSpec]) -> None:
+    def __init__(self, client: RocketMQClient, topics: Mapping[str, TopicSpec]) -> None:
         self._client = client
         self._topics = topics
 

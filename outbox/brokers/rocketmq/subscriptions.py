@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.session import Session, settings_of
 from outbox.brokers.rocketmq.settlement import group_name
@@ -25,7 +25,7 @@ EVERYTHING = definition.FilterExpression(type=definition.FilterType.TAG, express
 class Subscriptions:
     """Sessions of consumer groups. In the client's loop only."""
 
-    def __init__(self, client: Client, topics: Mapping[str, TopicSpec]) -> None:
+    def __init__(self, client: RocketMQClient, topics: Mapping[str, TopicSpec]) -> None:
         self._client = client
         self._topics = topics
         self._wanted: dict[str, frozenset[str]] = {}  # the server's group -> names of topics

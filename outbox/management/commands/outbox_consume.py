@@ -102,7 +102,7 @@ def _choose(names: list[str] | None) -> list[Group]:
     if names:
         return [group(name) for name in names]
     if not groups():
-        raise ConfigurationError("No @consumer is defined. Define one in consumers.py of an installed app.")
+        raise ConfigurationError("No @consumer is defined.", hint="Define one in consumers.py of an installed app.")
     return list(groups().values())
 
 

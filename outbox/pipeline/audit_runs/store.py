@@ -58,7 +58,9 @@ def audit_lock(using: str) -> Iterator[None]:
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
-            raise AuditRunning(f"An audit of database {using!r} is already running{since}. Wait for it, or stop its process.")
+            raise AuditRunning(
+                f"An audit of database {using!r} is already running{since}.", hint="Wait for it, or stop its process."
+            )
         connection.execute(END_IDLE_SESSION)
         _mark_dead(using)
         with keep_alive(connection):

@@ -62,7 +62,7 @@ def keys() -> list[str]:
     found = os.environ.get(VARIABLE, "").split()
     if any(len(key) < MIN_KEY_CHARACTERS for key in found):
         raise ConfigurationError(
-            f"{VARIABLE} holds a key of fewer than {MIN_KEY_CHARACTERS} characters. Make one: {HOW_TO_MAKE_A_KEY}"
+            f"{VARIABLE} holds a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
         )
     return found
 
@@ -88,7 +88,7 @@ def verify(content: str) -> dict[str, Any]:
     """
     found = keys()
     if not found:
-        raise ConfigurationError(f"There is no key to verify with. Set {VARIABLE} to the key that signed.")
+        raise ConfigurationError("There is no key to verify with.", hint=f"Set {VARIABLE} to the key that signed.")
     try:
         parts = json.loads(content)
         verdict, signature = parts["verdict"], parts["signature"]

@@ -17,8 +17,8 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         read_section(known_settings().pipeline, conf.PipelineSettings, conf.PLACE)
     except ConfigurationError as error:
-        hint = "The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
-        return [Error(str(error), hint=hint, id="outbox.E001")]
+        hint = f"{error.hint} The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
+        return [Error(error.message, hint=hint.strip(), id="outbox.E001")]
     return []
 
 

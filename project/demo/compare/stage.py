@@ -29,8 +29,8 @@ from project.demo.processes import DemoError, Processes
 from project.demo.report import Connection, number
 from project.demo.screen import Screen
 from project.demo.stage import MANAGE, listen, wait_for_shop
+from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ
-from project.servers.rocketmq_jars import ServerError
 from project.shop.orders_file import Invoice
 
 SETTINGS = "project.demo.compare.shop.settings"
@@ -84,10 +84,10 @@ class Stage:
                 processes,
                 permits,
                 feed,
+                lambda: self._count_open(way, connection),
                 self.screen,
                 rounds=rounds,
                 take_away=self._take_away,
-                count_open=lambda: self._count_open(way, connection),
             )
             course.play()
         kills = len(list(permits.done()))

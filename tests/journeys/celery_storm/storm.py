@@ -24,9 +24,9 @@ import amqp
 from amqp.exceptions import AMQPError
 from django.db import connection
 
+from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
-from project.servers.rocketmq_jars import ServerError
 from tests.journeys.celery_storm.given import GOOD, POISON, POISON_TYPE, VARIABLE
 from tests.journeys.processes import Processes, send
 from tests.waiting import wait_until

@@ -136,27 +136,28 @@ CHECKED = [
     ),
     checked(
         "a section has another name",
-        "(outbox.E001) OUTBOX has an unknown setting 'TOPIC'. Did you mean TOPICS?",
+        "(outbox.E001) OUTBOX has an unknown setting 'TOPIC'.\n\tHINT: Did you mean TOPICS?",
         (SETTINGS, '{"TOPICS"', '{"TOPIC"'),
     ),
     checked(
         "a setting is misspelt",
-        '(outbox.E001) OUTBOX["TOPICS"]["orders"] has an unknown setting \'RETENTON\'. Did you mean RETENTION?',
+        '(outbox.E001) OUTBOX["TOPICS"]["orders"] has an unknown setting \'RETENTON\'.\n\tHINT: Did you mean RETENTION?',
         (SETTINGS, TOPICS, '{"orders": {"RETENTON": "P7D"}}'),
     ),
     checked(
         "a duration is a number",
-        'OUTBOX["TOPICS"]["orders"]["RETENTION"] has a wrong value: Expected a duration, got `int`. Write timedelta(seconds=...)',
+        'OUTBOX["TOPICS"]["orders"]["RETENTION"] has a wrong value: Expected a duration, got `int`.\n'
+        "\tHINT: Write timedelta(seconds=...)",
         (SETTINGS, TOPICS, '{"orders": {"RETENTION": 7}}'),
     ),
     checked(
         "the topics are a list",
-        'OUTBOX["TOPICS"] has a wrong value: Expected a dict, got a list. Write {"NAME": {...}}, an entry for each',
+        'OUTBOX["TOPICS"] has a wrong value: Expected a dict, got a list.\n\tHINT: Write {"NAME": {...}}, an entry for each',
         (SETTINGS, TOPICS, '["orders"]'),
     ),
     checked(
         "a topic has a type that there is not",
-        "Invalid enum value 'transactional'. Choices are: 'normal', 'transaction', 'fifo', 'delay'.",
+        "Invalid enum value 'transactional'.\n\tHINT: Choices are: 'normal', 'transaction', 'fifo', 'delay'.",
         (SETTINGS, TOPICS, '{"orders": {"TYPE": "transactional"}}'),
     ),
     checked(
@@ -251,8 +252,8 @@ CHECKED = [
     Play(
         {
             CHECK: {
-                "a backend is misspelt": '"outbox.brokers.rabbitmq" does not define a "RabbitMqBroker" attribute/class. Correct '
-                "the path.",
+                "a backend is misspelt": '"outbox.brokers.rabbitmq" does not define a "RabbitMqBroker" attribute/class.\n\t'
+                "HINT: Its topics are: typo. Correct the path.",
                 "a required option is missing": 'OUTBOX["BROKERS"]["no-nodes"]: OPTIONS has no NODES, which is required.',
                 "an option is unknown": (
                     'OUTBOX["BROKERS"]["unknown"]: OPTIONS has an unknown name \'HOST\'.\n\tHINT: Choices are: NODES, USER,'

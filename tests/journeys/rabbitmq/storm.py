@@ -28,8 +28,8 @@ from outbox.brokers.rabbitmq.envelope import REASON
 from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
 from outbox.consuming.failure_counts import EARLY
 from outbox.models import Gap, MessageState
+from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
-from project.servers.rocketmq_jars import ServerError
 from tests.journeys.processes import Processes, send
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
 from tests.waiting import wait_until

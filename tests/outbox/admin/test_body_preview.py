@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from outbox.admin.body_preview import HIDDEN, READ_BYTES, SHOWN_CHARACTERS, Kind, readable, size_in_words
+from outbox.admin.body_preview import HIDDEN, READ_BYTES, SHOWN_CHARACTERS, BodyKind, readable, size_in_words
 from outbox.message import Message
 
 JSON = {"content-type": "application/json"}
@@ -34,14 +34,14 @@ class TestReadable:
     def test_lays_json_out_as_it_was_written(self):
         shown = read(b'{"total":1.10,"number":123456789012345678901234567890}')
 
-        assert (shown.kind, shown.notes) == (Kind.JSON, ())
+        assert (shown.kind, shown.notes) == (BodyKind.JSON, ())
         assert shown.text == '{\n  "total": 1.10,\n  "number": 123456789012345678901234567890\n}'
 
     @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": 1}}'])
     def test_shows_broken_json_as_the_text_it_is(self, body):
         shown = read(body)
 
-        assert shown.kind is Kind.TEXT
+        assert shown.kind is BodyKind.TEXT
         assert shown.text == body.decode()[:SHOWN_CHARACTERS]
         assert shown.notes[0].startswith("It has a JSON content type, but is not valid JSON: ")
 
@@ -49,7 +49,7 @@ class TestReadable:
     def test_shows_what_is_no_text_in_hex(self, body):
         shown = read(body, {})
 
-        assert shown.kind is Kind.BINARY
+        assert shown.kind is BodyKind.BINARY
         assert shown.text.startswith(f"00000000  {body[:2].hex(' ')}")
 
     def test_shows_other_texts_as_they_are(self):
@@ -58,7 +58,7 @@ class TestReadable:
     def test_cuts_a_body_of_four_mebibytes(self):
         shown = read(json.dumps({"text": "x" * (4 * 1024 * 1024 - 12)}).encode())
 
-        assert shown.kind is Kind.JSON
+        assert shown.kind is BodyKind.JSON
         assert len(shown.text) == SHOWN_CHARACTERS
         assert shown.notes == ("Truncated: the first 64 KiB of 4.0 MiB.",)
 
@@ -71,12 +71,12 @@ class TestReadable:
     def test_lays_out_nothing_of_which_only_the_beginning_was_read(self):
         shown = readable(b'{"a": "', size=READ_BYTES + 1, headers=JSON)
 
-        assert (shown.kind, shown.notes) == (Kind.TEXT, ("It is too large to be formatted.",))
+        assert (shown.kind, shown.notes) == (BodyKind.TEXT, ("It is too large to be formatted.",))
 
     def test_names_a_type_that_is_gone(self):
         shown = read(b'{"a": 1}', {**JSON, "ce-type": "OrderPaid"}, unmasked=True)
 
-        assert shown.kind is Kind.JSON
+        assert shown.kind is BodyKind.JSON
         assert shown.notes == ("No module defines the type OrderPaid.",)
 
 
@@ -102,17 +102,17 @@ class TestMask:
     def test_hides_the_whole_body_where_fields_cannot_be_told_apart(self, body, headers):
         shown = read(body, headers)
 
-        assert (shown.kind, shown.text) == (Kind.HIDDEN, "")
+        assert (shown.kind, shown.text) == (BodyKind.HIDDEN, "")
         assert shown.notes == ("Hidden, since it cannot be parsed. Users who may view masked fields can see it.",)
 
     def test_hides_the_whole_body_of_a_type_that_is_gone(self):
         shown = read(b'{"customer": "Ada"}', {**JSON, "ce-type": "OrderPaid"})
 
-        assert (shown.kind, shown.text) == (Kind.HIDDEN, "")
+        assert (shown.kind, shown.text) == (BodyKind.HIDDEN, "")
         assert shown.notes[0] == "No module defines the type OrderPaid."
 
     def test_hides_the_whole_body_of_which_only_the_beginning_was_read(self, headers):
-        assert readable(b'{"customer": "Ada', size=READ_BYTES + 1, headers=headers).kind is Kind.HIDDEN
+        assert readable(b'{"customer": "Ada', size=READ_BYTES + 1, headers=headers).kind is BodyKind.HIDDEN
 
 
 class TestSizeInWords:

@@ -16,7 +16,8 @@ def explain(error, exchange, routing_key):
 @pytest.fixture
 def batch():
     """Five messages, the first of which is the seventh of its channel."""
-    batch = PendingConfirms(7, NOT_TAKEN, explain)
+    batch = PendingConfirms(NOT_TAKEN, explain)
+    batch.first_tag = 7
     batch.extend(("orders", name) for name in "abcde")
     return batch
 

@@ -90,7 +90,7 @@ class TestW051:
         (problem,) = asked("outbox.brokers.rabbitmq.RabbitMQBroker", NODES=["127.0.0.1:1"])
 
         assert problem.id == "outbox.W051"
-        assert problem.msg.startswith("Broker 'default': It cannot be reached: No node of RabbitMQ could be connected to")
+        assert problem.msg.startswith("Broker 'default' cannot be reached: No node of RabbitMQ could be connected to")
         assert 'OUTBOX["BROKERS"]["default"]["OPTIONS"]' in problem.hint
 
     @pytest.mark.parametrize(

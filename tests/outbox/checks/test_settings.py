@@ -43,7 +43,7 @@ class TestE001:
 
         assert problem.id == "outbox.E001"
         assert isinstance(problem, Error)
-        assert re.search(text, problem.msg)
+        assert re.search(text, f"{problem.msg} {problem.hint}")
 
     def test_is_all_that_is_said_of_wrong_settings(self, settings, found):
         settings.OUTBOX = {"BROKERS": BROKERS, "TOPIKS": {}}
@@ -73,7 +73,7 @@ class TestE003:
 
         assert problem.id == "outbox.E003"
         assert "'nowhere.Broker' cannot be imported" in problem.msg
-        assert problem.hint == "Its topics are: bills, orders."
+        assert problem.hint == "Its topics are: bills, orders. Correct the path, or install nowhere."
 
     def test_finds_a_backend_that_is_no_broker(self, settings, found):
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": "datetime.datetime"}}}

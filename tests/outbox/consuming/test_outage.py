@@ -172,7 +172,7 @@ class TestWorker:
             ensure(self)
 
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", fail_twice)
-        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
         seen = []
         consumer(Placed, group="patient")(lambda message, context: seen.append(context.delivery_count))
         broker.send([outgoing(Placed("A1"))])
@@ -185,7 +185,7 @@ class TestWorker:
     @pytest.mark.parametrize("how", [{"until_idle": True}, {"once": True}])
     def test_gives_up_when_trouble_lasts_longer_than_its_patience(self, worker, monkeypatch, how):
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
-        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.05,))
+        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.05))
         began = time.monotonic()
 
         with pytest.raises(OperationalError, match="away"):
@@ -195,7 +195,7 @@ class TestWorker:
 
     def test_outlasts_any_trouble_where_no_end_was_asked_for(self, worker, monkeypatch):
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
-        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
 
         assert worker.run(seconds=0.3).handled == 0
 

@@ -220,7 +220,7 @@ class TestWorker:
             return receive(self, *args, **kwargs)
 
         monkeypatch.setattr(MemoryBroker, "receive", fail_twice)
-        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
         broker.send([outgoing(Placed("A1"))])
 
         worker.run(until_idle=True)
@@ -244,7 +244,7 @@ class TestWorker:
             return receive(self, *args, **kwargs)
 
         monkeypatch.setattr(MemoryBroker, "receive", fail_once)
-        monkeypatch.setattr(worker_module, "BACK_OFF_SECONDS", (0.01,))
+        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
 
         worker.run(until_idle=True)
 

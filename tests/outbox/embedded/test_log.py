@@ -7,7 +7,7 @@ from datetime import timedelta
 from outbox import database
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, log
-from outbox.embedded.rows import MessageRow
+from outbox.embedded.rows import EmbeddedRow
 from outbox.embedded.topics import write_topics
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
@@ -17,8 +17,8 @@ from tests.waiting import wait_until
 NORMAL = TopicType.NORMAL
 
 
-def rows(topic_id: int, queues: list[int]) -> list[MessageRow]:
-    return [MessageRow(topic_id, queue, str(uuid.uuid4()), "", "", "", "{}", b"x") for queue in queues]
+def rows(topic_id: int, queues: list[int]) -> list[EmbeddedRow]:
+    return [EmbeddedRow(topic_id, queue, str(uuid.uuid4()), "", "", "", "{}", b"x") for queue in queues]
 
 
 def is_blocked(connection: Connection, pid: int) -> bool:

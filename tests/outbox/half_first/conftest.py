@@ -14,7 +14,7 @@ from outbox.brokers.base import EndSemantics
 from outbox.brokers.memory import MemoryBroker
 from outbox.embedded import EmbeddedBroker
 from outbox.half_first.producers import close_idle
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 
 SOON = timedelta(microseconds=1)
@@ -92,7 +92,7 @@ def memory(use_memory: Any) -> MemoryBroker:
 @pytest.fixture
 def relay(broker: EmbeddedBroker) -> Iterator[Relay]:
     with database.connect("default") as connection:
-        yield Relay(connection, broker, Lane(1))
+        yield Relay(connection, broker, HeldLane(1))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from django.db import transaction
 from outbox import publish, publish_many
 from outbox.message import Message
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Sender, Wakeup, wake_after_commit
+from outbox.publishing.wakeup import Wakeup, WakeupSender, wake_after_commit
 from tests.waiting import wait_until
 
 OUTBOX = {
@@ -159,7 +159,7 @@ class TestTheWakeupOfATransaction:
 
 class TestTheSender:
     def test_sends_the_relays_task_by_name(self, app):
-        sender = Sender()
+        sender = WakeupSender()
 
         sender.add(Wakeup("default", "spare"))
         assert app.came.acquire(timeout=10)
@@ -173,7 +173,7 @@ class TestTheSender:
         wait_until(lambda: (sender.sent, sender.failed) == (1, 0))
 
     def test_does_not_make_the_caller_wait(self, app):
-        sender = Sender()
+        sender = WakeupSender()
 
         sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)
@@ -186,7 +186,7 @@ class TestTheSender:
             return [options for _, options, _ in app.seen if options["kwargs"]["broker"] == broker]
 
         monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.2)
-        sender = Sender()
+        sender = WakeupSender()
 
         for _ in range(1000):
             sender.add(Wakeup("default", "default"))
@@ -197,7 +197,7 @@ class TestTheSender:
 
     def test_sends_what_came_in_the_pause_after_it(self, app, monkeypatch):
         monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.1)
-        sender = Sender()
+        sender = WakeupSender()
         sender.add(Wakeup("default", "default"))
         assert app.came.acquire(timeout=10)
 
@@ -208,7 +208,7 @@ class TestTheSender:
 
     def test_counts_failures_and_logs_when_they_begin_and_end(self, app, caplog):
         caplog.set_level(logging.INFO, "outbox.publishing.wakeup")
-        sender = Sender()
+        sender = WakeupSender()
         app.error = OSError("the broker is down")
         for failed in (1, 2, 3):
             sender.add(Wakeup("default", "default"))
@@ -225,7 +225,7 @@ class TestTheSender:
 
     def test_logs_that_it_fails_again_after_a_success_within_a_minute(self, app, caplog, pass_in_log):
         caplog.set_level(logging.INFO, "outbox.publishing.wakeup")
-        sender = Sender()
+        sender = WakeupSender()
 
         for error, seconds in ((True, 5), (False, 15), (True, 45), (True, 0)):
             before = sender.sent + sender.failed

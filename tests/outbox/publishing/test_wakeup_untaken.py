@@ -13,7 +13,7 @@ from kombu import Connection
 from outbox import database
 from outbox.monitoring.doctor import Level, check_wakeups
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Sender, Wakeup
+from outbox.publishing.wakeup import Wakeup, WakeupSender
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.waiting import wait_until
@@ -63,7 +63,7 @@ def written(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == wakeup.__name__]
 
 
-def commit(sender: Sender, times: int) -> None:
+def commit(sender: WakeupSender, times: int) -> None:
     """Have a sender wake both brokers for some commits, one after the other."""
     for number in range(times):
         done = sender.sent + sender.spared
@@ -92,7 +92,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 class TestWakeupsThatNoWorkerTakes:
     def test_wait_ten_however_many_commits_there_are(self, app):
-        sender = Sender()
+        sender = WakeupSender()
 
         commit(sender, 40)
 
@@ -101,7 +101,7 @@ class TestWakeupsThatNoWorkerTakes:
 
     def test_wait_two_for_each_database_and_broker_if_that_is_more(self, app, monkeypatch):
         monkeypatch.setattr(database, "outbox_databases", lambda: ["default", "second", "third"])
-        sender = Sender()
+        sender = WakeupSender()
 
         commit(sender, 20)
 
@@ -110,14 +110,14 @@ class TestWakeupsThatNoWorkerTakes:
     def test_are_not_kept_back_by_a_few_tasks_of_other_kinds(self, app):
         for _ in range(3):
             app.send_task("outbox.tasks.maintenance", queue=QUEUE)
-        sender = Sender()
+        sender = WakeupSender()
 
         commit(sender, 2)
 
         assert (sender.sent, sender.spared) == (2, 0)
 
     def test_are_sent_again_when_a_worker_has_taken_them(self, app):
-        sender = Sender()
+        sender = WakeupSender()
         commit(sender, 12)
 
         take_all(app)
@@ -126,7 +126,7 @@ class TestWakeupsThatNoWorkerTakes:
         assert sender.sent == 12
 
     def test_are_named_in_the_log_when_each_look_for_a_minute_shows_them(self, app, caplog, clock):
-        sender = Sender()
+        sender = WakeupSender()
         commit(sender, 10)
 
         for _ in range(14):
@@ -138,7 +138,7 @@ class TestWakeupsThatNoWorkerTakes:
         assert "Start workers for this queue" in line
 
     def test_are_not_named_after_two_looks_that_are_minutes_apart(self, app, caplog, clock):
-        sender = Sender()
+        sender = WakeupSender()
         commit(sender, 11)
 
         clock.now += 120
@@ -148,7 +148,7 @@ class TestWakeupsThatNoWorkerTakes:
         assert written(caplog) == []
 
     def test_are_not_named_if_they_were_taken_meanwhile(self, app, caplog, clock):
-        sender = Sender()
+        sender = WakeupSender()
         for _ in range(10):
             commit(sender, 12)
             take_all(app)
@@ -159,7 +159,7 @@ class TestWakeupsThatNoWorkerTakes:
         assert written(caplog) == []
 
     def test_are_named_by_the_doctor_with_what_to_do(self, app, settings):
-        commit(Sender(), 4)
+        commit(WakeupSender(), 4)
 
         found = [one for one in check_wakeups() if one.level is Level.WARNING]
 

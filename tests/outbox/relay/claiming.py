@@ -19,7 +19,7 @@ LEASE = timedelta(seconds=30)
 def claims(connection: database.Connection | None = None, lane: int = 1, **options: Any) -> Claims:
     """Return the claims of a relay for the broker "default"."""
     return Claims(
-        connection or database.raw("default"), "default", lanes.Lane(lane), LEASE, options.pop("batch_size", 500), **options
+        connection or database.raw("default"), "default", lanes.HeldLane(lane), LEASE, options.pop("batch_size", 500), **options
     )
 
 

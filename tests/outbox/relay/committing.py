@@ -9,7 +9,7 @@ from outbox.batches.batch import BatchSendResult
 from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.send import Sender
 

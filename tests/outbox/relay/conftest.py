@@ -16,15 +16,15 @@ from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Batch, Topic
+from outbox.outages import Backoff
 from outbox.relay import commit as commit_module
-from outbox.relay.backoff import Backoff
 from outbox.relay.commit import Committer
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.relay.splitter import Splitter
 from tests.factories import TicketFactory, TopicFactory, stored
 
-LANE = Lane(1)
+LANE = HeldLane(1)
 
 
 @dataclass
@@ -91,7 +91,7 @@ def clock() -> Clock:
 def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Relay]:
     monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
 
-    def make(connection: database.Connection | None = None, *, lane: Lane = LANE, **options: Any) -> Relay:
+    def make(connection: database.Connection | None = None, *, lane: HeldLane = LANE, **options: Any) -> Relay:
         settings = conf.RelaySettings(**{"lease": timedelta(seconds=30), "sweep_age": timedelta(0)} | options)
         connection = connection or database.raw("default")
         return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from tests.outbox.relay.outages import open_for
 

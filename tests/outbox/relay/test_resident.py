@@ -5,8 +5,8 @@ import psycopg
 import pytest
 
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
+from outbox.outages import Backoff
 from outbox.relay import resident
-from outbox.relay.backoff import Backoff
 from outbox.relay.resident import Resident
 from tests.waiting import wait_until
 

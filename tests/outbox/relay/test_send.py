@@ -13,7 +13,7 @@ from outbox.batches.batch import BatchSendResult, SplitReason
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import MessageRow, Topic
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 from outbox.relay.breaker import Breaker, Breakers
 from outbox.relay.send import Sender
 from tests.factories import BatchFactory, MessageRowFactory

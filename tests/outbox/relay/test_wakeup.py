@@ -5,7 +5,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from outbox.database.wakeup import name_topic, wake_relay
-from outbox.relay.lane import Lane, take_lane
+from outbox.relay.lane import HeldLane, take_lane
 from outbox.relay.wakeup import Waker, forget_dead
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +29,7 @@ def idle(connection):
 
 
 def make_waker(connect, number=1, longest=LONG, broker="default", **options):
-    return Waker(connect(), Lane(number), broker, shortest=SHORT, longest=longest, **options)
+    return Waker(connect(), HeldLane(number), broker, shortest=SHORT, longest=longest, **options)
 
 
 def let_pass(connection, seconds):

@@ -23,7 +23,7 @@ class NoAnswer(ConnectionError):
     """Raised when a request was sent and not answered. It may have been carried out, or may be later."""
 
 
-class Connection(asyncio.Protocol):
+class RemotingConnection(asyncio.Protocol):
     """
     A connection. In the thread of its loop only.
 
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
     @classmethod
     async def open(
         cls, host: str, port: int, *, seconds: float, keys: tuple[str, str] = ("", ""), tls: ssl.SSLContext | None = None
-    ) -> Connection:
+    ) -> RemotingConnection:
         """Connect within the given seconds. Raises NotConnected."""
         loop = asyncio.get_running_loop()
         try:

@@ -15,7 +15,7 @@ from functools import partial
 
 from outbox.brokers.rocketmq.options import RocketMQOptions, parse_address
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected, RemotingConnection
 from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request, StoredMessage
 from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE_SECONDS
 from outbox.brokers.rocketmq.singleflight import SingleFlight
@@ -43,10 +43,10 @@ class Ports:
         # topic -> valid until, {broker: (named at, address)}
         self._known: dict[str, tuple[float, dict[str, tuple[float, str]]]] = {}
         self._name_servers = list(options.name_servers)  # the one that answered last comes first
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, RemotingConnection] = {}
         self._failed: dict[str, tuple[float, NotConnected]] = {}
         self._silent: set[str] = set()  # addresses of servers whose last request was not answered
-        self._opening: SingleFlight[Connection] = SingleFlight()
+        self._opening: SingleFlight[RemotingConnection] = SingleFlight()
         self._asking: SingleFlight[dict[str, str]] = SingleFlight()
         self._tls: ssl.SSLContext | None = None
 
@@ -139,7 +139,7 @@ class Ports:
             connection.close()
         self._connections.clear()
 
-    async def _connection(self, address: str) -> Connection:
+    async def _connection(self, address: str) -> RemotingConnection:
         """Return the connection to a server. Concurrent callers share one attempt to open it. Raises NotConnected."""
         known = self._connections.get(address)
         if known is not None and known.is_open:
@@ -149,7 +149,7 @@ class Ports:
             raise NotConnected(str(error))
         return await self._opening.join(address, partial(self._reopen, address))
 
-    async def _reopen(self, address: str) -> Connection:
+    async def _reopen(self, address: str) -> RemotingConnection:
         try:
             self._connections[address] = await self._open_and_probe(address)
         except NotConnected as error:
@@ -158,7 +158,7 @@ class Ports:
         self._failed.pop(address, None)
         return self._connections[address]
 
-    async def _open_and_probe(self, address: str) -> Connection:
+    async def _open_and_probe(self, address: str) -> RemotingConnection:
         """
         Connect to a server. If its last request was not answered, send a harmless one first.
 
@@ -175,14 +175,14 @@ class Ports:
             self._silent.discard(address)
         return connection
 
-    async def _open(self, address: str) -> Connection:
+    async def _open(self, address: str) -> RemotingConnection:
         options = self._options
         if options.broker_tls and self._tls is None:
             self._tls = ssl.create_default_context(cafile=options.tls_ca_file or None)
         host, port = parse_address(address)
         seconds = options.request_timeout.total_seconds()
         keys = options.access_key, options.secret_key
-        return await Connection.open(host, port, seconds=seconds, keys=keys, tls=self._tls)
+        return await RemotingConnection.open(host, port, seconds=seconds, keys=keys, tls=self._tls)
 
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
         """Ask one name server after the other. Raises NotConnected if none answers."""

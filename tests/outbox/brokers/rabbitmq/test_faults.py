@@ -277,7 +277,7 @@ class TestDeliveryThatIsLostOnItsWay:
         monkeypatch.setattr(receiver, "CHANNEL_SECONDS", 0.5)
         received(broker, topic)
         with monkeypatch.context() as patch:
-            patch.setattr(receiver.Receiver, "_on_message", lambda *arguments: None)
+            patch.setattr(receiver.RabbitMQReceiver, "_on_message", lambda *arguments: None)
             broker.send([message(b"a")])
             nothing = received(broker, topic)
 

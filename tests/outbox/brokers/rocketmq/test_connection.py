@@ -10,7 +10,7 @@ import pytest
 
 from outbox.brokers.rocketmq.options import parse_address
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected, RemotingConnection
 from outbox.brokers.rocketmq.remoting.frames import Request
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.waiting import wait_until
@@ -18,11 +18,11 @@ from tests.waiting import wait_until
 VIEW, CONFIG, INFO = requests.VIEW_MESSAGE, requests.GET_BROKER_CONFIG, requests.GET_RUNTIME_INFO
 
 
-def connected(port: PortStub, act: Callable[[Connection], Awaitable[Any]], *, seconds: float = 10) -> Any:
+def connected(port: PortStub, act: Callable[[RemotingConnection], Awaitable[Any]], *, seconds: float = 10) -> Any:
     """Connect, act and close."""
 
     async def run() -> Any:
-        connection = await Connection.open(*parse_address(port.address), seconds=seconds)
+        connection = await RemotingConnection.open(*parse_address(port.address), seconds=seconds)
         try:
             return await act(connection)
         finally:
@@ -45,7 +45,7 @@ class TestAsk:
     def test_hands_each_its_own_answer_whatever_their_order(self, port: PortStub):
         port.freeze(CONFIG)
 
-        async def act(connection: Connection) -> list[bytes]:
+        async def act(connection: RemotingConnection) -> list[bytes]:
             late, soon = connection.ask(Request(CONFIG)), connection.ask(Request(INFO))
             early = (await soon).body
             port.thaw()
@@ -60,7 +60,7 @@ class TestAsk:
         halves = [port.log.append_half("orders", f"m{number}.1") for number in range(500)]
         port.freeze(VIEW)
 
-        async def act(connection: Connection) -> list[str]:
+        async def act(connection: RemotingConnection) -> list[str]:
             asked = [connection.ask(requests.view(half.log_offset)) for half in halves]
             await until(lambda: len(port.asked(VIEW)) == 500)
             port.thaw()
@@ -74,7 +74,7 @@ class TestAsk:
         stored = port.log.append("orders", {"UNIQ_KEY": "m"}, b"x" * 2000)
         port.bytes_at_once = 3
 
-        async def act(connection: Connection) -> Any:
+        async def act(connection: RemotingConnection) -> Any:
             return [requests.viewed(await connection.ask(requests.view(stored.log_offset))) for _ in range(2)]
 
         found = connected(port, act)
@@ -84,7 +84,7 @@ class TestAsk:
     def test_takes_no_request_of_the_brokers_own_for_an_answer(self, port: PortStub):
         port.freeze(CONFIG)
 
-        async def act(connection: Connection) -> int:
+        async def act(connection: RemotingConnection) -> int:
             asked = connection.ask(Request(CONFIG))
             await until(lambda: port.asked(CONFIG))
             port.ask_all(1)  # of the same number
@@ -100,7 +100,7 @@ class TestTime:
     def test_is_over_for_all_that_wait_and_ends_the_connection(self, port: PortStub):
         port.freeze(CONFIG)
 
-        async def act(connection: Connection) -> tuple[list[str], bool]:
+        async def act(connection: RemotingConnection) -> tuple[list[str], bool]:
             asked = [connection.ask(Request(CONFIG)) for _ in range(3)]
             return await outcomes(*asked), connection.is_open
 
@@ -110,7 +110,7 @@ class TestTime:
         """What was answered in time takes no time from those behind it."""
         port.freeze(CONFIG, times=1)
 
-        async def act(connection: Connection) -> list[str]:
+        async def act(connection: RemotingConnection) -> list[str]:
             loop = asyncio.get_running_loop()
             began = loop.time()
             for _ in range(3):
@@ -123,7 +123,7 @@ class TestTime:
         assert connected(port, act, seconds=0.3) == ["NoAnswer"]
 
     def test_is_not_over_for_what_is_answered(self, port: PortStub):
-        async def act(connection: Connection) -> list[str]:
+        async def act(connection: RemotingConnection) -> list[str]:
             loop = asyncio.get_running_loop()
             until = loop.time() + 0.5  # longer than a request may take
             found: set[str] = set()
@@ -141,14 +141,14 @@ class TestConnection:
         port.close_at(requests.END_TRANSACTION, does=does)
         commit = requests.end("orders", "m.1", half.queue_offset, half.log_offset, requests.COMMIT_TYPE)
 
-        async def act(connection: Connection) -> list[str]:
+        async def act(connection: RemotingConnection) -> list[str]:
             return await outcomes(connection.ask(commit))
 
         assert connected(port, act) == ["NoAnswer"]
         assert len(port.log.of("orders")) == does
 
     def test_takes_no_request_once_it_is_closed(self, port: PortStub):
-        async def act(connection: Connection) -> None:
+        async def act(connection: RemotingConnection) -> None:
             connection.close()
             with pytest.raises(NotConnected):
                 connection.ask(Request(INFO))
@@ -161,7 +161,7 @@ class TestConnection:
     def test_has_no_answer_for_what_waits_when_it_is_closed(self, port: PortStub):
         port.freeze(INFO)
 
-        async def act(connection: Connection) -> None:
+        async def act(connection: RemotingConnection) -> None:
             asked = connection.ask(Request(INFO))
             await until(lambda: port.asked(INFO))
             connection.close()
@@ -173,7 +173,7 @@ class TestConnection:
     def test_cannot_be_made_where_nobody_listens(self, port: PortStub):
         port.stop()
 
-        async def act(connection: Connection) -> None:
+        async def act(connection: RemotingConnection) -> None:
             raise AssertionError("connected")
 
         with pytest.raises(NotConnected, match=port.address):
@@ -182,6 +182,6 @@ class TestConnection:
     def test_to_nobody_is_over_in_time(self):
         async def run() -> None:
             with pytest.raises(NotConnected, match="no answer in time"):
-                await Connection.open("192.0.2.1", 9, seconds=0.0)  # kept for documents: nobody has it
+                await RemotingConnection.open("192.0.2.1", 9, seconds=0.0)  # kept for documents: nobody has it
 
         asyncio.run(run())

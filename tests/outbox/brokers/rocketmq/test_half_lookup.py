@@ -10,10 +10,10 @@ import pytest
 
 from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.brokers.options import read_options
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions
-from outbox.brokers.rocketmq.places import Place
+from outbox.brokers.rocketmq.places import HalfPlace
 from outbox.brokers.rocketmq.remoting import ports, requests
 from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -32,7 +32,7 @@ LookUp = Callable[..., list[HalfStatus]]
 def ref(half: StoredMessage, broker: str = "broker-a", *, place: str | None = None, after: float = 0.1) -> HalfRef:
     """Name a half message, decided a moment after it was stored."""
     decided_at = half.stored_at + timedelta(seconds=after)
-    place = str(Place.of_stored(broker, half)) if place is None else place
+    place = str(HalfPlace.of_stored(broker, half)) if place is None else place
     half_id = half.properties["UNIQ_KEY"]
     return HalfRef(TOPIC, half_id, half_id.partition(".")[0], place, decided_at=decided_at)
 
@@ -48,15 +48,15 @@ def commit(port: PortStub, half: StoredMessage) -> None:
 
 
 @pytest.fixture
-def client(stub: Stub, port: PortStub) -> Iterator[Client]:
+def client(stub: Stub, port: PortStub) -> Iterator[RocketMQClient]:
     raw = {"ENDPOINTS": stub.endpoints, "NAME_SERVERS": [port.address], "REQUEST_TIMEOUT": timedelta(seconds=2)}
-    client = Client(read_options(RocketMQOptions, raw))
+    client = RocketMQClient(read_options(RocketMQOptions, raw))
     yield client
     client.close()
 
 
 @pytest.fixture
-def look_up(client: Client) -> LookUp:
+def look_up(client: RocketMQClient) -> LookUp:
     """Look half messages up as if their broker had answered for long."""
     return lambda *halves: HalfLookup(client, settle_seconds=0).look_up(halves)
 
@@ -147,7 +147,7 @@ class TestByReading:
         assert len(port.asked(VIEW)) == 1
 
     def test_is_hidden_where_the_queue_of_half_messages_has_it_elsewhere(
-        self, port: PortStub, half: StoredMessage, look_up: LookUp, client: Client
+        self, port: PortStub, half: StoredMessage, look_up: LookUp, client: RocketMQClient
     ):
         again = port.log.append_again(half)
         port.log.lose(half)
@@ -157,7 +157,7 @@ class TestByReading:
         [standing] = unanswered.look_up([ref(half, place="")])
 
         assert standing is HIDDEN
-        assert unanswered.found == {"m.1": Place("broker-a", again.log_offset, again.queue_offset)}
+        assert unanswered.found == {"m.1": HalfPlace("broker-a", again.log_offset, again.queue_offset)}
 
     def test_is_gone_where_neither_is_there(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         named = ref(half)
@@ -219,7 +219,9 @@ class TestByReading:
         assert standings == [VISIBLE if number == 3 else HIDDEN for number in range(10)]
         assert len(port.asked(OFFSET_AT)) == 2  # of each queue
 
-    def test_goes_on_with_the_next_look_where_much_is_to_be_read(self, port: PortStub, half: StoredMessage, client: Client):
+    def test_goes_on_with_the_next_look_where_much_is_to_be_read(
+        self, port: PortStub, half: StoredMessage, client: RocketMQClient
+    ):
         for number in range(50):
             port.log.append(TOPIC, {"UNIQ_KEY": f"other.{number}"})
         commit(port, half)
@@ -233,7 +235,7 @@ class TestByReading:
         assert HIDDEN not in standings
 
     def test_knows_nothing_where_the_route_has_no_queue_of_its_broker(
-        self, port: PortStub, half: StoredMessage, client: Client, monkeypatch: pytest.MonkeyPatch
+        self, port: PortStub, half: StoredMessage, client: RocketMQClient, monkeypatch: pytest.MonkeyPatch
     ):
         async def have_none(topic: str) -> list[Any]:
             return []
@@ -245,7 +247,7 @@ class TestByReading:
 
 
 class TestUnknown:
-    def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: StoredMessage, client: Client):
+    def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: StoredMessage, client: RocketMQClient):
         """What waited at its port while it was frozen or away is done about now."""
         seconds = [0.0]
         client.ports = ports.Ports(client.options, clock=lambda: seconds[0])
@@ -259,7 +261,7 @@ class TestUnknown:
 
         assert standings == [[UNKNOWN], [UNKNOWN], [UNKNOWN], [HIDDEN]]
 
-    def test_is_not_said_of_what_is_visible_already(self, port: PortStub, half: StoredMessage, client: Client):
+    def test_is_not_said_of_what_is_visible_already(self, port: PortStub, half: StoredMessage, client: RocketMQClient):
         commit(port, half)
 
         assert HalfLookup(client).look_up([ref(half)]) == [VISIBLE]

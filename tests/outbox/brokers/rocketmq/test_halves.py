@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendStatus
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.connection import Connection
+from outbox.brokers.rocketmq.remoting.connection import RemotingConnection
 from outbox.message import COMMIT, ROLLBACK, Resolution
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
@@ -201,13 +201,13 @@ class TestWithin:
         [half] = halves(open_here())
         address = {"broker-a": port.address}
         newcomer = open_here(clocks={"clock": lambda: seconds[0]}, NAME_SERVERS=[], BROKER_ADDRESSES=address)
-        opened = Connection.open
+        opened = RemotingConnection.open
 
-        async def open_slowly(*args: Any, **options: Any) -> Connection:
+        async def open_slowly(*args: Any, **options: Any) -> RemotingConnection:
             seconds[0] += 1.5
             return await opened(*args, **options)
 
-        monkeypatch.setattr(Connection, "open", open_slowly)
+        monkeypatch.setattr(RemotingConnection, "open", open_slowly)
         [outcome] = newcomer.end([half], COMMIT, within=timedelta(seconds=1))
 
         assert outcome.status is SendStatus.UNAVAILABLE

@@ -13,7 +13,7 @@ import pytest
 
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import loops
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.errors import ConfigurationError
 
@@ -70,7 +70,7 @@ class TestClient:
             return taken[-1]
 
         monkeypatch.setattr(loops, "acquire", take_slowly)
-        client = Client(read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081"}))
+        client = RocketMQClient(read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081"}))
         with ThreadPoolExecutor(4) as pool:
             found = set(pool.map(lambda _: client.loop(), range(4)))
         client.close()

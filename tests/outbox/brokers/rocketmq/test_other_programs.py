@@ -16,7 +16,7 @@ from outbox.consuming import register
 from outbox.consuming.dead_letters import read_letters
 from outbox.consuming.worker import Worker
 from outbox.message import Cause, TopicType, current_cause
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.remoting import query
@@ -194,7 +194,7 @@ class TestOurMessage:
             publish_raw(topic, b"plain")
         current_cause.reset(cause)
         with closing(conf.make_broker("default")) as broker:
-            Relay(database.raw("default"), broker, Lane(1)).drain()
+            Relay(database.raw("default"), broker, HeldLane(1)).drain()
 
         typed, plain = sorted(read(2), key=lambda one: len(one.properties), reverse=True)
 

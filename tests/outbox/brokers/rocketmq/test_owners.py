@@ -12,7 +12,7 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.client import Client
+from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.remoting import requests
@@ -173,11 +173,11 @@ def name_servers() -> Iterator[tuple[PortStub, PortStub]]:
 @pytest.fixture
 def owners_of(name_servers: tuple[PortStub, PortStub], clock: Clock) -> Iterator[Callable[[tuple[str, str]], RocketMQOwners]]:
     """Return the owners as a project's client of both name servers sees them; it has a group "billing"."""
-    clients: list[Client] = []
+    clients: list[RocketMQClient] = []
 
     def owners_of(project: tuple[str, str]) -> RocketMQOwners:
         options = {"ENDPOINTS": "127.0.0.1:1", "NAME_SERVERS": [one.address for one in name_servers]}
-        clients.append(Client(read_options(RocketMQOptions, options)))
+        clients.append(RocketMQClient(read_options(RocketMQOptions, options)))
         owners = RocketMQOwners(clients[-1], clock)
         owners.set("billing", GroupOwner.of(*project))
         return owners

@@ -13,7 +13,7 @@ import pytest
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.connection import Connection, NoAnswer, NotConnected
+from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected, RemotingConnection
 from outbox.brokers.rocketmq.remoting.frames import Request
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from tests.outbox.brokers.rocketmq.certificates import make_certificate
@@ -169,12 +169,12 @@ class TestAsk:
     def test_waits_once_for_a_host_that_is_silent_however_many_want_it(self, monkeypatch: pytest.MonkeyPatch, clock: Clock):
         attempts = []
 
-        async def wait_in_vain(*_: Any, **options: Any) -> Connection:
+        async def wait_in_vain(*_: Any, **options: Any) -> RemotingConnection:
             attempts.append(clock())
             await asyncio.sleep(0)
             raise NotConnected("no answer in time")
 
-        monkeypatch.setattr(Connection, "open", wait_in_vain)
+        monkeypatch.setattr(RemotingConnection, "open", wait_in_vain)
 
         async def act(ports: Ports) -> list[Any]:
             found = await asyncio.gather(*[ports.ask("broker:10911", INFO) for _ in range(64)], return_exceptions=True)

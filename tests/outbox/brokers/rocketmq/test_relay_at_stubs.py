@@ -12,7 +12,7 @@ from outbox.brokers.base import Broker
 from outbox.brokers.rocketmq.remoting.requests import COMMIT_TYPE, END_TRANSACTION, SEND_MESSAGE_V2
 from outbox.brokers.rocketmq.stubs import Code
 from outbox.models import Batch, DeadMessage, State
-from outbox.relay.lane import Lane
+from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory, TopicFactory
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -38,7 +38,7 @@ def _retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def relay(connection: database.Connection, broker: Broker) -> Relay:
     TicketFactory.create_batch(5, topic=TopicFactory(name="transaction", type="transaction"))
-    return Relay(connection, broker, Lane(1))
+    return Relay(connection, broker, HeldLane(1))
 
 
 class TestAtThePort:

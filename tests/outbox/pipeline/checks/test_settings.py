@@ -14,7 +14,7 @@ class TestE001:
             ({"AUDITS": {}}, r"OUTBOX\[\"PIPELINE\"\] has an unknown setting 'AUDITS'.*Did you mean AUDIT\?"),
             (
                 {"AUDIT": {"orders": {"MODEL": "shop.Order"}}},
-                r'^OUTBOX\["PIPELINE"\]\["AUDIT"\]\["orders"\] has no EXPECTS, which is required\.$',
+                r'^OUTBOX\["PIPELINE"\]\["AUDIT"\]\["orders"\] has no EXPECTS, which is required\. ',
             ),
             ({"AUDIT_RETENTION": "soon"}, r"has a wrong value: Invalid ISO8601 duration.*Write timedelta"),
             ({"AUDIT_RETENTION": "PT0S"}, r'\["PIPELINE"\]\["AUDIT_RETENTION"\] is 0:00:00; it must be greater than zero'),
@@ -27,7 +27,7 @@ class TestE001:
         (problem,) = found()
 
         assert (problem.id, type(problem)) == ("outbox.E001", Error)
-        assert re.search(text, problem.msg)
+        assert re.search(text, f"{problem.msg} {problem.hint}")
         assert "outbox/pipeline/conf.py" in problem.hint
 
     def test_leaves_what_is_no_dict_to_the_outbox(self, settings, found):

@@ -1,4 +1,8 @@
-"""Exponential back-off with jitter."""
+"""
+Outages of databases and brokers: the errors that loops expect, and how long they wait before they try again.
+
+Relays, consumers and check loops share both. A message whose handler failed waits by its own policy: `consuming/retry.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from random import random
+
+import psycopg
+from django.db import InterfaceError, OperationalError
+
+from outbox.errors import BrokerUnavailable
+
+OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, BrokerUnavailable)
 
 Random = Callable[[], float]
 
@@ -31,3 +42,7 @@ class Backoff:
         """Return the wait after a failure that `failures` others preceded."""
         longest = min(self.limit, self.base * (1 << min(failures, MAX_DOUBLINGS)))
         return longest * self.random()
+
+
+# Short: the first message after an outage is to be sent, and handled, within 5 s.
+BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))

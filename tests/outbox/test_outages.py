@@ -1,6 +1,6 @@
 from datetime import timedelta
 
-from outbox.relay.backoff import Backoff
+from outbox.outages import Backoff
 
 
 def seconds(failures: int, random: float = 1.0) -> float:

@@ -1,0 +1,54 @@
+import copy
+import json
+import pickle
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+from celery.backends.base import Backend
+
+from docs.generate import errors
+from outbox.errors import ConfigurationError, Reject, RetryLater, TimeLimitExceeded
+
+FAMILY = [kind("It is so.", "Do that.") for kind in errors.family() if kind is not RetryLater]
+OTHERS = [
+    RetryLater(300, "The bank is closed."),
+    RetryLater(timedelta(seconds=0.5)),
+    TimeLimitExceeded("It took too long."),
+]
+each_error = pytest.mark.parametrize("error", [*FAMILY, *OTHERS], ids=lambda error: type(error).__name__)
+
+
+def told(error):
+    return type(error), str(error), vars(error)
+
+
+class TestOutboxError:
+    @pytest.mark.parametrize("error", FAMILY, ids=lambda error: type(error).__name__)
+    def test_has_a_message_and_a_hint_and_its_text_is_both(self, error):
+        assert (error.message, error.hint, str(error)) == ("It is so.", "Do that.", "It is so. Do that.")
+
+    def test_has_an_empty_hint_where_none_is_given(self):
+        error = ConfigurationError("It is so.")
+
+        assert (error.message, error.hint, str(error)) == ("It is so.", "", "It is so.")
+
+    def test_takes_nothing_or_another_error_from_a_handler(self):
+        assert [str(Reject()), str(Reject(KeyError("size")))] == ["", "'size'"]
+
+    @each_error
+    def test_is_the_same_after_it_was_pickled(self, error):
+        assert told(pickle.loads(pickle.dumps(error))) == told(error)  # noqa: S301
+
+    @each_error
+    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+    def test_is_the_same_when_copied(self, error, make):
+        assert told(make(error)) == told(error)
+
+    @pytest.mark.parametrize("error", [*FAMILY, *OTHERS[:2]], ids=lambda error: type(error).__name__)
+    def test_is_the_same_in_a_task_result_that_celery_stores_as_json(self, error):
+        backend = Backend(Celery("shop", set_as_current=False), serializer="json")
+
+        stored = json.loads(json.dumps(backend.prepare_exception(error)))
+
+        assert told(backend.exception_to_python(stored)) == told(error)
