@@ -36,6 +36,7 @@ def played(stage: Stage, request: pytest.FixtureRequest) -> Iterator[dict[int, F
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a test waits for its play, and plays wait for one another
 class TestAMistake:
     @pytest.mark.parametrize(("play", "command", "mistake", "sentence"), CASES, ids=[case[2] for case in CASES])
     def test_is_named(self, played, play: Play, command: Command, mistake: str, sentence: str):
