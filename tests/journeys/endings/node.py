@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +15,14 @@ class Node(RocketMQ):
     @contextmanager
     def frozen(self, *names: str) -> Iterator[None]:
         """Freeze programs for a while. Connections stay, and new ones wait."""
-        pids = [self._processes[name].pid for name in names]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        programs = [self._children[name] for name in names]
+        for program in programs:
+            program.send(signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            for program in programs:
+                program.send(signal.SIGCONT)
 
     @contextmanager
     def killed(self) -> Iterator[None]:
