@@ -37,7 +37,7 @@ def decide(
     window: timedelta | None,
 ) -> None:
     """
-    Decide to commit all half messages of a batch; where some are not stored, `split` decides the others.
+    Decide to commit all half messages of a batch; where some are not stored, `split_at_decision` does.
 
     Args:
         half_ids: one per position, None where the position was split off before.
@@ -137,13 +137,13 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 
 
 def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
-    """Mark a prepared batch of one DEAD, and return its message. `split` takes such messages out of a larger batch first."""
+    """Mark a prepared batch of one DEAD, and return its message. `split_at_commit` takes such ones out of a larger batch."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     take_step(connection, GIVE_UP, arguments)
     return copy_dead(connection, [batch.id])
 
 
-# A batch of one message. `split` takes discarded half messages out of a larger batch first.
+# A batch of one message. `split_at_commit` takes discarded half messages out of a larger batch first.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s

@@ -121,7 +121,7 @@ class Committer:
             if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
-                self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
+                self.splitter.split_at_send(result.batch, result.unaccepted)
         except FenceLost:
             return self._is_mine(result.batch, "split")
         return True
@@ -149,15 +149,7 @@ class Committer:
         places, window = result.half_places, self.window
         try:
             if unaccepted:
-                self.splitter.split(
-                    batch,
-                    unaccepted,
-                    state=State.CLAIMED,
-                    next_state=State.PREPARED,
-                    half_ids=half_ids,
-                    half_places=places,
-                    window=window,
-                )
+                self.splitter.split_at_decision(batch, unaccepted, half_ids=half_ids, half_places=places, window=window)
             else:
                 decide(self.connection, batch, half_ids, half_places=places, window=window)
             positions, is_fresh = sorted(result.accepted), True
@@ -272,15 +264,7 @@ class Committer:
             if len(batch.message_ids) == 1:
                 self.splitter.return_prepared(batch, gone[1])
             else:
-                self.splitter.split(
-                    batch,
-                    gone,
-                    state=State.PREPARED,
-                    next_state=State.PREPARED if result.unanswered else State.SENT,
-                    half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
-                    half_places={p: place for p, place in batch.half_places.items() if p not in gone},
-                    open_positions=list(result.unanswered) or None,
-                )
+                self.splitter.split_at_commit(batch, gone, open_positions=list(result.unanswered))
         except FenceLost:
             self._is_mine(batch, "resend after discard")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from outbox import signals
 from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Run, runs, split
+from outbox.batches.split import Run, runs, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
-from outbox.models import State
 from outbox.outages import Backoff
 
 logger = get_logger(__name__)
@@ -45,33 +45,34 @@ class Splitter:
         notify_dead(dead)
         _send_alert(batch, leaving)
 
-    def split(
+    def split_at_send(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> None:
+        """Split positions off a claimed batch; the rest of it was sent in one phase."""
+        self._split(batch, unaccepted, split_at_send)
+
+    def split_at_decision(
         self,
-        batch: Batch | PreparedBatch,
+        batch: Batch,
         unaccepted: Mapping[int, Unaccepted],
         *,
-        state: State,
-        next_state: State,
-        half_ids: Sequence[str | None] | None = None,
-        half_places: Mapping[int, str] | None = None,
-        window: timedelta | None = None,
-        open_positions: Sequence[int] | None = None,
+        half_ids: Sequence[str | None],
+        half_places: Mapping[int, str],
+        window: timedelta | None,
     ) -> None:
-        """Split positions off a batch; arguments as for `batches.split.split`."""
+        """Split positions off a claimed batch, and decide to commit the others; arguments as for the function in `batches`."""
+        decide = partial(split_at_decision, half_ids=half_ids, half_places=half_places, window=window)
+        self._split(batch, unaccepted, decide)
+
+    def split_at_commit(self, batch: PreparedBatch, gone: Mapping[int, Unaccepted], *, open_positions: Sequence[int]) -> None:
+        """Split positions whose half messages are gone off a prepared batch; it is SENT unless other positions are open."""
+        self._split(batch, gone, partial(split_at_commit, open_positions=open_positions))
+
+    def _split(
+        self, batch: Batch | PreparedBatch, unaccepted: Mapping[int, Unaccepted], split: Callable[..., list[DeadNotice]]
+    ) -> None:
         leaving = runs(unaccepted)
+        waits = [self._wait(run, batch.failures) for run in leaving]
         with self.connection.transaction():
-            dead = split(
-                self.connection,
-                batch,
-                leaving,
-                waits=[self._wait(run, batch.failures) for run in leaving],
-                state=state,
-                next_state=next_state,
-                half_ids=half_ids,
-                half_places=half_places,
-                window=window,
-                open_positions=open_positions,
-            )
+            dead = split(self.connection, batch, leaving, waits=waits)
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)

@@ -7,8 +7,7 @@ from typing import Any
 from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
 from outbox.message import TopicType
 from outbox.models import Batch as StoredBatch
-from outbox.models import State, Topic
-from outbox.relay.splitter import Splitter
+from outbox.models import Topic
 from tests.factories import BatchFactory
 
 
@@ -60,11 +59,6 @@ def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: 
         for position in [positions] if isinstance(positions, int) else positions:
             unaccepted[position] = Unaccepted(SplitReason(fate), f"{fate}, says the broker")
     return BatchSendResult(batch, accepted or {}, unaccepted)
-
-
-def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> None:
-    """Split positions off a claimed batch whose rest was sent."""
-    splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
 
 
 def children(batch: Batch | StoredBatch) -> list[StoredBatch]:
