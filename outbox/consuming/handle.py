@@ -46,12 +46,12 @@ from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.database.locks import Lock
 from outbox.database.outermost import as_innermost, outermost_transaction
-from outbox.ending import handler_runs, is_end_of_process
 from outbox.errors import BrokenTransaction, ClosedByHandler, InboxRefused, NeverEnded, NotOutermost
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, TopicType, current_cause
 from outbox.models import Duplicate
+from outbox.shutdown import handler_runs, is_shutdown
 from outbox.unawaited import awaiting_all
 
 IDLE_SHARE = 0.75  # of INVISIBLE; the keeper sends a statement in each quarter
@@ -444,7 +444,7 @@ def _is_outage(error: BaseException, before: Any) -> bool:
 
 def _results_despite(one: _Run, error: BaseException) -> list[HandlingResult]:
     """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
-    ends = is_end_of_process(error, is_requested=one.keeper.stop.is_set())
+    ends = is_shutdown(error, is_requested=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
         logger.error(

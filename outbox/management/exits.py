@@ -12,7 +12,7 @@ from __future__ import annotations
 import psycopg
 from django.core.management.base import CommandError
 
-from outbox.ending import UNFINISHED
+from outbox.shutdown import UNFINISHED
 
 ENDED_UNFINISHED = f"{UNFINISHED} stopped by a signal during a call that did not return"
 """Part of the help of resident commands."""

@@ -22,7 +22,6 @@ from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
 from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP, WAKEUP
 from outbox.database.loop_errors import Loop
-from outbox.ending import Watch
 from outbox.errors import ConfigurationError, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
@@ -30,6 +29,7 @@ from outbox.relay.claims import MOVE_LIMIT, move_due
 from outbox.relay.lane import HeldLane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
+from outbox.shutdown import ShutdownWatch
 from outbox.topics import match_topics
 
 logger = get_logger(__name__)
@@ -325,7 +325,7 @@ def run_once(
     note: str,
     at_most: timedelta,
     idle_timeout: timedelta,
-    ending: Watch | None = None,
+    shutdown: ShutdownWatch | None = None,
     is_sweep: bool = False,
 ) -> RelayResult:
     """
@@ -333,7 +333,7 @@ def run_once(
 
     Args:
         note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
-        ending: stops the relay when the process is asked to end.
+        shutdown: stops the relay when the process is asked to end.
         is_sweep: Celery's beat has started it, so it sends a heartbeat as a sweep, too.
 
     Raises:
@@ -341,8 +341,8 @@ def run_once(
     """
     try:
         with open_runner(target, note=note) as runner:
-            if ending is not None:
-                ending.on_request(runner.stop)
+            if shutdown is not None:
+                shutdown.on_request(runner.stop)
             if is_sweep:
                 runner.note_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outbox.ending import Ending
 from outbox.errors import LaneNotHeld, NotMigrated
 from outbox.logs import get_logger, log_fields
 from outbox.outages import BACKOFF, OUTAGES
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
+from outbox.shutdown import GracefulShutdown
 
 logger = get_logger(__name__)
 
@@ -109,11 +109,11 @@ class ResidentRelay(Resident):
         return True
 
 
-def run_until_stopped(residents: Sequence[Resident], ending: Ending) -> bool:
+def run_until_stopped(residents: Sequence[Resident], shutdown: GracefulShutdown) -> bool:
     """Run residents until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
     for resident in residents:
         resident.start()
-    is_asked = ending.wait(lambda: all(resident.is_alive() for resident in residents))
+    is_asked = shutdown.wait(lambda: all(resident.is_alive() for resident in residents))
     for resident in residents:
         resident.stop()
     return is_asked

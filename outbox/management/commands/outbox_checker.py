@@ -11,12 +11,12 @@ from outbox import conf
 from outbox.check_backs.ask import in_process, log_sent
 from outbox.check_backs.loop import Checker, ask_as_set, brokers_that_ask
 from outbox.database.heartbeats import BEAT_SECONDS
-from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
 from outbox.relay.resident import Resident, run_until_stopped
+from outbox.shutdown import GracefulShutdown
 
 
 class Command(BaseCommand):
@@ -55,8 +55,8 @@ def _stay(checkers: list[Checker]) -> None:
         CommandError: a thread ended by itself.
     """
     residents = [Resident(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
-    with Ending(residents) as ending:
-        is_asked = run_until_stopped(residents, ending)
+    with GracefulShutdown(residents) as shutdown:
+        is_asked = run_until_stopped(residents, shutdown)
         for resident in residents:
             resident.join()
         for checker in checkers:

@@ -22,12 +22,12 @@ from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.database.loop_errors import Loop, noting
-from outbox.ending import Ending
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay.resident import Resident
+from outbox.shutdown import GracefulShutdown
 
 logger = get_logger(__name__)
 
@@ -65,12 +65,12 @@ class Command(BaseCommand):
         except (OutboxError, DatabaseError, psycopg.Error) as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
-        with Ending(consumers.threads) as ending:
+        with GracefulShutdown(consumers.threads) as shutdown:
             consumers.start(until_idle=options["until_idle"], once=options["once"])
             beside = _beside(consumers, chosen)
             for resident in beside:
                 resident.start()
-            ending.wait(consumers.is_working)
+            shutdown.wait(consumers.is_working)
             consumers.stop()
             for resident in beside:
                 resident.stop()

@@ -15,7 +15,6 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker, CheckLoop, brokers_that_ask, brokers_to_ask_for
 from outbox.database.heartbeats import BEAT_SECONDS
-from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
@@ -23,6 +22,7 @@ from outbox.relay import hosts
 from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_brokers
 from outbox.relay.resident import Resident, ResidentRelay, run_until_stopped
 from outbox.relay.rounds import RelayResult
+from outbox.shutdown import GracefulShutdown
 
 CHECK_EVERY = 1.0  # seconds
 
@@ -79,8 +79,8 @@ def _run(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResul
     """
     relays = [ResidentRelay(target) for target in targets]
     residents = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
-    with Ending(relays) as ending:
-        is_asked = run_until_stopped(residents, ending)
+    with GracefulShutdown(relays) as shutdown:
+        is_asked = run_until_stopped(residents, shutdown)
         for relay in relays:
             relay.join()
     if not is_asked:
