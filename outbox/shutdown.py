@@ -190,7 +190,7 @@ class ShutdownWatch(threading.Thread):
 
 class GracefulShutdown:
     """
-    The graceful shutdown of a resident command on SIGTERM or SIGINT; for the main thread only.
+    The graceful shutdown of a long-running command on SIGTERM or SIGINT; for the main thread only.
 
     Args:
         threads: threads that the log names, beside the main thread, if they do not return.

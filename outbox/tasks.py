@@ -28,8 +28,8 @@ from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
 from outbox.database.heartbeats import BY_CELERY
 from outbox.relay import hosts
+from outbox.relay.loops import try_step
 from outbox.relay.maintenance import maintain, prune_brokers
-from outbox.relay.resident import try_step
 from outbox.shutdown import ShutdownWatch
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def maintenance(self: Any) -> None:
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
-    """Handle the messages of a consumer group, where no resident consumer does; beat calls it again."""
+    """Handle the messages of a consumer group, where no long-running consumer does; beat calls it again."""
     chosen = find_group(group)
     with _watch_for_shutdown() as shutdown:
         for alias in chosen.brokers:

@@ -157,14 +157,16 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
     newer than that, without such a heartbeat, show that no worker takes them.
     """
     relays = [one for one in status.processes if one.kind in ("relay", WAKEUP)]
-    is_resident = any(one.note != BY_CELERY and not one.is_silent for one in relays)
-    if not is_resident or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
+    is_long_running = any(one.note != BY_CELERY and not one.is_silent for one in relays)
+    if not is_long_running or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
     bounds = [first_id_at(now - STALE_AFTER + LATE_AFTER), first_id_at(now - LATE_AFTER)]
     if connection.execute(HAS_MESSAGES, bounds).fetchone() == (True,):
         queue = conf.settings().celery_queue
-        cause = f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Resident relays send the messages."
+        cause = (
+            f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Long-running relays send the messages."
+        )
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
         yield Attention(Kind.NO_WORKER, f"database {status.database!r}", cause, step)
 

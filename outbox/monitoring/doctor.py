@@ -284,7 +284,9 @@ def check_wakeups() -> Iterator[Finding]:
                 server = connection.as_uri()
                 untaken = _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
-            hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.'
+            hint = (
+                'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
+            )
             yield Finding(
                 Level.WARNING, "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
             )
@@ -303,8 +305,8 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[Finding]:
         return []
     text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
     hint = (
-        'Start a worker of Celery for this queue. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False, and empty '
-        "the queue with Celery's command purge."
+        'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False, and '
+        "empty the queue with Celery's command purge."
     )
     return [Finding(Level.WARNING, "wakeups", text, hint)]
 

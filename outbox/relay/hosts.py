@@ -115,7 +115,7 @@ class RelayRunner:
         self._note = note
         self._stack = stack
         self._waker: Waker | None = None
-        self._is_resident = True
+        self._is_long_running = True
         self._maintenance_at = 0.0
         self._step_at = 0.0  # when the step under way began
 
@@ -135,7 +135,7 @@ class RelayRunner:
             return self._run(at_most, idle_timeout)
 
     def _run(self, at_most: timedelta | None, idle_timeout: timedelta | None) -> RelayResult:
-        self._is_resident = idle_timeout is None
+        self._is_long_running = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
         new: frozenset[int] = frozenset()  # ids of topics
@@ -205,7 +205,9 @@ class RelayRunner:
         if self._waker is None:
             connection = database.connect_session(self.target.database, application_name="outbox listener")
             listener = self._stack.enter_context(connection)
-            self._waker = Waker(listener, self.relay.lane, self.target.broker, is_resident=self._is_resident, **IDLE_WAITS)
+            self._waker = Waker(
+                listener, self.relay.lane, self.target.broker, is_long_running=self._is_long_running, **IDLE_WAITS
+            )
         return self._waker
 
     def _maintain(self) -> bool:

@@ -25,8 +25,8 @@ from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
 from outbox.monitoring.attention import Kind, read_attention
 from outbox.monitoring.doctor import Level, check_databases
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
+from outbox.relay.loops import RelayThread, RepeatingThread
 from outbox.relay.maintenance import maintain
-from outbox.relay.resident import Resident, ResidentRelay
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT
@@ -204,8 +204,8 @@ class TestARelayThatMayNotCreatePartitions:
     def test_says_so_once_and_in_heartbeat_and_status_until_the_owner_has_done_it(self, granted, no_tomorrow, caplog):
         caplog.set_level(logging.WARNING)
         with as_role():
-            relay = ResidentRelay(TARGET)
-            beside = Resident("Maintenance", self._maintain, pause=0.1)
+            relay = RelayThread(TARGET)
+            beside = RepeatingThread("Maintenance", self._maintain, pause=0.1)
             relay.start()
             beside.start()
             try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from outbox import shutdown
-from outbox.relay.resident import Resident
+from outbox.relay.loops import RepeatingThread
 from outbox.shutdown import GIVEN_UP, ShutdownWatch, give_up_handler, handler_runs, is_shutdown
 from tests.waiting import wait_until
 
@@ -31,7 +31,7 @@ def asked() -> list[int]:
 
 @pytest.fixture
 def watch(gate: threading.Event, asked: list[int]) -> Iterator[ShutdownWatch]:
-    task = Resident("The task", lambda: gate.wait() and False, pause=60)
+    task = RepeatingThread("The task", lambda: gate.wait() and False, pause=60)
     task.start()
     watch = ShutdownWatch(lambda: len(asked), lambda: [task], may_exit=False)
     watch.start()
@@ -63,7 +63,7 @@ class TestWatch:
         asked.append(1)
 
         wait_until(lambda: SAID in caplog.text)
-        assert "The task has not returned from outbox.relay.resident.Resident.run() (it waits in " in caplog.text
+        assert "The task has not returned from outbox.relay.loops.RepeatingThread.run() (it waits in " in caplog.text
 
     def test_says_nothing_when_all_came_to_its_end(
         self, watch: ShutdownWatch, asked: list[int], caplog: pytest.LogCaptureFixture

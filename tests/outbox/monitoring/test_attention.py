@@ -304,9 +304,9 @@ class TestWakeupsByCelery:
         assert one.cause.startswith("Celery's beat has sent no sweep for 2 min: ")
 
     @pytest.mark.parametrize("kind", ["relay", "sweep"])
-    def test_leave_beat_alone_where_a_sweep_came_or_a_resident_relay_runs(self, kind, read):
+    def test_leave_beat_alone_where_a_sweep_came_or_a_long_running_relay_runs(self, kind, read):
         a_process("relay", note="celery", age=300)
-        a_process(kind, note="celery" if kind == "sweep" else "resident")
+        a_process(kind, note="celery" if kind == "sweep" else "long-running")
 
         assert read() == []
 

@@ -14,7 +14,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
 from outbox.monitoring.attention import Kind, read_attention
 from outbox.relay.hosts import RelayTarget
-from outbox.relay.resident import ResidentRelay
+from outbox.relay.loops import RelayThread
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,11 +42,11 @@ def publication(own: database.Connection) -> Iterator[None]:
 
 
 @pytest.fixture
-def relay(memory_brokers: None) -> Iterator[Callable[[], ResidentRelay]]:
-    started: list[ResidentRelay] = []
+def relay(memory_brokers: None) -> Iterator[Callable[[], RelayThread]]:
+    started: list[RelayThread] = []
 
-    def start() -> ResidentRelay:
-        started.append(ResidentRelay(RelayTarget("default", "default")))
+    def start() -> RelayThread:
+        started.append(RelayThread(RelayTarget("default", "default")))
         started[-1].start()
         return started[-1]
 
