@@ -21,7 +21,7 @@ from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
 from outbox.batches.operators import replay_messages
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.message import read_headers
 from outbox.models import DeadMessage
 
@@ -148,7 +148,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
         done = 0
         for start in range(0, len(ids), CHUNK):
-            with outermost.atomic(using):
+            with guarded.atomic(using):
                 part = ids[start : start + CHUNK]
                 by = request.user.get_username()
                 settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)

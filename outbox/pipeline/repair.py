@@ -21,7 +21,7 @@ from outbox.batches.operators import GONE, resend
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
-from outbox.database import Connection, outermost
+from outbox.database import Connection, guarded
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import Kind, Stage
 
@@ -98,7 +98,7 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
     Returns:
         The plan as it was carried out.
     """
-    with outermost.atomic(using):
+    with guarded.atomic(using):
         finding = AuditFinding.objects.using(using).select_for_update(of=("self",)).select_related("run").get(pk=finding_id)
         again = plan(finding, using)
         if not again.ids:

@@ -20,7 +20,7 @@ from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, shown
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.pipeline.spark.findings import Kind, Stage
@@ -147,7 +147,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
         done = 0
         for one in plans:
-            with outermost.atomic(using):
+            with guarded.atomic(using):
                 sent = repair.send(one.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
                     text = f"{len(sent.ids)} sent again. Reason: {reason}"
@@ -174,7 +174,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
         using = router.db_for_write(AuditFinding)
         who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
-        with outermost.atomic(using):
+        with guarded.atomic(using):
             rows = AuditFinding.objects.using(using).filter(pk__in=[one.pk for one in chosen], acknowledged_at=None)
             done = {str(one.pk): one.text for one in rows.select_for_update()}
             rows.update(**who)

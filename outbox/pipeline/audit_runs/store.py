@@ -19,7 +19,7 @@ from typing import Any
 from django.utils import timezone
 
 from outbox import database
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.logs import cut, get_logger
 from outbox.pipeline.audit_runs import verdict
@@ -130,7 +130,7 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     """
     using = run._state.db
     assert using is not None  # it was saved when it began
-    with outermost.atomic(using):
+    with guarded.atomic(using):
         rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.State.RUNNING)
         if not rows.exists():
             raise AuditFailed(SUPERSEDED)
