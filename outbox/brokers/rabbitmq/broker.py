@@ -240,7 +240,7 @@ class RabbitMQBroker(DeadLetters):
     def delayed(self) -> DelayedCount:
         """Return how many messages of all topics wait for their time, and how many had no destination then."""
         with self._asking("count delayed messages") as channel:
-            waiting = sum(_count(channel, topology.rung(number)) or 0 for number in range(topology.RUNGS))
+            waiting = sum(_count(channel, topology.delay_queue(number)) or 0 for number in range(topology.DELAY_QUEUES))
             return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
     def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
@@ -315,8 +315,8 @@ class RabbitMQBroker(DeadLetters):
 
     def _delayed(self, message: amqp.Message, delay: timedelta, tag: str) -> Publication:
         """Return a publication that reaches the message's destination after that time; delay queues count whole seconds."""
-        seconds = min(math.ceil(delay.total_seconds()), 2**topology.RUNGS - 1)
-        return Publication(topology.rung(topology.RUNGS - 1), topology.delay_key(seconds, tag), message)
+        seconds = min(math.ceil(delay.total_seconds()), 2**topology.DELAY_QUEUES - 1)
+        return Publication(topology.delay_queue(topology.DELAY_QUEUES - 1), topology.delay_key(seconds, tag), message)
 
     def _replace(self, delivery: Delivery, copy: Publication, queue: str, after: timedelta) -> bool:
         """

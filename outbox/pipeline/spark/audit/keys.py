@@ -17,8 +17,8 @@ from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, Kind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
-from outbox.pipeline.spark.transforms.identity import DIGEST, suspects
-from outbox.pipeline.spark.transforms.keys import ABOUT, PLACE, SUSPECT, Keys
+from outbox.pipeline.spark.transforms.identity import DIGEST, candidates
+from outbox.pipeline.spark.transforms.keys import ABOUT, CANDIDATE, PLACE, Keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,13 +43,13 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
     sums = [F.sum(name).alias(name) for name in ("n", "high", "low", "check")]
     digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
-    wanted = suspects(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
+    wanted = candidates(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
     if not wanted:
         return []
     keys = replace(keys, pairs=tuple(wanted))
     sums = [F.sum(name).alias(name) for name in ("left", "right")]
     rows = (
-        scan(spark, history, keys.columns(), partial(keys.suspects, wanted), SUSPECT)
+        scan(spark, history, keys.columns(), partial(keys.candidates, wanted), CANDIDATE)
         .groupBy("pair", "subject", "key")
         .agg(*sums, F.min("topic").alias("topic"), F.max("at").alias("at"))
         .where(F.col("left") != F.col("right"))
