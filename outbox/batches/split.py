@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
+from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
 from outbox.batches.fence import take_step
 from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
@@ -99,7 +99,7 @@ def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
 
 
 def split_at_send(
-    connection: Connection, batch: Batch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
+    connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
 ) -> list[DeadNotice]:
     """
     Split positions off a claimed batch that was sent in one phase; the rest of it is SENT.
@@ -119,7 +119,7 @@ def split_at_send(
 
 def split_at_decision(
     connection: Connection,
-    batch: Batch,
+    batch: ClaimedBatch,
     leaving: Sequence[Run],
     *,
     waits: Sequence[timedelta],
@@ -167,7 +167,7 @@ def split_at_commit(
 def _split(
     connection: Connection,
     statement: str,
-    batch: Batch | PreparedBatch,
+    batch: ClaimedBatch | PreparedBatch,
     leaving: Sequence[Run],
     waits: Sequence[timedelta],
     own: Mapping[str, Any],

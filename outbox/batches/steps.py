@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox import signals
-from outbox.batches.batch import Batch, PreparedBatch, places_as_stored
+from outbox.batches.batch import ClaimedBatch, PreparedBatch, places_as_stored
 from outbox.batches.fence import take_step
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
@@ -30,7 +30,7 @@ WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNIN
 
 def decide(
     connection: Connection,
-    batch: Batch,
+    batch: ClaimedBatch,
     half_ids: Sequence[str | None],
     *,
     half_places: Mapping[int, str],
@@ -69,7 +69,7 @@ UPDATE outbox_batch SET open = %s::smallint[] WHERE id = %s AND state = {State.P
 """
 
 
-def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
+def mark_sent(connection: Connection, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
     """
     Mark batches SENT.
 
@@ -103,7 +103,7 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 
 def return_batch(
-    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
+    connection: Connection, batch: ClaimedBatch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
 ) -> list[DeadNotice]:
     """
     Release a claimed batch, or mark it DEAD; return the messages that have become dead.

@@ -23,7 +23,7 @@ from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection, guarded
 from outbox.pipeline.models import AuditFinding
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 
 MAX_MESSAGES = 10_000  # of one finding
 
@@ -113,7 +113,7 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
 
 def _why_not(finding: AuditFinding, connection: Connection) -> str:
     """Return why no message of a finding can be sent again; "" if some may be."""
-    if finding.kind != Kind.LOST:
+    if finding.kind != FindingKind.LOST:
         return NOT_LOST
     if finding.resent_at is not None:
         return DONE_BEFORE

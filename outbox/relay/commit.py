@@ -35,7 +35,7 @@ from itertools import islice
 from typing import Any
 
 from outbox import signals, tracing
-from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.fence import read_step
 from outbox.batches.split import runs
 from outbox.batches.steps import decide, leave_open, mark_sent
@@ -126,7 +126,7 @@ class Committer:
             return self._is_mine(result.batch, "split")
         return True
 
-    def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
+    def mark(self, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
         """Mark batches in a state SENT; return the ids of those that this relay has marked, now or in an earlier call."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
@@ -290,7 +290,7 @@ class Committer:
             self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
-    def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
+    def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
         """Read the row again after a lost fence; return whether this attempt wrote the step before."""
         found = read_step(self.connection, batch.id)
         if found is not None and found.is_decided_by(batch.attempt):
@@ -298,7 +298,7 @@ class Committer:
         self._lost(batch, step)
         return False
 
-    def _lost(self, batch: Batch | PreparedBatch, step: str) -> None:
+    def _lost(self, batch: ClaimedBatch | PreparedBatch, step: str) -> None:
         self.fences_lost += 1
         extra = log_fields(batch=batch.id, topic=batch.topic, attempt=batch.attempt)
         logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt, extra=extra)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import DeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.base import BrokerDeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
@@ -243,7 +243,7 @@ class RabbitMQBroker(DeadLetters):
             waiting = sum(_count(channel, topology.delay_queue(number)) or 0 for number in range(topology.DELAY_QUEUES))
             return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return a group's dead letters, oldest first; waits for another process that reads them."""
         self._require_owner(group)
         return self._letters.read(group, limit)
