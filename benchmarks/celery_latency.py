@@ -1,4 +1,4 @@
-"""From commit to the start of a Celery task: through a resident relay, beside `delay_on_commit`, in turn."""
+"""From commit to the start of a Celery task: through a long-running relay, beside `delay_on_commit`, in turn."""
 
 from __future__ import annotations
 

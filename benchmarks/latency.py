@@ -1,8 +1,8 @@
 """
 From the commit of the publishing transaction to the broker, and to the handler.
 
-To the broker: a resident relay in a process of its own calls `send`; beside it, in turn, a bare loop does. To the handler:
-resident relay, embedded broker and a consumer in a process of its own.
+To the broker: a long-running relay in a process of its own calls `send`; beside it, in turn, a bare loop does. To the handler:
+long-running relay, embedded broker and a consumer in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From commit to handler over RabbitMQ: resident relay and consumer, beside a bare loop and a bare consumer, in turn."""
+"""From commit to handler over RabbitMQ: long-running relay and consumer, beside a bare loop and a bare consumer, in turn."""
 
 from __future__ import annotations
 

@@ -176,17 +176,17 @@ def _require_accepted(results: list[SendResult], *, ended: Ended | None = None) 
 
 
 def _hosts(server: Any, scale: float) -> list[Figure]:
-    """Measure relays in processes: resident, and Celery's."""
+    """Measure relays in processes: long-running, and Celery's."""
     options = {"ENDPOINTS": server.endpoints, "NAME_SERVERS": [server.name_server]}
     os.environ["BENCH_ROCKETMQ"] = json.dumps(options)  # for the processes
     try:
         with override_settings(OUTBOX={**with_rocketmq(options), "CELERY_WAKEUP": True}):
-            return [*_resident(scale), *_celery(scale)]
+            return [*_long_running(scale), *_celery(scale)]
     finally:
         del os.environ["BENCH_ROCKETMQ"]
 
 
-def _resident(scale: float) -> list[Figure]:
+def _long_running(scale: float) -> list[Figure]:
     messages = max(50, int(300 * scale))
     waiting = int(20_000 * scale)
     with command("outbox_relay", "--broker", "rocketmq") as relay, command("outbox_consume", "--group", GROUP):
@@ -199,7 +199,7 @@ def _resident(scale: float) -> list[Figure]:
         done = wait_until(lambda: count(SENT) >= waiting, 300, "all messages sent")
         peak = peak_mib(relay.pid)
     rate = f"while it moved {waiting:,} messages, {waiting / (done - began):,.0f}/s"
-    return [*_latency("resident relay", taken), Figure("RocketMQ: relay's memory", peak, "MiB", 150, at_most=True, note=rate)]
+    return [*_latency("outbox_relay", taken), Figure("RocketMQ: relay's memory", peak, "MiB", 150, at_most=True, note=rate)]
 
 
 def _celery(scale: float) -> list[Figure]:

@@ -28,7 +28,7 @@ from benchmarks.memory import peak_mib
 from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.config import Group, PipelineConfig
+from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 ROWS = 500_000  # in PostgreSQL
@@ -191,7 +191,7 @@ def _postgres(messages: int) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
         fill_day(connection, DAY - timedelta(days=1), 5_000)  # what Spark gets warm with
         fill_day(connection, DAY, messages)
-        config = PipelineConfig(database_source("default"), groups=[Group("bench", ["bench-archive"])])
+        config = PipelineConfig(database_source("default"), groups=[AuditedGroup("bench", ["bench-archive"])])
         spark = build_session(config, name="outbox bench")
         try:
             bare = _time_bare(spark, config) if config.outbox.reader == "jdbc" else None

@@ -27,10 +27,10 @@ from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups
 from outbox.consuming.worker import Worker
 from outbox.database.heartbeats import BY_CELERY
-from outbox.ending import Watch
 from outbox.relay import hosts
+from outbox.relay.loops import try_step
 from outbox.relay.maintenance import maintain, prune_brokers
-from outbox.relay.resident import try_step
+from outbox.shutdown import ShutdownWatch
 
 T = TypeVar("T")
 
@@ -51,14 +51,14 @@ def _shut_down(**_: object) -> None:
 
 
 @contextmanager
-def _ending() -> Iterator[Watch]:
+def _watch_for_shutdown() -> Iterator[ShutdownWatch]:
     """
     Yield a watch that stops the task when its worker shuts down.
 
     Only a child of a prefork pool may exit in the middle of a call: in other pools the process runs other tasks, too.
     """
     task = threading.current_thread()
-    watch = Watch(lambda: _is_shutting_down[0], lambda: [task], may_exit=os.getpid() != _main_process)
+    watch = ShutdownWatch(lambda: _is_shutting_down[0], lambda: [task], may_exit=os.getpid() != _main_process)
     watch.start()
     try:
         yield watch
@@ -70,7 +70,7 @@ def _ending() -> Iterator[Watch]:
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay the messages of one target; stay a moment, since one wakeup stands for all commits of that moment."""
     settings = conf.settings().relay
-    with _ending() as ending:
+    with _watch_for_shutdown() as shutdown:
         _listen(hosts.RelayTarget(database, broker))
         try_step(
             hosts.run_once,
@@ -78,7 +78,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
             note=BY_CELERY,
             at_most=settings.task_time,
             idle_timeout=hosts.IDLE_TIMEOUT,
-            ending=ending,
+            shutdown=shutdown,
         )
 
 
@@ -86,7 +86,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
 def sweep() -> None:
     """Relay the messages of all targets, settle open commits, and do the check-backs of brokers that send none."""
     targets = hosts.relay_targets()
-    with _ending() as ending:
+    with _watch_for_shutdown() as shutdown:
         for alias in brokers_to_ask_for({target.broker for target in targets}):
             with closing(CheckLoop(alias, targets[0].database)) as loop:
                 try_step(loop.turn)
@@ -94,7 +94,7 @@ def sweep() -> None:
             _listen(target)
             at_most = conf.settings().relay.task_time / len(targets)
             limits = {"at_most": at_most, "idle_timeout": hosts.NO_IDLE_TIMEOUT}
-            try_step(hosts.run_once, target, note=BY_CELERY, **limits, ending=ending, is_sweep=True)
+            try_step(hosts.run_once, target, note=BY_CELERY, **limits, shutdown=shutdown, is_sweep=True)
 
 
 @shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=None)
@@ -105,31 +105,31 @@ def maintenance(self: Any) -> None:
     It is repeated each minute while something fails. A repetition expires when beat's next one comes.
     """
     targets = hosts.relay_targets()
-    with _ending() as ending:
-        done = [_unless_shutting_down(ending, maintain, one) for one in sorted({target.database for target in targets})]
-        done.append(_unless_shutting_down(ending, prune_brokers, {target.broker for target in targets}))
-        done += [_unless_shutting_down(ending, find_gaps, group) for group in groups().values()]
+    with _watch_for_shutdown() as shutdown:
+        done = [_unless_shutting_down(shutdown, maintain, one) for one in sorted({target.database for target in targets})]
+        done.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
+        done += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
         is_by_worker = not (self.request.called_directly or self.request.is_eager)
-        is_to_repeat = is_by_worker and not (all(done) or ending.requested.is_set())
+        is_to_repeat = is_by_worker and not (all(done) or shutdown.requested.is_set())
     if is_to_repeat:
         raise self.retry(countdown=RETRY_SECONDS)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
-    """Handle the messages of a consumer group, where no resident consumer does; beat calls it again."""
+    """Handle the messages of a consumer group, where no long-running consumer does; beat calls it again."""
     chosen = find_group(group)
-    with _ending() as ending:
+    with _watch_for_shutdown() as shutdown:
         for alias in chosen.brokers:
             at_most = conf.settings().consumer.task_time / len(chosen.brokers)
-            with closing(Worker(chosen, alias, stop=ending.requested, is_task=True)) as worker:
-                ending.on_request(worker.stop)
+            with closing(Worker(chosen, alias, stop=shutdown.requested, is_task=True)) as worker:
+                shutdown.on_request(worker.stop)
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
-def _unless_shutting_down(ending: Watch, step: Callable[[T], object], subject: T) -> bool:
+def _unless_shutting_down(shutdown: ShutdownWatch, step: Callable[[T], object], subject: T) -> bool:
     """Do a step, unless the worker shuts down: another worker will do it. Return whether it succeeded."""
-    return not ending.requested.is_set() and try_step(step, subject)
+    return not shutdown.requested.is_set() and try_step(step, subject)
 
 
 def _listen(target: hosts.RelayTarget) -> None:

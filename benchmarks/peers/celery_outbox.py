@@ -12,7 +12,7 @@ from benchmarks.peers import sink
 DISTRIBUTION = "django-celery-outbox"
 APPS = ["django_celery_outbox"]
 SETTINGS = {"CELERY_OUTBOX_APP": "benchmarks.peers.celery_outbox.app"}
-RESIDENT = ["celery_outbox_relay"]
+RELAY_COMMAND = ["celery_outbox_relay"]
 
 app = OutboxCelery("peers", broker="memory://")
 

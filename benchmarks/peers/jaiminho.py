@@ -5,7 +5,7 @@ from __future__ import annotations
 DISTRIBUTION = "django-jaiminho"
 APPS = ["jaiminho"]
 SETTINGS = {"JAIMINHO_CONFIG": {"PUBLISH_STRATEGY": "keep-order"}}
-RESIDENT = ["events_relay", "--run-in-loop"]
+RELAY_COMMAND = ["events_relay", "--run-in-loop"]
 
 
 def write(customer: str, total: str) -> int:

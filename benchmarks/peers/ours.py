@@ -13,7 +13,7 @@ SETTINGS = {
     "ROOT_URLCONF": None,
     "SILENCED_SYSTEM_CHECKS": ["outbox.E027"],  # nobody answers the sink's questions, and it asks none
 }
-RESIDENT = ["outbox_relay"]
+RELAY_COMMAND = ["outbox_relay"]
 
 
 def write(customer: str, total: str) -> int:

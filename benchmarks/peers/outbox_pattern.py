@@ -10,7 +10,7 @@ from benchmarks.peers import sink
 DISTRIBUTION = "django-outbox-pattern"
 APPS = ["django_outbox_pattern"]
 SETTINGS = {"DJANGO_OUTBOX_PATTERN": {"DEFAULT_CONNECTION_CLASS": "benchmarks.peers.outbox_pattern.NullConnection"}}
-RESIDENT = ["publish"]
+RELAY_COMMAND = ["publish"]
 
 
 class NullConnection:

@@ -53,7 +53,7 @@ class Peer:
         Raises:
             PeerError: it ended instead.
         """
-        self.version, self._resident = self._answer()
+        self.version, self._relay_command = self._answer()
 
     def ask(self, *words: object) -> Any:
         """Send a command to the publishing process; return its answer."""
@@ -66,7 +66,7 @@ class Peer:
     @contextmanager
     def relay(self) -> Iterator[subprocess.Popen[bytes]]:
         """Run the package's relay, which sends to the sink."""
-        process = self._start(["-m", "django", *self._resident], {sink.FILE: str(self.sink)}, stdout=subprocess.DEVNULL)
+        process = self._start(["-m", "django", *self._relay_command], {sink.FILE: str(self.sink)}, stdout=subprocess.DEVNULL)
         try:
             yield process
         finally:

@@ -7,7 +7,7 @@ from benchmarks.peers import sink
 DISTRIBUTION = "procrastinate"
 APPS = ["procrastinate.contrib.django"]
 SETTINGS = {"PROCRASTINATE_IMPORT_PATHS": ["benchmarks.peers.procrastinate_tasks"]}
-RESIDENT = ["procrastinate", "worker"]
+RELAY_COMMAND = ["procrastinate", "worker"]
 
 
 def take(number: int, customer: str, total: str) -> None:

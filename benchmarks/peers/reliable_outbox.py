@@ -13,7 +13,7 @@ if sys.version_info < (3, 12):
 DISTRIBUTION = "django-reliable-outbox"
 APPS = ["reliable_outbox"]
 SETTINGS = {"RELIABLE_OUTBOX": {"DESTINATIONS": {"default": {"BACKEND": "benchmarks.peers.reliable_outbox.Null"}}}}
-RESIDENT = ["outbox_worker"]
+RELAY_COMMAND = ["outbox_worker"]
 
 
 class Null:

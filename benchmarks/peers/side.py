@@ -31,7 +31,7 @@ def main() -> None:
         cursor.execute(TABLE)
     package = import_module(f"benchmarks.peers.{os.environ['PEERS_PACKAGE']}")
     side = _Side(package.write)
-    _answer([_version(package.DISTRIBUTION), package.RESIDENT])
+    _answer([_version(package.DISTRIBUTION), package.RELAY_COMMAND])
     for line in sys.stdin:
         name, *numbers = line.split()
         _answer(getattr(side, name)(*map(float, numbers)))

@@ -16,13 +16,13 @@ from benchmarks.synthetic.plan import FAULTS, SOURCE, Plan, draw
 from benchmarks.synthetic.write import config_of, truth_of
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Tables cannot tell these: there is no model of business rows, and the embedded broker drops what comes twice.
-HERE = [fault for fault in FAULTS if fault not in ((Kind.LOST, Stage.BUSINESS), (Kind.DUPLICATED, Stage.BROKER))]
+HERE = [fault for fault in FAULTS if fault not in ((FindingKind.LOST, Stage.BUSINESS), (FindingKind.DUPLICATED, Stage.BROKER))]
 
 PER_BATCH = 500
 

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.synthetic.plan import GROUP, SOURCE, Plan, Truth
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 from outbox.pipeline.spark.schemas import FRAMES
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ def as_of(plan: Plan) -> datetime:
 def make_frames(spark: SparkSession, plan: Plan, truth: Truth) -> dict[str, DataFrame]:
     """Return all frames by name, faults included."""
     rows = _messages(spark, plan)
-    orphans = truth.of(Kind.ORPHAN, Stage.BROKER)
-    inbox_orphans = [n for group in truth.faults.get((Kind.ORPHAN, Stage.INBOX), {}).values() for n in group]
+    orphans = truth.of(FindingKind.ORPHAN, Stage.BROKER)
+    inbox_orphans = [n for group in truth.faults.get((FindingKind.ORPHAN, Stage.INBOX), {}).values() for n in group]
 
     def at(name: str) -> DataFrame:
-        missing = [n for stage in MISSING_AT[name] for n in truth.of(Kind.LOST, stage)]
+        missing = [n for stage in MISSING_AT[name] for n in truth.of(FindingKind.LOST, stage)]
         missing += orphans + inbox_orphans if name in ("messages", "places") else []
         missing += inbox_orphans if name == "broker" else []
         return _without(rows, missing)
 
-    broker = _again(at("broker"), rows, truth.of(Kind.DUPLICATED, Stage.BROKER))
+    broker = _again(at("broker"), rows, truth.of(FindingKind.DUPLICATED, Stage.BROKER))
     frames = {
         "business": _business(rows, truth),
         "messages": at("messages").withColumn("at", _time("micros")),
@@ -87,13 +87,15 @@ def _messages(spark: SparkSession, plan: Plan) -> DataFrame:
 
 def _business(rows: DataFrame, truth: Truth) -> DataFrame:
     """Return the orders, including some whose message was never published."""
-    extra = _only(rows, truth.of(Kind.LOST, Stage.BUSINESS)).withColumn("about", F.concat("about", F.lit("-unsaid")))
+    extra = _only(rows, truth.of(FindingKind.LOST, Stage.BUSINESS)).withColumn("about", F.concat("about", F.lit("-unsaid")))
     return rows.unionAll(extra).withColumn("subject", F.col("topic")).withColumn("at", _time("micros"))
 
 
 def _inbox(rows: DataFrame, everything: DataFrame, plan: Plan, truth: Truth) -> DataFrame:
     """Return the inbox rows of all groups, in one pass if nothing is missing."""
-    lost, twice, orphans = (truth.faults.get((kind, Stage.INBOX), {}) for kind in (Kind.LOST, Kind.DUPLICATED, Kind.ORPHAN))
+    lost, twice, orphans = (
+        truth.faults.get((kind, Stage.INBOX), {}) for kind in (FindingKind.LOST, FindingKind.DUPLICATED, FindingKind.ORPHAN)
+    )
     groups = [GROUP(group) for group in range(plan.groups)]
     found = rows.withColumn("consumer_group", F.explode(F.array(*map(F.lit, groups))))
     found = _without_of_groups(found, {group: [*lost.get(group, []), *_others(orphans, group)] for group in groups})

@@ -6,20 +6,20 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outbox.pipeline.spark.findings import Finding, Kind, Stage
+from outbox.pipeline.spark.findings import Finding, FindingKind, Stage
 
 SOURCE = "urn:uuid:00000000-0000-4000-8000-000000000001"
 GROUP = "group-{}".format
 
 FAULTS = (
-    (Kind.LOST, Stage.BUSINESS),  # an order without a message: the message never was
-    (Kind.LOST, Stage.OUTBOX),
-    (Kind.LOST, Stage.BROKER),
-    (Kind.LOST, Stage.INBOX),
-    (Kind.DUPLICATED, Stage.BROKER),
-    (Kind.DUPLICATED, Stage.INBOX),
-    (Kind.ORPHAN, Stage.BROKER),
-    (Kind.ORPHAN, Stage.INBOX),
+    (FindingKind.LOST, Stage.BUSINESS),  # an order without a message: the message never was
+    (FindingKind.LOST, Stage.OUTBOX),
+    (FindingKind.LOST, Stage.BROKER),
+    (FindingKind.LOST, Stage.INBOX),
+    (FindingKind.DUPLICATED, Stage.BROKER),
+    (FindingKind.DUPLICATED, Stage.INBOX),
+    (FindingKind.ORPHAN, Stage.BROKER),
+    (FindingKind.ORPHAN, Stage.INBOX),
 )
 
 
@@ -67,18 +67,22 @@ class Plan:
 class Truth:
     """The faults of the messages: (kind, stage) -> group ('' but for the inbox) -> messages n."""
 
-    faults: dict[tuple[Kind, Stage], dict[str, list[int]]] = field(default_factory=dict)
+    faults: dict[tuple[FindingKind, Stage], dict[str, list[int]]] = field(default_factory=dict)
 
-    def of(self, kind: Kind, stage: Stage, group: str = "") -> list[int]:
+    def of(self, kind: FindingKind, stage: Stage, group: str = "") -> list[int]:
         return self.faults.get((kind, stage), {}).get(group, [])
 
 
-def draw(plan: Plan, faults: Sequence[tuple[Kind, Stage]] = FAULTS) -> Truth:
+def draw(plan: Plan, faults: Sequence[tuple[FindingKind, Stage]] = FAULTS) -> Truth:
     """Choose the messages with faults, at most one fault each."""
     chance = random.Random(plan.seed)
     taken: set[int] = set()
     truth = Truth()
-    for amount, kind in ((plan.lost, Kind.LOST), (plan.duplicated, Kind.DUPLICATED), (plan.orphans, Kind.ORPHAN)):
+    for amount, kind in (
+        (plan.lost, FindingKind.LOST),
+        (plan.duplicated, FindingKind.DUPLICATED),
+        (plan.orphans, FindingKind.ORPHAN),
+    ):
         stages = [stage for fault, stage in faults if fault is kind]
         for place, stage in enumerate(stages):
             share = amount // len(stages) + (place < amount % len(stages))

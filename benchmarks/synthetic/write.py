@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.synthetic.frames import as_of, make_frames
 from benchmarks.synthetic.plan import GROUP, SOURCE, Plan, Truth, draw, expected
-from outbox.pipeline.spark.config import Business, Group, PipelineConfig, Source
-from outbox.pipeline.spark.findings import Kind, Stage, merge
+from outbox.pipeline.spark.config import AuditedGroup, Business, PipelineConfig, Source
+from outbox.pipeline.spark.findings import FindingKind, Stage, merge
 from outbox.pipeline.spark.history import invalidate_history, write_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEVER_PUBLISHED = ((Kind.LOST, Stage.OUTBOX), (Kind.ORPHAN, Stage.BROKER), (Kind.ORPHAN, Stage.INBOX))
+NEVER_PUBLISHED = ((FindingKind.LOST, Stage.OUTBOX), (FindingKind.ORPHAN, Stage.BROKER), (FindingKind.ORPHAN, Stage.INBOX))
 
 
 def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def write_history(spark: SparkSession, plan: Plan, folder: str) -> dict[str, Any
         frame.write.mode("overwrite").parquet(f"{folder}/{name}")
     write_metadata(spark, folder, [SOURCE], as_of(plan))
     without_message = [
-        *(f"shop.order:{n}-unsaid" for n in truth.of(Kind.LOST, Stage.BUSINESS)),
+        *(f"shop.order:{n}-unsaid" for n in truth.of(FindingKind.LOST, Stage.BUSINESS)),
         *(f"shop.order:{n}" for (kind, stage) in NEVER_PUBLISHED for messages in truth.faults.get((kind, stage), {}).values()
           for n in messages),
     ]  # fmt: skip
@@ -47,7 +47,7 @@ def config_of(plan: Plan, folder: str) -> PipelineConfig:
     return PipelineConfig(
         outbox=Source(folder),
         business=[Business(topic, topic, "shop.order", "OrderPlaced") for topic in topics],
-        groups=[Group(GROUP(group), list(topics)) for group in range(plan.groups)],
+        groups=[AuditedGroup(GROUP(group), list(topics)) for group in range(plan.groups)],
         seen_topics=topics,
         ids_per_finding=100,
     )

@@ -13,7 +13,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "check_back": "One of its settings.",
         "direct_databases": "A database is behind a pooler in transaction mode.",
         "pipeline": "Business rows are audited, or days are archived.",
-        "celery_wakeup": "Where all relays are resident, a Celery message for each commit is wasted.",
+        "celery_wakeup": "Where all relays are long-running, a Celery message for each commit is wasted.",
         "celery_queue": "The workers of the outbox listen on a queue of another name.",
         "retention": "The database is to hold less, or a repeated delivery may come later than a week.",
         "dedupe_retention": "Callers repeat a request later than after a week.",

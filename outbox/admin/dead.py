@@ -16,12 +16,12 @@ from django.utils.safestring import SafeString
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.contents import contents, read_beginning
-from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.text import badge, shown, since
 from outbox.batches.operators import replay_messages
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.message import read_headers
 from outbox.models import DeadMessage
 
@@ -34,14 +34,14 @@ EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state
     AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
 """
 
-REPLAY = Act(
+REPLAY = BulkAct(
     "replay",
     "Replay dead messages",
     "Replay",
     "Released, to be sent again",
     "A relay sends them again, with failures counted from zero.",
 )
-DISCARD = Act(
+DISCARD = BulkAct(
     "discard",
     "Discard dead messages",
     "Discard",
@@ -131,7 +131,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, DISCARD)
 
-    def _settle(self, request: HttpRequest, queryset: QuerySet[Any], act: Act) -> HttpResponse | None:
+    def _settle(self, request: HttpRequest, queryset: QuerySet[Any], act: BulkAct) -> HttpResponse | None:
         at = as_of(request)
         chosen = queryset.filter(is_dead=True, died_at__lte=at)
         counts = dict(chosen.order_by("topic").values_list("topic").annotate(count=Count("pk")))
@@ -142,13 +142,13 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         notify(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
         return None
 
-    def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: Act, reason: str) -> int:
+    def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: BulkAct, reason: str) -> int:
         """Settle the chosen messages, each chunk in one transaction with its log; return how many were settled."""
         using = router.db_for_write(self.model)
         ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
         done = 0
         for start in range(0, len(ids), CHUNK):
-            with outermost.atomic(using):
+            with guarded.atomic(using):
                 part = ids[start : start + CHUNK]
                 by = request.user.get_username()
                 settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)

@@ -25,7 +25,7 @@ TYPED_OVER = 100  # for more rows than this, the user has to type their number
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class BulkAct:
     """
     Something to be done about many.
 
@@ -93,7 +93,7 @@ def impact_page(
     model_admin: ModelAdmin,
     request: HttpRequest,
     *,
-    act: Act,
+    act: BulkAct,
     form: ReasonForm,
     counts: Mapping[str, int],
     hidden: Sequence[tuple[str, str]],
@@ -126,7 +126,7 @@ def impact_page(
     return TemplateResponse(request, "admin/outbox/impact.html", context)
 
 
-def notify(model_admin: ModelAdmin, request: HttpRequest, act: Act, *, done: int, wanted: int, limit: int) -> None:
+def notify(model_admin: ModelAdmin, request: HttpRequest, act: BulkAct, *, done: int, wanted: int, limit: int) -> None:
     """Show messages about what was done, and what was not."""
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)

@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from outbox.admin.base import ReadOnlyAdmin
-from outbox.admin.impact import Act, as_of, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, impact_page, notify, reason_form, write_log
 from outbox.admin.letter_filter import LetterFilter
 from outbox.admin.links import message_link
 from outbox.admin.pages import frame
@@ -30,14 +30,14 @@ from outbox.models import DeadLetter, MessageRow
 PER_PAGE = 100
 KINDS_NAMED = 5  # on the page before an act
 
-REPLAY = Act(
+REPLAY = BulkAct(
     "replay",
     "Replay dead letters",
     "Replay",
     "To be delivered again",
     "Their groups receive them again, with deliveries counted from 1.",
 )
-DISCARD = Act(
+DISCARD = BulkAct(
     "discard",
     "Discard dead letters",
     "Discard",
@@ -113,7 +113,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         notify(self, request, act, done=done, wanted=max(form.wanted, len(names)), limit=READ_AT_ONCE)
         return HttpResponseRedirect(request.get_full_path())
 
-    def _settle(self, request: HttpRequest, chosen: list[Letter], act: Act, reason: str) -> int:
+    def _settle(self, request: HttpRequest, chosen: list[Letter], act: BulkAct, reason: str) -> int:
         """Settle the chosen letters that still exist, and log it; return their number."""
         done: dict[str, str] = {}
         by = request.user.get_username()

@@ -24,7 +24,7 @@ from outbox.admin.overview import overview
 from outbox.admin.pages import QUICK_CHECK, frame, url_of
 from outbox.admin.quick_check import quick_check
 from outbox.admin.text import badge, shown, since
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.models import Overview, Topic
 from outbox.topics import pause, resume
 
@@ -106,7 +106,7 @@ class TopicAdmin(ReadOnlyAdmin):
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
             return self._ask(request, topic, form, "Pause")
-        with outermost.atomic(router.db_for_write(Topic)):
+        with guarded.atomic(router.db_for_write(Topic)):
             reason = form.cleaned_data["reason"]
             done = pause(self._connection(), topic.name, by=request.user.get_username(), reason=reason)
             if done:
@@ -120,7 +120,7 @@ class TopicAdmin(ReadOnlyAdmin):
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
         if not form.is_valid():
             return self._ask(request, topic, form, "Resume")
-        with outermost.atomic(router.db_for_write(Topic)):
+        with guarded.atomic(router.db_for_write(Topic)):
             done = resume(self._connection(), topic.name, since=_time(form.cleaned_data["since"]))
             if done:
                 write_log(request, Topic, {str(topic.pk): topic.name}, f"Resumed. Reason: {form.cleaned_data['reason']}")

@@ -11,12 +11,12 @@ from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.logs import cut
 from outbox.message import TopicType
 
-MessageRow = tuple[str, str | None, str | None, bytes]
+MessageContent = tuple[str, str | None, str | None, bytes]
 """The content of a message: key, headers, about, body. All are None where the message row is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ClaimedBatch:
     """
     A batch under this relay's lease.
 
@@ -39,7 +39,7 @@ class Batch:
     order_keys: Sequence[int] | None = None
     split: frozenset[int] = frozenset()
     failures: int = 0
-    messages: Sequence[MessageRow] | None = None
+    messages: Sequence[MessageContent] | None = None
 
     @property
     def positions(self) -> Sequence[int]:
@@ -88,7 +88,7 @@ class BatchSendResult:
         source: the stable id of the database, which the half messages carry in their tokens.
     """
 
-    batch: Batch
+    batch: ClaimedBatch
     accepted: dict[int, str] = field(default_factory=dict)
     unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
     half_places: dict[int, str] = field(default_factory=dict)

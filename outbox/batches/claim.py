@@ -16,7 +16,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE, Lock
 from outbox.message import TopicType
@@ -177,7 +177,7 @@ class ClaimedTopic:
 
     topic_id: int
     last_pos: int | None
-    batch: Batch | None
+    batch: ClaimedBatch | None
 
 
 def claim(
@@ -241,7 +241,7 @@ def claim_ordered(
         return [_claimed(row) for row in cursor.fetchall()]
 
 
-def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta, but: int | None = None) -> Batch | None:
+def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta, but: int | None = None) -> ClaimedBatch | None:
     """
     Claim again the batch that has been due longest, or that its relay left behind; attempt + 1.
 
@@ -256,9 +256,11 @@ def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
     return ClaimedTopic(row[0], row[1], None if row[2] is None else _batch(row[2:]))
 
 
-def _batch(row: tuple[Any, ...]) -> Batch:
+def _batch(row: tuple[Any, ...]) -> ClaimedBatch:
     batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, failures = row
-    return Batch(batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), failures)
+    return ClaimedBatch(
+        batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), failures
+    )
 
 
 FEW = 16  # messages in one claim
@@ -312,7 +314,7 @@ class TopicClaim:
     topic: str | None = None
     is_ordered: bool = False
     last_pos: int | None = None
-    batch: Batch | None = None
+    batch: ClaimedBatch | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -340,7 +342,7 @@ def claim_topic(
         return TopicClaim(topic, is_ordered)
     messages = [row[8:] for row in rows]
     are_all_small = all(message[0] is None or message[3] is not None for message in messages)
-    batch = Batch(
+    batch = ClaimedBatch(
         batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, messages=messages if are_all_small else None
     )
     return TopicClaim(topic, is_ordered, last_pos, batch)

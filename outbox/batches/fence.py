@@ -41,7 +41,7 @@ def take_step(connection: Connection, statement: str, parameters: Sequence[Any] 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LastStep:
     """The last step of a batch: its state and attempt."""
 
     state: int
@@ -54,9 +54,9 @@ class Step:
         return self.attempt == attempt and self.state in (State.PREPARED, State.SENT)
 
 
-def read_step(connection: Connection, batch_id: int) -> Step | None:
+def read_step(connection: Connection, batch_id: int) -> LastStep | None:
     """Return the last step of a batch; None if its row is gone."""
-    return connection.cursor(row_factory=class_row(Step)).execute(READ_STEP, [batch_id]).fetchone()
+    return connection.cursor(row_factory=class_row(LastStep)).execute(READ_STEP, [batch_id]).fetchone()
 
 
 def fence(connection: Connection, batch_id: int, attempt: int) -> None:

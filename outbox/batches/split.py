@@ -2,6 +2,7 @@
 Split: messages whose send ended differently from the rest of their batch leave it for batches of their own.
 
 They leave in runs of adjacent positions, with the same lane and numbers. Each position is either decided or split, never both.
+A batch is split where it is sent in one phase, where its half messages are decided, and where the broker has lost some of these.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
+from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
 from outbox.batches.fence import take_step
 from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
 
-# Positions leave in runs lo..hi. `NOT split &&`: a repeated call, or a second sweep, splits nothing off twice.
-SPLIT = f"""
+
+def _statement(state: State, changes: str) -> str:
+    """
+    Return the statement that splits positions off a batch in a state, and makes changes to the rest of it.
+
+    Positions leave in runs lo..hi. `NOT split &&`: a repeated call, or a second sweep, splits nothing off twice.
+    """
+    return f"""
 WITH batch AS (
-    UPDATE outbox_batch SET state = %(next)s, sent_at = CASE WHEN %(next)s = {State.SENT} THEN clock_timestamp() END,
-        decided_at = coalesce(decided_at, CASE WHEN %(next)s = {State.PREPARED} THEN clock_timestamp() END),
-        ends_until = CASE WHEN state = {State.PREPARED} THEN ends_until
-            WHEN %(next)s = {State.PREPARED} THEN clock_timestamp() + %(window)s::interval END,
-        split = split || %(positions)s::smallint[], half_ids = coalesce(%(half_ids)s::text[], half_ids),
-        half_places = coalesce(%(half_places)s::text[], half_places), open = %(open)s::smallint[], lease_until = NULL
-    WHERE id = %(id)s AND state = %(state)s AND attempt = %(attempt)s
+    UPDATE outbox_batch SET {changes}, split = split || %(positions)s::smallint[], lease_until = NULL
+    WHERE id = %(id)s AND state = {state} AND attempt = %(attempt)s
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
 split_off AS (
@@ -40,6 +43,22 @@ split_off AS (
     RETURNING id, state)
 SELECT array(SELECT id FROM split_off WHERE state = {State.DEAD}) FROM batch
 """
+
+
+SPLIT_AT_SEND = _statement(State.CLAIMED, f"state = {State.SENT}, sent_at = clock_timestamp(), open = NULL, ends_until = NULL")
+
+SPLIT_AT_DECISION = _statement(
+    State.CLAIMED,
+    f"""state = {State.PREPARED}, half_ids = %(half_ids)s::text[], half_places = %(half_places)s::text[], open = NULL,
+        decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval""",
+)
+
+SPLIT_AT_COMMIT = _statement(
+    State.PREPARED,
+    f"""state = CASE WHEN %(open)s::smallint[] IS NULL THEN {State.SENT} ELSE {State.PREPARED} END,
+        sent_at = CASE WHEN %(open)s::smallint[] IS NULL THEN clock_timestamp() END, open = %(open)s::smallint[],
+        half_ids = %(half_ids)s::text[], half_places = coalesce(%(half_places)s::text[], half_places)""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +98,15 @@ def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
     return found
 
 
-def split(
-    connection: Connection,
-    batch: Batch | PreparedBatch,
-    leaving: Sequence[Run],
-    *,
-    waits: Sequence[timedelta],
-    state: State,
-    next_state: State,
-    half_ids: Sequence[str | None] | None = None,
-    half_places: Mapping[int, str] | None = None,
-    window: timedelta | None = None,
-    open_positions: Sequence[int] | None = None,
+def split_at_send(
+    connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
 ) -> list[DeadNotice]:
     """
-    Split positions off a batch in a state; the rest of the batch goes on to `next_state`.
+    Split positions off a claimed batch that was sent in one phase; the rest of it is SENT.
 
     Args:
         leaving: runs that each become a batch, RELEASED or DEAD.
         waits: for each run, how long until it may be claimed again.
-        half_ids: one per position, None where it is split off; None leaves the stored ones.
-        half_places: position -> where the broker stores the half message; None leaves the stored ones.
-        window: how long the caller may end the half messages, where this is the decision. None: at any time.
-        open_positions: decided positions whose commit has no answer; None means all.
 
     Returns:
         The messages that have become dead.
@@ -109,16 +114,69 @@ def split(
     Raises:
         FenceLost: nothing is done; or a position had been split off before.
     """
+    return _split(connection, SPLIT_AT_SEND, batch, leaving, waits, {})
+
+
+def split_at_decision(
+    connection: Connection,
+    batch: ClaimedBatch,
+    leaving: Sequence[Run],
+    *,
+    waits: Sequence[timedelta],
+    half_ids: Sequence[str | None],
+    half_places: Mapping[int, str],
+    window: timedelta | None,
+) -> list[DeadNotice]:
+    """
+    Split positions off a claimed batch, and decide to commit the half messages of the others; else as `split_at_send`.
+
+    Args:
+        half_ids: one per position, None where it is split off.
+        half_places: position -> where the broker stores the half message.
+        window: how long the caller may end the half messages. None: at any time.
+    """
+    places = places_as_stored(half_places, len(batch.message_ids))
+    own = {"half_ids": list(half_ids), "half_places": places, "window": window}
+    return _split(connection, SPLIT_AT_DECISION, batch, leaving, waits, own)
+
+
+def split_at_commit(
+    connection: Connection,
+    batch: PreparedBatch,
+    leaving: Sequence[Run],
+    *,
+    waits: Sequence[timedelta],
+    open_positions: Sequence[int],
+) -> list[DeadNotice]:
+    """
+    Split positions whose half messages are gone off a prepared batch; else as `split_at_send`.
+
+    Args:
+        open_positions: positions whose commit has no answer; with them the batch stays PREPARED, without any it is SENT.
+    """
+    gone = set(_positions(leaving))
+    places = {position: place for position, place in batch.half_places.items() if position not in gone}
+    own = {
+        "half_ids": [None if position in gone else half for position, half in enumerate(batch.half_ids, 1)],
+        "half_places": places_as_stored(places, len(batch.message_ids)),
+        "open": list(open_positions) or None,
+    }
+    return _split(connection, SPLIT_AT_COMMIT, batch, leaving, waits, own)
+
+
+def _split(
+    connection: Connection,
+    statement: str,
+    batch: ClaimedBatch | PreparedBatch,
+    leaving: Sequence[Run],
+    waits: Sequence[timedelta],
+    own: Mapping[str, Any],
+) -> list[DeadNotice]:
+    """Execute one of the statements above with the arguments that all share and its own; copy the dead messages."""
     arguments = {
         "id": batch.id,
         "attempt": batch.attempt,
-        "state": state,
-        "next": next_state,
-        "positions": [position for run in leaving for position in range(run.lo, run.hi + 1)],
-        "half_ids": None if half_ids is None else list(half_ids),
-        "half_places": None if half_places is None else places_as_stored(half_places, len(batch.message_ids)),
-        "window": window,
-        "open": None if open_positions is None else list(open_positions),
+        "positions": _positions(leaving),
         "lo": [run.lo for run in leaving],
         "hi": [run.hi for run in leaving],
         "dead": [run.is_dead for run in leaving],
@@ -126,5 +184,9 @@ def split(
         "wait": list(waits),
         "errors": [run.text for run in leaving],
     }
-    (dead,) = take_step(connection, SPLIT, arguments)
+    (dead,) = take_step(connection, statement, arguments | dict(own))
     return copy_dead(connection, dead)
+
+
+def _positions(leaving: Sequence[Run]) -> list[int]:
+    return [position for run in leaving for position in range(run.lo, run.hi + 1)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox import signals
-from outbox.batches.batch import Batch, PreparedBatch, places_as_stored
+from outbox.batches.batch import ClaimedBatch, PreparedBatch, places_as_stored
 from outbox.batches.fence import take_step
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
@@ -30,14 +30,14 @@ WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNIN
 
 def decide(
     connection: Connection,
-    batch: Batch,
+    batch: ClaimedBatch,
     half_ids: Sequence[str | None],
     *,
     half_places: Mapping[int, str],
     window: timedelta | None,
 ) -> None:
     """
-    Decide to commit all half messages of a batch; where some are not stored, `split` decides the others.
+    Decide to commit all half messages of a batch; where some are not stored, `split_at_decision` does.
 
     Args:
         half_ids: one per position, None where the position was split off before.
@@ -69,7 +69,7 @@ UPDATE outbox_batch SET open = %s::smallint[] WHERE id = %s AND state = {State.P
 """
 
 
-def mark_sent(connection: Connection, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
+def mark_sent(connection: Connection, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
     """
     Mark batches SENT.
 
@@ -103,7 +103,7 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 
 def return_batch(
-    connection: Connection, batch: Batch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
+    connection: Connection, batch: ClaimedBatch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
 ) -> list[DeadNotice]:
     """
     Release a claimed batch, or mark it DEAD; return the messages that have become dead.
@@ -137,13 +137,13 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 
 
 def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
-    """Mark a prepared batch of one DEAD, and return its message. `split` takes such messages out of a larger batch first."""
+    """Mark a prepared batch of one DEAD, and return its message. `split_at_commit` takes such ones out of a larger batch."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     take_step(connection, GIVE_UP, arguments)
     return copy_dead(connection, [batch.id])
 
 
-# A batch of one message. `split` takes discarded half messages out of a larger batch first.
+# A batch of one message. `split_at_commit` takes discarded half messages out of a larger batch first.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s

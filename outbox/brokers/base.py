@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from outbox.brokers.types import (
     ACCEPTED,
+    BrokerDeadLetter,
     BrokerStatus,
-    DeadLetter,
     DeadLetterCount,
     DelayedCount,
     Delivery,
@@ -267,8 +267,8 @@ __all__ = [
     "ACCEPTED",
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
+    "BrokerDeadLetter",
     "BrokerStatus",
-    "DeadLetter",
     "DeadLetterCount",
     "DelayedCount",
     "Delivery",

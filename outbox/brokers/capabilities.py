@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
+    BrokerDeadLetter,
     BrokerStatus,
-    DeadLetter,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -221,7 +221,7 @@ class DeadLetters(Capability):
     supports_replay: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return the dead letters of a group, oldest first."""
 
     @abc.abstractmethod
@@ -236,7 +236,7 @@ class DeadLetters(Capability):
     @abc.abstractmethod
     def replay(self, group: str, letters: Collection[str]) -> set[str]:
         """
-        Deliver dead letters (by `DeadLetter.id`) to their group again, with deliveries counted from 1.
+        Deliver dead letters (by `BrokerDeadLetter.id`) to their group again, with deliveries counted from 1.
 
         Return the ids of those that were replayed: of two processes that replay or discard a letter, one gets its id. After an
         error some may have been replayed.
@@ -244,7 +244,7 @@ class DeadLetters(Capability):
 
     @abc.abstractmethod
     def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters (by `DeadLetter.id`). Return the ids of those that were deleted, as `replay`."""
+        """Delete dead letters (by `BrokerDeadLetter.id`). Return the ids of those that were deleted, as `replay`."""
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """

@@ -16,11 +16,11 @@ from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
+class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
     """Base of a broker's options."""
 
 
-O = TypeVar("O", bound=Options)  # noqa: E741
+O = TypeVar("O", bound=BrokerOptions)  # noqa: E741
 
 
 def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
@@ -39,7 +39,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
         ) from error
 
 
-def problems_with(kind: type[Options], raw: Mapping[str, Any]) -> list[Problem]:
+def problems_with(kind: type[BrokerOptions], raw: Mapping[str, Any]) -> list[Problem]:
     """Return what `read_options` would raise, and durations that are too short or too long, with a hint."""
     prepare(kind)
     try:
@@ -80,13 +80,13 @@ def _explain(error: msgspec.ValidationError) -> str:
     return f'OPTIONS["{name}"]{rest.rstrip("`")} has a wrong value: {what}'
 
 
-def _advice(kind: type[Options], text: str) -> str:
+def _advice(kind: type[BrokerOptions], text: str) -> str:
     if "field" in text:
         return f"Choices are: {', '.join(name.upper() for name in kind.__struct_fields__)}."
     return "Write timedelta(seconds=...)." if "duration" in text else "Correct it."
 
 
-def _hint(kind: type[Options], text: str) -> str:
+def _hint(kind: type[BrokerOptions], text: str) -> str:
     if "unknown field" not in text:
         return ""
     known = [name.upper() for name in kind.__struct_fields__]

@@ -198,7 +198,7 @@ class BrokerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class BrokerDeadLetter:
     """
     A message that a group gave up.
 

@@ -128,12 +128,12 @@ class CeleryBroker(SendOnly):
         Where the server closes the connection again, the task is MISCONFIGURED, and so are others of a queue that it declared.
         """
         results: dict[int, SendResult] = {}
-        for task in first.suspects:
+        for task in first.possible_poison:
             result, closed = self._call([task], deadline)
             if closed is None:
                 results |= _still_unsure(before, result)
             elif closed.queue is not None and closed.queue == first.queue:
-                return results | {one.number: closed.result for one in first.suspects if one.number not in results}
+                return results | {one.number: closed.result for one in first.possible_poison if one.number not in results}
             else:
                 results[task.number] = closed.result
         return results

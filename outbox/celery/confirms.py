@@ -8,7 +8,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
-| the connection is closed because of a task (503: no such exchange type; 530; 540) | `broker.py` tries each suspect alone |
+| the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible poison alone |
 | nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
 
 The numbers of messages, their confirms and the wait are those of `brokers/confirms.py`. The rest differs from RabbitMQ's own
@@ -59,12 +59,12 @@ class Refusal:
 
     Args:
         result: that of the task.
-        suspects: the tasks of which one made it do so.
+        possible_poison: the tasks of which one made it do so; each is tried alone, to find it.
         queue: the queue that was declared for them. None: they were published.
     """
 
     result: SendResult
-    suspects: Sequence[TaskMessage]
+    possible_poison: Sequence[TaskMessage]
     queue: str | None
 
 
@@ -213,12 +213,12 @@ class ConfirmingProducer:
                 self._channel = ConfirmingChannel(self._wire)
         return self._channel
 
-    def _break(self, error: BaseException, suspects: list[TaskMessage], queue: str | None = None) -> SendResult:
+    def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Note that the connection broke, and whether the server closed it because of one of these tasks."""
         self.is_broken = True
         closed = closed_by_server(error)
-        if suspects and closed is not None and closed.reply_code not in AMQP_OUTAGES:
-            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), suspects, queue)
+        if possible_poison and closed is not None and closed.reply_code not in AMQP_OUTAGES:
+            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), possible_poison, queue)
         return failed(SendStatus.UNAVAILABLE, closed or error)
 
     def _was_returned(self, task: TaskMessage) -> bool:

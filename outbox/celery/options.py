@@ -7,11 +7,11 @@ from datetime import timedelta
 from celery import Celery, current_app
 from django.utils.module_loading import import_string
 
-from outbox.brokers.options import Options
+from outbox.brokers.options import BrokerOptions
 from outbox.errors import ConfigurationError
 
 
-class CeleryOptions(Options, frozen=True):
+class CeleryOptions(BrokerOptions, frozen=True):
     """Whose broker the tasks go to, and how long a send may take. Where it is, Celery's own settings say."""
 
     app: str = ""  # dotted path of the Celery app, such as "shop.celery.app"; "": the current app

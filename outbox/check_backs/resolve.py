@@ -21,7 +21,7 @@ from outbox.batches.half_first import HalfFirstStep, Tombstone, read_half_first,
 from outbox.check_backs.register import resolver_of
 from outbox.check_backs.sources import About, look_up
 from outbox.database import Connection
-from outbox.database.outermost import close_all_broken
+from outbox.database.guarded import close_all_broken
 from outbox.errors import FenceLost
 from outbox.logs import fields_of, get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token

@@ -122,7 +122,7 @@ WHERE s.id = %s
 
 
 @dataclass(frozen=True, slots=True)
-class FoundMessage:
+class SourceMessage:
     """
     A message in its database.
 
@@ -136,13 +136,13 @@ class FoundMessage:
     half: Half | None
 
 
-def find(connection: Connection, message_id: UUID) -> FoundMessage | None:
+def find(connection: Connection, message_id: UUID) -> SourceMessage | None:
     """Return a message with the half message that a broker would ask about, if any; None where there is no such message."""
     row = connection.execute(FIND, [message_id]).fetchone()
     if row is None:
         return None
     topic, state, key, created_at, source, batch, attempt, position, half_id, has_half = row
     if batch is None or not has_half:
-        return FoundMessage(topic, state, None)
+        return SourceMessage(topic, state, None)
     token = Token(source, batch, attempt, position)
-    return FoundMessage(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))
+    return SourceMessage(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))

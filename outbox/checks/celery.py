@@ -21,7 +21,7 @@ SWEEP = "outbox.tasks.sweep"
 CONSUME = "outbox.tasks.consume"
 FALLBACK = "default"  # the name of the app that Celery creates where the project has none
 
-OR_NO_WAKEUPS = 'Where all relays are resident (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
+OR_NO_WAKEUPS = 'Where all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
 def check_beat(**kwargs: Any) -> list[CheckMessage]:
@@ -29,7 +29,7 @@ def check_beat(**kwargs: Any) -> list[CheckMessage]:
     W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
 
     A wakeup may be lost; the sweep finds its messages. `CELERY_BEAT_SCHEDULE = beat_schedule()`, from `outbox.schedule`.
-    Where all relays are resident, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
+    Where all relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
     not checked.
     """
     return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db import connections, router, transaction
 
 from outbox import conf, database
-from outbox.brokers.base import DeadLetter
+from outbox.brokers.base import BrokerDeadLetter
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming import failure_counts
 from outbox.consuming.delivery_info import identity_of
@@ -66,7 +66,7 @@ class GroupEnd:
 
 
 def note_asked(
-    letters: Collection[tuple[DeadLetter, FailedDelivery | None]], act: Act, by: str, reason: str, using: str
+    letters: Collection[tuple[BrokerDeadLetter, FailedDelivery | None]], act: Act, by: str, reason: str, using: str
 ) -> dict[str, int]:
     """
     Record that an operator is about to act on dead letters of a group; return letter id -> row id.
@@ -145,7 +145,7 @@ class Letter:
     """
 
     broker: str
-    letter: DeadLetter
+    letter: BrokerDeadLetter
     using: str
     last: FailedDelivery | None = None
 
@@ -296,7 +296,7 @@ def _read(letters: Letters, asked: _GroupBrokers, alias: str, limit: int) -> Non
         letters.cut.append(asked.group)
 
 
-def _with_failures(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) -> Iterator[Letter]:
+def _with_failures(asked: _GroupBrokers, alias: str, found: list[BrokerDeadLetter]) -> Iterator[Letter]:
     """Yield letters with their last recorded failure, and with its reason where the broker keeps none."""
     rows = FailedDelivery.objects.using(asked.using).filter(
         consumer_group=asked.group,
@@ -309,7 +309,7 @@ def _with_failures(asked: _GroupBrokers, alias: str, found: list[DeadLetter]) ->
         yield Letter(alias, letter if letter.reason else _explained(letter, row), asked.using, row)
 
 
-def _explained(letter: DeadLetter, row: FailedDelivery | None) -> DeadLetter:
+def _explained(letter: BrokerDeadLetter, row: FailedDelivery | None) -> BrokerDeadLetter:
     if row is None:
         return replace(letter, reason=NO_RECORD)
     by = "" if row.outcome == Outcome.DEAD_LETTER else "given up by the broker itself, after its own limit; last: "

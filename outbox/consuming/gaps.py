@@ -25,7 +25,7 @@ from django.db.backends.utils import CursorWrapper
 from outbox import conf, signals
 from outbox.brokers.base import Broker
 from outbox.consuming.register import Group
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
 from outbox.ids import first_id_at
@@ -186,7 +186,7 @@ def find_gaps(group: Group) -> list[Missing]:
         "oldest": first_id_at(datetime.now(UTC) - settings.retention),
         "recent": RECENT,
     }
-    with outermost.atomic(group.using), connections[group.using].cursor() as cursor:
+    with guarded.atomic(group.using), connections[group.using].cursor() as cursor:
         cursor.execute(LOOK_ALONE, [group.name])
         if not cursor.fetchone()[0]:
             return []

@@ -44,14 +44,14 @@ from outbox.consuming.outcome import (
 )
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
+from outbox.database.guarded import as_innermost, guarded_transaction
 from outbox.database.locks import Lock
-from outbox.database.outermost import as_innermost, outermost_transaction
-from outbox.ending import handler_runs, is_end_of_process
 from outbox.errors import BrokenTransaction, ClosedByHandler, InboxRefused, NeverEnded, NotOutermost
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, TopicType, current_cause
 from outbox.models import Duplicate
+from outbox.shutdown import handler_runs, is_shutdown
 from outbox.unawaited import awaiting_all
 
 IDLE_SHARE = 0.75  # of INVISIBLE; the keeper sends a statement in each quarter
@@ -282,7 +282,7 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) ->
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
     """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
-    with _own_statements(), outermost_transaction(group.using):
+    with _own_statements(), guarded_transaction(group.using):
         wanted = wants.ignore(group, deliveries)
     return [FOR_ANOTHER if place in wanted else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
 
@@ -307,7 +307,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
         if is_alone:
             _apply_begun(one, consumer, messages, entries, failures=begun.failures)
             return
-    with outermost_transaction(consumer.using):
+    with guarded_transaction(consumer.using):
         failure_counts.end(entries[0].arrival, one.keeper.worker, consumer.using)
     one.results = [NOT_NOW]
 
@@ -315,7 +315,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
 def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: list[InboxEntry], *, failures: int) -> None:
     failpoint("consumer.before_handler")
     connection = connections[consumer.using]
-    with outermost_transaction(consumer.using):  # what returns is acknowledged
+    with guarded_transaction(consumer.using):  # what returns is acknowledged
         if len(connection.atomic_blocks) == 1:  # a test's own transaction is not committed
             transaction.on_commit(lambda: setattr(one, "is_committed", True), using=consumer.using)
         with _own_statements():
@@ -362,7 +362,7 @@ def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> failure_counts.B
     Raises:
         NeverEnded: too many runs were begun and never ended.
     """
-    with _own_statements(), outermost_transaction(consumer.using):
+    with _own_statements(), guarded_transaction(consumer.using):
         begun = failure_counts.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
     if isinstance(begun, failure_counts.Begun) and begun.crashes >= failure_counts.CRASH_LIMIT:
         raise NeverEnded(
@@ -444,7 +444,7 @@ def _is_outage(error: BaseException, before: Any) -> bool:
 
 def _results_despite(one: _Run, error: BaseException) -> list[HandlingResult]:
     """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
-    ends = is_end_of_process(error, is_requested=one.keeper.stop.is_set())
+    ends = is_shutdown(error, is_requested=one.keeper.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
         logger.error(
@@ -460,7 +460,7 @@ def _results_despite(one: _Run, error: BaseException) -> list[HandlingResult]:
 def _hand_back(one: _Run, error: BaseException) -> HandlingResult:
     """Hand back deliveries that were interrupted by the end of the worker."""
     try:
-        with outermost_transaction(one.group.using):
+        with guarded_transaction(one.group.using):
             for delivery in one.deliveries:
                 if delivery.delivery_count > 1:
                     failure_counts.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)

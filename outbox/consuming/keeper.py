@@ -27,9 +27,9 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import failure_counts
 from outbox.consuming.register import Consumer
 from outbox.database.heartbeats import BEAT_SECONDS, Handling
-from outbox.ending import give_up_handler
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.logs import get_logger, log_fields
+from outbox.shutdown import give_up_handler
 
 logger = get_logger(__name__)
 

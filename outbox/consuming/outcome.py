@@ -17,7 +17,7 @@ from outbox.consuming import failure, failure_counts, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
-from outbox.database.outermost import outermost_transaction
+from outbox.database.guarded import guarded_transaction
 from outbox.errors import InboxRefused, NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
 from outbox.logs import get_logger
 
@@ -83,7 +83,7 @@ def judge(
         database.drop_if_lost(group.using)
         if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
             return FOR_ANOTHER
-        with outermost_transaction(group.using):
+        with guarded_transaction(group.using):
             failure_counts.wait_for_nobody(group.using)
             # of another copy, or before this one could be read
             if has_id and (decided := failure_counts.decided(arrival, group.using)):

@@ -27,9 +27,9 @@ from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
 from outbox.database import heartbeats, loop_errors
+from outbox.database.guarded import guarded_transaction
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.loop_errors import Loop
-from outbox.database.outermost import outermost_transaction
 from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated, UnknownMessageType
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
@@ -324,7 +324,7 @@ class Worker:
 
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         if delivery.message_id:
-            with outermost_transaction(self.group.using):
+            with guarded_transaction(self.group.using):
                 failure_counts.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
@@ -385,14 +385,14 @@ class Worker:
                 database.ensure_fit(self.group.using, database.raw(self.group.using))
             self._used_at = time.monotonic()
         if self._has_unended:
-            with outermost_transaction(self.group.using):
+            with guarded_transaction(self.group.using):
                 failure_counts.end_all_of(self._name, self.group.using)
             self._has_unended = False
 
     def _announce(self) -> None:
         """Send a heartbeat with the messages that this process wants, before the first receive and then periodically."""
         if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
-            with outermost_transaction(self.group.using):
+            with guarded_transaction(self.group.using):
                 wants.beat(self.group, self.alias, note=self._note)
             self._announced_at = time.monotonic()
 

@@ -13,8 +13,8 @@ import psycopg
 from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
+    BrokerDeadLetter,
     BrokerStatus,
-    DeadLetter,
     DelayedCount,
     Delivery,
     EndSemantics,
@@ -238,7 +238,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
             self._client.scan_validity = None
             return settlement.dead_letter(connection, delivery, reason, now=self._now())
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return the dead letters of a group, oldest first."""
         with self._client.translated() as connection:
             return settlement.dead_letters(connection, group, limit)

@@ -10,13 +10,13 @@ import msgspec
 from django.db import connections
 
 from outbox.brokers.base import Problem
-from outbox.brokers.options import Options, problems_with, read_options
+from outbox.brokers.options import BrokerOptions, problems_with, read_options
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 MAX_INTERVALS = 16  # the limit of doubling in checks.TAKE_DUE_HALVES
 
 
-class EmbeddedOptions(Options, frozen=True):
+class EmbeddedOptions(BrokerOptions, frozen=True):
     """The database of the tables, and the times of check-backs."""
 
     database: str = "default"  # an alias of DATABASES

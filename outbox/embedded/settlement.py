@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import DeadLetter, Delivery
+from outbox.brokers.base import BrokerDeadLetter, Delivery
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
@@ -148,10 +148,10 @@ def dead_letter(connection: Connection, delivery: Delivery, reason: str, *, now:
     return _end_one(connection, DEAD_LETTER, delivery, {"reason": reason.replace("\0", ""), "now": now})
 
 
-def dead_letters(connection: Connection, group: str, limit: int) -> list[DeadLetter]:
+def dead_letters(connection: Connection, group: str, limit: int) -> list[BrokerDeadLetter]:
     """Return the dead letters of a group, oldest first."""
     rows = connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})
-    return [replace(DeadLetter(*row[:-1]), source=read_headers(row[-1]).get(Header.SOURCE, "")) for row in rows]
+    return [replace(BrokerDeadLetter(*row[:-1]), source=read_headers(row[-1]).get(Header.SOURCE, "")) for row in rows]
 
 
 def count_dead_letters(connection: Connection, group: str) -> dict[str, int]:

@@ -23,7 +23,7 @@ from django.db import transaction as django_transaction
 from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.types import Problem
-from outbox.database.outermost import close_broken, outermost_transaction, refuse_manual, require_alive
+from outbox.database.guarded import close_broken, guarded_transaction, refuse_manual, require_alive
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
 from outbox.half_first.message import HalfFirstMessage
@@ -64,7 +64,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
     topic = topic_id(draft.topic, using)
     if is_paused(topic, using):
         with ExitStack() as stack:
-            _enter_outermost(stack, draft, using)
+            _enter_transaction(stack, draft, using)
             publish()
             yield
         return
@@ -72,7 +72,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
         message = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
         try:
             with ExitStack() as stack:
-                _enter_outermost(stack, draft, using)
+                _enter_transaction(stack, draft, using)
                 # Registered before the work: it runs before the work's own callbacks, and no rolled back savepoint removes it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
                 prepared = message.write_fence(topic, about=about)
@@ -124,9 +124,9 @@ def _close_left(draft: Draft, using: str) -> None:
     close_broken(using)
 
 
-def _enter_outermost(stack: ExitStack, draft: Draft, using: str) -> None:
+def _enter_transaction(stack: ExitStack, draft: Draft, using: str) -> None:
     try:
-        stack.enter_context(outermost_transaction(using))
+        stack.enter_context(guarded_transaction(using))
     except RuntimeError as error:
         raise NotOutermost(
             f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "

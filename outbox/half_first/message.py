@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.batches.half_first import PreparedRow
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
@@ -136,7 +136,7 @@ class HalfFirstMessage:
     def _seal(self, prepared: PreparedRow, about: str | None) -> Outgoing:
         """Return the message as a relay would send it, in a batch of one with the number 0, which means half first."""
         draft = self._draft
-        batch = Batch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
+        batch = ClaimedBatch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
         builder = OutgoingBuilder(batch, source=prepared.source, is_half=True)
         return builder.build(1, draft.key, draft.headers, about, draft.body, half_id=self.half.half_id)
 

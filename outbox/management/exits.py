@@ -12,10 +12,10 @@ from __future__ import annotations
 import psycopg
 from django.core.management.base import CommandError
 
-from outbox.ending import UNFINISHED
+from outbox.shutdown import UNFINISHED
 
 ENDED_UNFINISHED = f"{UNFINISHED} stopped by a signal during a call that did not return"
-"""Part of the help of resident commands."""
+"""Part of the help of long-running commands."""
 
 
 def unable(reason: object) -> CommandError:

@@ -1,4 +1,4 @@
-"""The first line that a resident command prints."""
+"""The first line that a long-running command prints."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ CREATE INDEX outbox_batch_newest_message ON outbox_batch (outbox_newest(message_
 
 WAKEUP = """
 CREATE UNLOGGED TABLE outbox_wakeup (
-    broker text PRIMARY KEY, relay int NOT NULL, is_resident boolean NOT NULL DEFAULT true,
+    broker text PRIMARY KEY, relay int NOT NULL, is_long_running boolean NOT NULL DEFAULT true,
     announced_at timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 

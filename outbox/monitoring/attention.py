@@ -33,7 +33,7 @@ SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the
 HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
 
 
-class Kind(enum.StrEnum):
+class AttentionKind(enum.StrEnum):
     """The causes; label values of metrics, beside those of extensions."""
 
     READ_ONLY = "read_only"
@@ -64,22 +64,22 @@ class Kind(enum.StrEnum):
 
 # Without writes there are no heartbeats, and nothing is sent or handled.
 FOLLOW_FROM_READ_ONLY = {
-    Kind.NO_RELAY,
-    Kind.NO_CHECKER,
-    Kind.NO_CONSUMER,
-    Kind.NO_WORKER,
-    Kind.NO_BEAT,
-    Kind.PROCESS_SILENT,
-    Kind.PROCESS_FAILS,
-    Kind.LATE,
-    Kind.GROUP_STUCK,
-    Kind.GROUP_SLOW,
+    AttentionKind.NO_RELAY,
+    AttentionKind.NO_CHECKER,
+    AttentionKind.NO_CONSUMER,
+    AttentionKind.NO_WORKER,
+    AttentionKind.NO_BEAT,
+    AttentionKind.PROCESS_SILENT,
+    AttentionKind.PROCESS_FAILS,
+    AttentionKind.LATE,
+    AttentionKind.GROUP_STUCK,
+    AttentionKind.GROUP_SLOW,
 }
 
 
 def all_kinds() -> list[str]:
     """Return the kinds of the core and of all extensions."""
-    return [*Kind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
+    return [*AttentionKind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
 
 
 def read_attention(connection: Connection, alias: str) -> list[Attention]:
@@ -119,7 +119,7 @@ def _read_only(status: Status) -> Iterator[Attention]:
     if status.is_read_only:
         cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
         step = "Set default_transaction_read_only = off, or see why the server was made read-only, such as a full disk."
-        yield Attention(Kind.READ_ONLY, f"database {status.database!r}", cause, step)
+        yield Attention(AttentionKind.READ_ONLY, f"database {status.database!r}", cause, step)
 
 
 def _brokers(status: Status) -> Iterator[Attention]:
@@ -134,7 +134,7 @@ def _brokers(status: Status) -> Iterator[Attention]:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
         step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
-        yield Attention(Kind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
+        yield Attention(AttentionKind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
 
 
 def _relays(status: Status) -> Iterator[Attention]:
@@ -142,11 +142,11 @@ def _relays(status: Status) -> Iterator[Attention]:
         relays = [one for one in status.processes if one.does == ("relay", alias, "")]
         if not any(not one.is_silent for one in relays):
             step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
-            yield Attention(Kind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
+            yield Attention(AttentionKind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
         checkers = [one for one in status.processes if one.does == ("checker", alias, "")]
         if checkers and not any(not one.is_silent for one in checkers):
             cause = f"{_absence('checker', checkers)} Half messages whose commit was lost stay hidden."
-            yield Attention(Kind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
+            yield Attention(AttentionKind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
 
 
 def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
@@ -157,16 +157,18 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
     newer than that, without such a heartbeat, show that no worker takes them.
     """
     relays = [one for one in status.processes if one.kind in ("relay", WAKEUP)]
-    is_resident = any(one.note != BY_CELERY and not one.is_silent for one in relays)
-    if not is_resident or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
+    is_long_running = any(one.note != BY_CELERY and not one.is_silent for one in relays)
+    if not is_long_running or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
     bounds = [first_id_at(now - STALE_AFTER + LATE_AFTER), first_id_at(now - LATE_AFTER)]
     if connection.execute(HAS_MESSAGES, bounds).fetchone() == (True,):
         queue = conf.settings().celery_queue
-        cause = f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Resident relays send the messages."
+        cause = (
+            f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Long-running relays send the messages."
+        )
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
-        yield Attention(Kind.NO_WORKER, f"database {status.database!r}", cause, step)
+        yield Attention(AttentionKind.NO_WORKER, f"database {status.database!r}", cause, step)
 
 
 def _beat(status: Status) -> Iterator[Attention]:
@@ -182,7 +184,9 @@ def _beat(status: Status) -> Iterator[Attention]:
         if not any(not one.is_silent for one in sweeps):
             since = f" for {age(min(one.silent_seconds for one in sweeps))}" if sweeps else ""
             cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
-            yield Attention(Kind.NO_BEAT, f"broker {alias!r}", cause, "Start celery beat, or correct CELERY_BEAT_SCHEDULE.")
+            yield Attention(
+                AttentionKind.NO_BEAT, f"broker {alias!r}", cause, "Start celery beat, or correct CELERY_BEAT_SCHEDULE."
+            )
 
 
 def _absence(kind: str, known: list[ProcessStatus]) -> str:
@@ -207,7 +211,7 @@ def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
             if loop not in (process.kind, "search for gaps"):
                 named.add(shared)
             cause = f"The {loop} of process {process.name} fails."
-            yield Attention(Kind.PROCESS_FAILS, subject, cause, step, error=error)
+            yield Attention(AttentionKind.PROCESS_FAILS, subject, cause, step, error=error)
 
 
 def _silent(status: Status) -> Iterator[Attention]:
@@ -218,7 +222,7 @@ def _silent(status: Status) -> Iterator[Attention]:
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
             where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
-            yield Attention(Kind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
+            yield Attention(AttentionKind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
 
 
 def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
@@ -226,24 +230,27 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
     if topic.dead:
         cause = f"The broker rejected {count(topic.dead, 'message')}."
         yield Attention(
-            Kind.REJECTED, subject, cause, "See the reasons with outbox_replay_unsent; replay, or discard them (--discard)."
+            AttentionKind.REJECTED,
+            subject,
+            cause,
+            "See the reasons with outbox_replay_unsent; replay, or discard them (--discard).",
         )
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
         cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
-        yield Attention(Kind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
+        yield Attention(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
         step = "Correct it at the broker. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
-        yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
+        yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.failures >= ALERT_FAILURES:
         step = "See the error on the message's page, and correct its cause. The relay retries automatically."
-        yield Attention(Kind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
+        yield Attention(AttentionKind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
         cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
         step = f"See why with outbox_status --message {topic.oldest_id}."
-        yield Attention(Kind.LATE, subject, cause, step)
+        yield Attention(AttentionKind.LATE, subject, cause, step)
 
 
 def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
@@ -251,19 +258,19 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     for topic, reason in sorted(group.refusals.items()):
         cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
         step = "Correct the settings or the queue: the doctor says how."
-        yield Attention(Kind.MISCONFIGURED, subject, cause, step, error=reason)
+        yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=reason)
     for topic, progress in sorted(group.progress.items()):
         if progress.is_gone:
             cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
             step = "Start or restart its consumers, which declare it; then run outbox_audit, and resend what was lost."
-            yield Attention(Kind.MISCONFIGURED, subject, cause, step)
+            yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
         step = (
             "Start the consumers of the release that has one, or restore it until they are handled. If it was removed for good, "
             f"drop them: outbox_forget {group.consumer_group} --topic {topic}."
         )
-        yield Attention(Kind.NO_HANDLER, subject, cause, step)
+        yield Attention(AttentionKind.NO_HANDLER, subject, cause, step)
     waiting = sum(group.waiting.values()) - sum(group.unhandled.values())
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     consumers = _consumers(group, status)
@@ -282,18 +289,20 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."
         if not group.has_code:
             step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
-            yield Attention(Kind.NO_CONSUMER, subject, cause, step)
+            yield Attention(AttentionKind.NO_CONSUMER, subject, cause, step)
             return
         by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
         or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
-        yield Attention(Kind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}.")
+        yield Attention(
+            AttentionKind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}."
+        )
 
 
 def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
     if group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
         takes = age(60 * waiting / group.per_minute)
         cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
-        yield Attention(Kind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
+        yield Attention(AttentionKind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
 
 
 def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
@@ -304,7 +313,7 @@ def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
 def _hangs(subject: str, one: Handling) -> Attention:
     cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
     step = "Find out what it waits for, and set its time_limit. If it may take so long, set a time_limit that is longer."
-    return Attention(Kind.GROUP_STUCK, subject, cause, step)
+    return Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
 
 
 def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Attention]:
@@ -322,7 +331,7 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
             f"was {age(progress.failing_seconds)} ago."
         )
         step = "Correct the handler. Failed messages are delivered again automatically."
-        yield Attention(Kind.GROUP_FAILS, subject, cause, step, error=progress.error)
+        yield Attention(AttentionKind.GROUP_FAILS, subject, cause, step, error=progress.error)
         return
     late = progress.waits_seconds or 0.0
     # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
@@ -336,7 +345,7 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
             f"for {age(late)}."
         )
         step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-        yield Attention(Kind.GROUP_STUCK, subject, cause, step)
+        yield Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
 
 
 def _has_sent(group: GroupStatus, status: Status) -> bool:
@@ -353,7 +362,7 @@ def _dead_letters(status: Status) -> Iterator[Attention]:
         errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (name, topic) and one.dead_letters]
         cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
         step = f"Correct the cause, then run outbox_replay_unhandled --group {name}, or discard them."
-        yield Attention(Kind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
+        yield Attention(AttentionKind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
 
 
 def _undeliverable(status: Status) -> Iterator[Attention]:
@@ -362,20 +371,22 @@ def _undeliverable(status: Status) -> Iterator[Attention]:
         if delayed.undeliverable:
             cause = f"{count(delayed.undeliverable, 'message')} reached no consumer group when the delay was over."
             step = "Start the consumers of their topics, or restart them: they are delivered as soon as the group's queues exist."
-            yield Attention(Kind.UNDELIVERABLE, f"broker {alias!r}", cause, step)
+            yield Attention(AttentionKind.UNDELIVERABLE, f"broker {alias!r}", cause, step)
 
 
 def _records(status: Status) -> Iterator[Attention]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
         step = "Run outbox_audit, and resend lost messages on the admin's page of its findings."
-        yield Attention(Kind.GAP, f"group {gap.consumer_group!r}", cause, step)
+        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
-        yield Attention(Kind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
+        yield Attention(
+            AttentionKind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages."
+        )
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
-        yield Attention(Kind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+        yield Attention(AttentionKind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
 
 
 def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
@@ -391,8 +402,8 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
         run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
         step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}, which prints the error."
         subject, error = f"database {status.database!r}", " ".join(sorted(errors))
-        yield Attention(Kind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
+        yield Attention(AttentionKind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
         step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
-        yield Attention(Kind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)
+        yield Attention(AttentionKind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)

@@ -30,7 +30,7 @@ from outbox.database.heartbeats import SILENT_AFTER
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
 from outbox.extensions import Attention, extensions
 from outbox.logs import cut, error_text, line_of, one_line
-from outbox.monitoring.attention import Kind, find_attention
+from outbox.monitoring.attention import AttentionKind, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
@@ -47,7 +47,7 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """
     A finding of the doctor.
 
@@ -62,7 +62,7 @@ class Finding:
     hint: str = ""
 
 
-def check() -> Iterator[Finding]:
+def check() -> Iterator[DoctorFinding]:
     """Check the configuration, then what it refers to; yield each finding as soon as it is known."""
     found = list(check_configuration())
     yield from found
@@ -75,7 +75,7 @@ def check() -> Iterator[Finding]:
     yield from check_endpoint()
 
 
-def check_configuration() -> Iterator[Finding]:
+def check_configuration() -> Iterator[DoctorFinding]:
     """Yield the messages of the system checks that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
     problems = [
@@ -85,9 +85,9 @@ def check_configuration() -> Iterator[Finding]:
     ]
     for problem in problems:
         level = Level.ERROR if problem.is_serious() else Level.WARNING
-        yield Finding(level, "configuration", f"({problem.id}) {problem.msg}", problem.hint or "")
+        yield DoctorFinding(level, "configuration", f"({problem.id}) {problem.msg}", problem.hint or "")
     if not problems:
-        yield Finding(Level.OK, "configuration", "the system checks found no problems")
+        yield DoctorFinding(Level.OK, "configuration", "the system checks found no problems")
 
 
 CONNECT_SECONDS = 5  # to a database, or to Celery's server
@@ -102,7 +102,7 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 """
 
 
-def check_databases() -> Iterator[Finding]:
+def check_databases() -> Iterator[DoctorFinding]:
     """Check each database that may hold messages."""
     for alias in database.outbox_databases():
         subject = f"database {alias!r}"
@@ -112,36 +112,36 @@ def check_databases() -> Iterator[Finding]:
                 found = list(_check_database(subject, alias, connection))
         except NotMigrated as error:
             text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
-            yield Finding(Level.ERROR, subject, text, error.hint)
+            yield DoctorFinding(Level.ERROR, subject, text, error.hint)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
-            yield Finding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
+            yield DoctorFinding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found
 
 
-def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
+def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[DoctorFinding]:
     began, now = time.monotonic(), datetime.now(UTC)
     version, database_time = connection.execute(VERSION_AND_TIME).fetchone() or ("", now)
     took = time.monotonic() - began
     difference = abs(database_time - now - timedelta(seconds=took / 2))
-    yield Finding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
+    yield DoctorFinding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
     if difference > CLOCK_DIFFERENCE:
         text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
-        yield Finding(Level.WARNING, subject, text, "Synchronize both with a time server (NTP).")
+        yield DoctorFinding(Level.WARNING, subject, text, "Synchronize both with a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
+        yield DoctorFinding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
-        yield Finding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
+        yield DoctorFinding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
     yield from _check_grants(subject, connection)
     if partitions.lacks_tomorrow(partitions.days(connection)):
         found = partitions.rights(connection)
         hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
         if not found.may_create:
             hint = f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment; this role may not."
-        yield Finding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
+        yield DoctorFinding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
 
 
 def _missing_migrations(alias: str) -> dict[str, list[str]]:
@@ -177,7 +177,7 @@ RELATIONS_NAMED = 3  # relations named in the text; the statements name all
 ROLE = "SELECT quote_ident(current_user)"
 
 
-def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
+def _check_grants(subject: str, connection: Connection) -> Iterator[DoctorFinding]:
     """Yield the privileges that the role of a connection lacks, with the statements that grant them."""
     pruned = [table for extension in extensions() for table in extension.tables]
     missing = connection.execute(MISSING_GRANTS, {"pruned": pruned}).fetchall()
@@ -186,7 +186,7 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     [role] = connection.execute(ROLE).fetchone() or ("",)
     lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
     grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
-    yield Finding(Level.ERROR, subject, f"role {role} lacks {lacks}", f"As the owner of the tables, run: {grants}")
+    yield DoctorFinding(Level.ERROR, subject, f"role {role} lacks {lacks}", f"As the owner of the tables, run: {grants}")
 
 
 def _grant(privilege: str, relations: list[str], role: str) -> str:
@@ -199,32 +199,32 @@ def _named(relations: list[str]) -> str:
     return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
 
 
-def check_brokers() -> Iterator[Finding]:
+def check_brokers() -> Iterator[DoctorFinding]:
     """Check each broker that has topics."""
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
             yield from _check_broker(f"broker {alias!r}", alias, len(topics))
 
 
-def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
+def _check_broker(subject: str, alias: str, topics: int) -> Iterator[DoctorFinding]:
     began = time.monotonic()
     try:
         problems = ask_broker(alias)
     except BrokerUnavailable as error:
-        yield Finding(Level.ERROR, subject, error.message.removeprefix(f"Broker {alias!r} "), error.hint)
+        yield DoctorFinding(Level.ERROR, subject, error.message.removeprefix(f"Broker {alias!r} "), error.hint)
         return
     for problem in problems:
-        yield Finding(Level.WARNING, subject, problem.text, problem.hint)
+        yield DoctorFinding(Level.WARNING, subject, problem.text, problem.hint)
     if not problems:
         took = time.monotonic() - began
         text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
-        yield Finding(Level.OK, subject, text)
+        yield DoctorFinding(Level.OK, subject, text)
 
 
 STATEMENT_SECONDS = 30
 
 
-def check_processes() -> Iterator[Finding]:
+def check_processes() -> Iterator[DoctorFinding]:
     """Check the heartbeats of relays and consumers, then yield what needs attention."""
     read: dict[str, Status] = {}
     attention: list[Attention] = []
@@ -239,15 +239,15 @@ def check_processes() -> Iterator[Finding]:
     for target in relay_targets():
         if target.database in read:
             yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
-    said = [(Kind.NO_RELAY, f"broker {target.broker!r}") for target in relay_targets()]
+    said = [(AttentionKind.NO_RELAY, f"broker {target.broker!r}") for target in relay_targets()]
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         for alias in group.brokers:
             if group.using in read and group.name not in by_beat:
-                said.append((Kind.NO_CONSUMER, f"group {group.name!r}"))
+                said.append((AttentionKind.NO_CONSUMER, f"group {group.name!r}"))
                 yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
     others = [one for one in attention if (one.kind, one.subject) not in said]
-    yield from (Finding(Level.WARNING, one.subject, one.text, one.step) for one in others)
+    yield from (DoctorFinding(Level.WARNING, one.subject, one.text, one.step) for one in others)
 
 
 def _errors(status: Status, *does: str) -> list[str]:
@@ -255,27 +255,29 @@ def _errors(status: Status, *does: str) -> list[str]:
     return [one.error for one in status.processes if one.does == does and not one.is_silent]
 
 
-def _relay(subject: str, live: list[str]) -> Iterator[Finding]:
+def _relay(subject: str, live: list[str]) -> Iterator[DoctorFinding]:
     if not live:
         text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
-        yield Finding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
+        yield DoctorFinding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
     elif not all(live):  # the others are among what needs attention
-        yield Finding(Level.OK, subject, "sends heartbeats")
+        yield DoctorFinding(Level.OK, subject, "sends heartbeats")
 
 
-def _consumer(group: str, alias: str, live: list[str]) -> Iterator[Finding]:
+def _consumer(group: str, alias: str, live: list[str]) -> Iterator[DoctorFinding]:
     subject = f"consumer of group {group!r}, broker {alias!r}"
     if not live:
         text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
-        yield Finding(Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...]).")
+        yield DoctorFinding(
+            Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...])."
+        )
     elif not all(live):
-        yield Finding(Level.OK, subject, "sends heartbeats")
+        yield DoctorFinding(Level.OK, subject, "sends heartbeats")
 
 
 WORKERS_ANSWER_SECONDS = 2.0  # in which workers answer
 
 
-def check_wakeups() -> Iterator[Finding]:
+def check_wakeups() -> Iterator[DoctorFinding]:
     """Connect to Celery's server, as a wakeup does; where tasks wait for a worker, ask for one."""
     for app in wakeup_app():
         try:
@@ -284,16 +286,18 @@ def check_wakeups() -> Iterator[Finding]:
                 server = connection.as_uri()
                 untaken = _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
-            hint = 'Start it, or correct CELERY_BROKER_URL. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.'
-            yield Finding(
+            hint = (
+                'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
+            )
+            yield DoctorFinding(
                 Level.WARNING, "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
             )
         else:
-            yield Finding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
+            yield DoctorFinding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
             yield from untaken
 
 
-def _untaken(app: Any, connection: Any, queue: str) -> list[Finding]:
+def _untaken(app: Any, connection: Any, queue: str) -> list[DoctorFinding]:
     """Return a finding where tasks wait in a queue and no worker that answers takes from it."""
     waiting = count_waiting(connection, queue)
     if not waiting:
@@ -303,10 +307,10 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[Finding]:
         return []
     text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
     hint = (
-        'Start a worker of Celery for this queue. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False, and empty '
-        "the queue with Celery's command purge."
+        'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False, and '
+        "empty the queue with Celery's command purge."
     )
-    return [Finding(Level.WARNING, "wakeups", text, hint)]
+    return [DoctorFinding(Level.WARNING, "wakeups", text, hint)]
 
 
 ENDPOINT_SECONDS = 10
@@ -319,7 +323,7 @@ ENDPOINT_HINTS = {
 }
 
 
-def check_endpoint() -> Iterator[Finding]:
+def check_endpoint() -> Iterator[DoctorFinding]:
     """
     Send the check-back endpoint a signed request without a body, if settings have its URL.
 
@@ -337,10 +341,10 @@ def check_endpoint() -> Iterator[Finding]:
         status = error.code
     except OSError as error:
         hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
-        yield Finding(Level.ERROR, "check-back endpoint", f"{settings.url} cannot be reached: {error}", hint)
+        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} cannot be reached: {error}", hint)
         return
     if status == NO_BODY_STATUS:
-        yield Finding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
+        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
     else:
         hint = ENDPOINT_HINTS.get(status, "See the log of its web server.")
-        yield Finding(Level.ERROR, "check-back endpoint", f"{settings.url} answers {status}", hint)
+        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} answers {status}", hint)

@@ -77,7 +77,7 @@ class Search:
     Args:
         id: it, if it has the form of an id.
         about: the rows that it can name, as `about` holds them.
-        path: the field of a body, from its outermost name; empty where it names none.
+        path: the field of a body, from its top-level name; empty where it names none.
         value: the value of the field, as the body writes it, a text without its quotes.
     """
 
@@ -216,7 +216,7 @@ def find_by_field(
 
     Args:
         first, end: the range of ids.
-        may_read: whether the person may read a field, by the headers of the message and the outermost name of the field.
+        may_read: whether the person may read a field, by the headers of the message and the top-level name of the field.
     """
     given_up_at = time.monotonic() + SECONDS
     asked_end = end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 
 
-class PipelineConfig(AppConfig):
+class PipelineAppConfig(AppConfig):
     name = "outbox.pipeline"
     label = "outbox_pipeline"
     verbose_name = "Outbox pipeline"

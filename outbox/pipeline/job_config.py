@@ -18,7 +18,7 @@ from outbox.message import TopicType
 from outbox.pipeline.business import business_of
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.config import Archived, Group, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, PipelineConfig, Reader, Source
 
 # When the outbox was installed in this database. Nothing older can have been pruned.
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
@@ -108,12 +108,12 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
         return Source(f"{url}?{urlencode(query)}" if query else url, reader=reader)
 
 
-def _groups(using: str) -> list[Group]:
+def _groups(using: str) -> list[AuditedGroup]:
     """Return the groups whose inbox is in this database."""
     found = []
     for group in groups().values():
         if group.using == using:
-            found.append(Group(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics)))
+            found.append(AuditedGroup(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics)))
     return found
 
 

@@ -21,9 +21,9 @@ from outbox.batches.operators import GONE, resend
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
-from outbox.database import Connection, outermost
+from outbox.database import Connection, guarded
 from outbox.pipeline.models import AuditFinding
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 
 MAX_MESSAGES = 10_000  # of one finding
 
@@ -98,7 +98,7 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
     Returns:
         The plan as it was carried out.
     """
-    with outermost.atomic(using):
+    with guarded.atomic(using):
         finding = AuditFinding.objects.using(using).select_for_update(of=("self",)).select_related("run").get(pk=finding_id)
         again = plan(finding, using)
         if not again.ids:
@@ -113,7 +113,7 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
 
 def _why_not(finding: AuditFinding, connection: Connection) -> str:
     """Return why no message of a finding can be sent again; "" if some may be."""
-    if finding.kind != Kind.LOST:
+    if finding.kind != FindingKind.LOST:
         return NOT_LOST
     if finding.resent_at is not None:
         return DONE_BEFORE

@@ -9,7 +9,7 @@ from celery import shared_task
 from outbox.pipeline.archive import archive_due
 from outbox.pipeline.audit_runs.run import run_for_beat
 from outbox.relay.hosts import relay_targets
-from outbox.relay.resident import try_step
+from outbox.relay.loops import try_step
 
 # Overrides a project's `task_time_limit`, which is usually meant for tasks of seconds and would kill these. The audit has a time
 # limit as an argument; the archive has none.

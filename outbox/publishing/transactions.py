@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DecimalField, Model
 from psycopg.pq import TransactionStatus
 
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.logs import get_logger, log_fields
 from outbox.message import Message
@@ -52,14 +52,14 @@ def atomic(
         HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
     """
     home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
-    alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
-    with outermost.as_innermost(alias), _open(alias, durable, half_first, about), awaiting_all():
+    alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
+    with guarded.as_innermost(alias), _open(alias, durable, half_first, about), awaiting_all():
         yield alias
 
 
 def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
     if message is None:
-        return outermost.atomic(alias, durable=durable)
+        return guarded.atomic(alias, durable=durable)
     from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
 
     draft, row = compose(message), None if about is None else describe(about)
@@ -82,8 +82,8 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
         NotInTransaction: no transaction is open there.
     """
     home = None if about is None else _home_of(subject, about, using)
-    alias = using or home or outermost.innermost() or router.db_for_write(MessageRow)
-    if not outermost.is_in_callers_transaction(alias):
+    alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
+    if not guarded.is_in_callers_transaction(alias):
         raise _not_in_transaction(subject, alias)
     if not (using or home) and len(connections.settings) > 1:
         _warn_of_rows_elsewhere(subject, alias)
@@ -141,7 +141,7 @@ def _warn_of_rows_elsewhere(subject: str, alias: str) -> None:
     if _has_begun(connections[alias]):
         return
     others = [other for other in connections.all(initialized_only=True) if other.alias != alias and other.vendor == "postgresql"]
-    begun = [other.alias for other in others if outermost.is_in_callers_transaction(other.alias) and _has_begun(other)]
+    begun = [other.alias for other in others if guarded.is_in_callers_transaction(other.alias) and _has_begun(other)]
     if begun:
         logger.warning(
             "%s is published to database %r, whose transaction has run no statement yet, and transactions of %s have. If its "
@@ -169,7 +169,7 @@ def _not_in_transaction(subject: str, alias: str) -> NotInTransaction:
         )
         return NotInTransaction(text, hint)
     initialized = [other.alias for other in connections.all(initialized_only=True)]
-    if elsewhere := [other for other in initialized if outermost.is_in_callers_transaction(other)]:
+    if elsewhere := [other for other in initialized if guarded.is_in_callers_transaction(other)]:
         text += f" Open are transactions of: {', '.join(sorted(elsewhere))}."
         hint = (
             "If the rows are there, pass using= or about=; "

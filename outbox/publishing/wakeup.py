@@ -2,8 +2,8 @@
 Wake a relay with a Celery message after a commit. The message may be lost: the sweep finds the tickets a second later.
 
 A separate thread sends it, so that a request neither waits for Celery's broker nor fails with it. Each process sends at most
-one per `PAUSE_SECONDS`; commits in between share the next one. It is sent even where a resident relay runs, which the NOTIFY
-of the publish has woken already; the task then finds nothing and ends. A project that runs resident relays only sets
+one per `PAUSE_SECONDS`; commits in between share the next one. It is sent even where a long-running relay runs, which the NOTIFY
+of the publish has woken already; the task then finds nothing and ends. A project that runs long-running relays only sets
 `OUTBOX["CELERY_WAKEUP"] = False`. A process that ends right after its commit may lose the wakeup.
 
 While many tasks wait in the queue, none is sent: where no worker takes them, Redis would keep each of them for ever. The sweep
@@ -134,8 +134,8 @@ class WakeupSender:
             )
         except Exception as error:  # whatever a transport raises
             logger.warning(
-                "Wakeups cannot be sent to Celery: %s. No message is lost: resident relays are not affected, and Celery's "
-                'sweep finds the messages. Where all relays are resident, set OUTBOX["CELERY_WAKEUP"] = False.',
+                "Wakeups cannot be sent to Celery: %s. No message is lost: long-running relays are not affected, and Celery's "
+                'sweep finds the messages. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.',
                 error_text(error),
                 extra=log_fields(database=wakeup.database, broker=wakeup.broker),
             )
@@ -164,8 +164,8 @@ class WakeupSender:
         if now - self._untaken_since >= UNTAKEN_SECONDS:
             logger.warning(
                 "%s tasks wait in Celery's queue %r, and as many for a minute, so no wakeups are sent. Messages wait for the "
-                "sweep. Start workers for this queue, or route other tasks to another one; or, where all relays are resident, "
-                'set OUTBOX["CELERY_WAKEUP"] = False.',
+                "sweep. Start workers for this queue, or route other tasks to another one; or, where all relays are "
+                'long-running, set OUTBOX["CELERY_WAKEUP"] = False.',
                 *(waiting, queue),
             )
         return True

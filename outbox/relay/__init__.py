@@ -1,7 +1,7 @@
 """
 The relay decides when batches are claimed, sent and settled. The statements that change a batch are in `outbox/batches/`.
 
-`hosts.py` opens a relay for a database and a broker, and runs it from a Celery task or from `resident.py`.
+`hosts.py` opens a relay for a database and a broker, and runs it from a Celery task or from `loops.py`.
 `rounds.py` is one round: claim (`claims.py`), load and send (`send.py`), then decide, commit and mark (`commit.py`, which
 also sweeps: it settles commits that stayed open). Messages that were not accepted go back (`splitter.py`).
 `cloudevents.py` builds the message for the broker from its row. `maintenance.py` keeps the tables in shape. An idle relay

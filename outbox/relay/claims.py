@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, TopicClaim, claim, claim_ordered, claim_topic, reclaim
 from outbox.database import Connection
 from outbox.relay.lane import HeldLane
@@ -82,7 +82,7 @@ class Claims:
         self.full_scans = FullScanTimer(self.clock)
         self.late_scans = FullScanTimer(self.clock)
 
-    def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
+    def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[ClaimedBatch]:
         """
         Claim the oldest tickets of the broker's unordered topics.
 
@@ -103,7 +103,7 @@ class Claims:
 
     def _claim(
         self, scope: Scope, limit: int | None, *, is_full_scan: bool = False, among: frozenset[int] = frozenset()
-    ) -> list[Batch]:
+    ) -> list[ClaimedBatch]:
         found = claim(
             self.connection,
             scope,
@@ -123,7 +123,7 @@ class Claims:
             self.busy = frozenset(topic.topic_id for topic in found) if are_few_of_many else frozenset()
         return [topic.batch for topic in found if topic.batch is not None]
 
-    def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[Batch]:
+    def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[ClaimedBatch]:
         """
         Claim a few of the oldest tickets of each topic that has new messages; loads the messages of unordered topics, too.
 
@@ -150,7 +150,9 @@ class Claims:
             self.scan_positions[topic_id] = found.last_pos
         return found
 
-    def claim_ordered(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[Batch]:
+    def claim_ordered(
+        self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None
+    ) -> list[ClaimedBatch]:
         """
         Claim the oldest tickets of ordered topics whose keys are free; arguments as for `claim`.
 
@@ -177,7 +179,7 @@ class Claims:
                 return batches
             seen |= ids
 
-    def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> Batch | None:
+    def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> ClaimedBatch | None:
         """Claim again the batch that has been due longest, or that its relay left behind, except the batch with an id."""
         return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease, but=but)
 

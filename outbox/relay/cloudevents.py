@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.brokers.base import Outgoing
 from outbox.ids import published_at
 from outbox.message import Header, Token, TopicType
@@ -29,7 +29,7 @@ class OutgoingBuilder:
 
     __slots__ = ("_batch", "_is_delayed", "_is_half", "_is_ordered", "_lane", "_number", "_source")
 
-    def __init__(self, batch: Batch, *, source: str, is_half: bool) -> None:
+    def __init__(self, batch: ClaimedBatch, *, source: str, is_half: bool) -> None:
         self._batch = batch
         self._source = source
         self._is_half = is_half

@@ -35,7 +35,7 @@ from itertools import islice
 from typing import Any
 
 from outbox import signals, tracing
-from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.fence import read_step
 from outbox.batches.split import runs
 from outbox.batches.steps import decide, leave_open, mark_sent
@@ -121,12 +121,12 @@ class Committer:
             if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
-                self.splitter.split(result.batch, result.unaccepted, state=State.CLAIMED, next_state=State.SENT)
+                self.splitter.split_at_send(result.batch, result.unaccepted)
         except FenceLost:
             return self._is_mine(result.batch, "split")
         return True
 
-    def mark(self, batches: Iterable[Batch | PreparedBatch], *, state: State) -> set[int]:
+    def mark(self, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
         """Mark batches in a state SENT; return the ids of those that this relay has marked, now or in an earlier call."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
@@ -149,15 +149,7 @@ class Committer:
         places, window = result.half_places, self.window
         try:
             if unaccepted:
-                self.splitter.split(
-                    batch,
-                    unaccepted,
-                    state=State.CLAIMED,
-                    next_state=State.PREPARED,
-                    half_ids=half_ids,
-                    half_places=places,
-                    window=window,
-                )
+                self.splitter.split_at_decision(batch, unaccepted, half_ids=half_ids, half_places=places, window=window)
             else:
                 decide(self.connection, batch, half_ids, half_places=places, window=window)
             positions, is_fresh = sorted(result.accepted), True
@@ -272,15 +264,7 @@ class Committer:
             if len(batch.message_ids) == 1:
                 self.splitter.return_prepared(batch, gone[1])
             else:
-                self.splitter.split(
-                    batch,
-                    gone,
-                    state=State.PREPARED,
-                    next_state=State.PREPARED if result.unanswered else State.SENT,
-                    half_ids=[None if p in gone else half for p, half in enumerate(batch.half_ids, 1)],
-                    half_places={p: place for p, place in batch.half_places.items() if p not in gone},
-                    open_positions=list(result.unanswered) or None,
-                )
+                self.splitter.split_at_commit(batch, gone, open_positions=list(result.unanswered))
         except FenceLost:
             self._is_mine(batch, "resend after discard")
 
@@ -306,7 +290,7 @@ class Committer:
             self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
-    def _is_mine(self, batch: Batch | PreparedBatch, step: str) -> bool:
+    def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
         """Read the row again after a lost fence; return whether this attempt wrote the step before."""
         found = read_step(self.connection, batch.id)
         if found is not None and found.is_decided_by(batch.attempt):
@@ -314,7 +298,7 @@ class Committer:
         self._lost(batch, step)
         return False
 
-    def _lost(self, batch: Batch | PreparedBatch, step: str) -> None:
+    def _lost(self, batch: ClaimedBatch | PreparedBatch, step: str) -> None:
         self.fences_lost += 1
         extra = log_fields(batch=batch.id, topic=batch.topic, attempt=batch.attempt)
         logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt, extra=extra)

@@ -22,7 +22,6 @@ from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
 from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP, WAKEUP
 from outbox.database.loop_errors import Loop
-from outbox.ending import Watch
 from outbox.errors import ConfigurationError, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
@@ -30,6 +29,7 @@ from outbox.relay.claims import MOVE_LIMIT, move_due
 from outbox.relay.lane import HeldLane, take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
+from outbox.shutdown import ShutdownWatch
 from outbox.topics import match_topics
 
 logger = get_logger(__name__)
@@ -115,7 +115,7 @@ class RelayRunner:
         self._note = note
         self._stack = stack
         self._waker: Waker | None = None
-        self._is_resident = True
+        self._is_long_running = True
         self._maintenance_at = 0.0
         self._step_at = 0.0  # when the step under way began
 
@@ -135,7 +135,7 @@ class RelayRunner:
             return self._run(at_most, idle_timeout)
 
     def _run(self, at_most: timedelta | None, idle_timeout: timedelta | None) -> RelayResult:
-        self._is_resident = idle_timeout is None
+        self._is_long_running = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
         new: frozenset[int] = frozenset()  # ids of topics
@@ -205,7 +205,9 @@ class RelayRunner:
         if self._waker is None:
             connection = database.connect_session(self.target.database, application_name="outbox listener")
             listener = self._stack.enter_context(connection)
-            self._waker = Waker(listener, self.relay.lane, self.target.broker, is_resident=self._is_resident, **IDLE_WAITS)
+            self._waker = Waker(
+                listener, self.relay.lane, self.target.broker, is_long_running=self._is_long_running, **IDLE_WAITS
+            )
         return self._waker
 
     def _maintain(self) -> bool:
@@ -325,7 +327,7 @@ def run_once(
     note: str,
     at_most: timedelta,
     idle_timeout: timedelta,
-    ending: Watch | None = None,
+    shutdown: ShutdownWatch | None = None,
     is_sweep: bool = False,
 ) -> RelayResult:
     """
@@ -333,7 +335,7 @@ def run_once(
 
     Args:
         note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
-        ending: stops the relay when the process is asked to end.
+        shutdown: stops the relay when the process is asked to end.
         is_sweep: Celery's beat has started it, so it sends a heartbeat as a sweep, too.
 
     Raises:
@@ -341,8 +343,8 @@ def run_once(
     """
     try:
         with open_runner(target, note=note) as runner:
-            if ending is not None:
-                ending.on_request(runner.stop)
+            if shutdown is not None:
+                shutdown.on_request(runner.stop)
             if is_sweep:
                 runner.note_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)

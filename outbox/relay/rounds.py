@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from outbox import conf
-from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
 from outbox.database import Connection
 from outbox.database.identity import read_identity
@@ -158,7 +158,7 @@ class Relay:
             return SweepResult()
         return self._sweeper.sweep()
 
-    def _claim(self, new: Collection[int]) -> list[list[Batch]]:
+    def _claim(self, new: Collection[int]) -> list[list[ClaimedBatch]]:
         """Return claimed batches, in groups that may be sent together; new messages do not wait until old batches are done."""
         away = self.breakers.open_topics
         if self.breakers.state is BreakerState.HALF_OPEN:
@@ -178,7 +178,7 @@ class Relay:
         found = [[old] if old else [], *self._by_phase(claimed), ordered]
         return [batches for batches in map(self._keep_mine, found) if batches]
 
-    def _claim_one(self, **scope: Any) -> list[Batch]:
+    def _claim_one(self, **scope: Any) -> list[ClaimedBatch]:
         """
         Claim a released batch or one message, to find out whether the broker answers again.
 
@@ -186,7 +186,7 @@ class Relay:
         waits: a message that the broker never answers must not hold the others.
         """
         self._probes_new = not self._probes_new
-        claims: list[Callable[[], list[Batch]]] = [
+        claims: list[Callable[[], list[ClaimedBatch]]] = [
             lambda: _listed(self.claims.reclaim(but=self._sender.unanswered, **scope)),
             lambda: self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope),
         ]
@@ -194,7 +194,7 @@ class Relay:
             claims.reverse()
         return claims[0]() or claims[1]() or _listed(self.claims.reclaim(**scope))
 
-    def _keep_mine(self, batches: list[Batch]) -> list[Batch]:
+    def _keep_mine(self, batches: list[ClaimedBatch]) -> list[ClaimedBatch]:
         """Return the batches whose topics settings assign to this broker; release the others for another relay."""
         mine = [batch for batch in batches if batch.topic in self.broker.topics]
         for batch in batches:
@@ -205,14 +205,14 @@ class Relay:
                     self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
         return mine
 
-    def _by_phase(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    def _by_phase(self, batches: Sequence[ClaimedBatch]) -> tuple[list[ClaimedBatch], list[ClaimedBatch]]:
         two_phase = [batch for batch in batches if self._is_two_phase(batch)]
         return two_phase, [batch for batch in batches if batch not in two_phase]
 
-    def _is_two_phase(self, batch: Batch) -> bool:
+    def _is_two_phase(self, batch: ClaimedBatch) -> bool:
         return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages
 
-    def _relay(self, batches: Sequence[Batch], began: float) -> RelayResult:
+    def _relay(self, batches: Sequence[ClaimedBatch], began: float) -> RelayResult:
         failpoint("relay.after_claim")
         shed_at = began + self._lease.total_seconds() / 2
         relay_batches = self._relay_two_phase if self._is_two_phase(batches[0]) else self._relay_one_phase
@@ -230,7 +230,7 @@ class Relay:
             unaccepted=sum(len(one.unaccepted) for one in results),
         )
 
-    def _return_after_error(self, batches: Sequence[Batch], error: Exception) -> None:
+    def _return_after_error(self, batches: Sequence[ClaimedBatch], error: Exception) -> None:
         """Release batches after an error of the relay itself, so that they do not keep others waiting."""
         reason = f"The relay failed: {type(error).__name__}: {error}"
         topic, ids = batches[0].topic, [one.id for one in batches]
@@ -240,7 +240,7 @@ class Relay:
                 with suppress(FenceLost):
                     self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
 
-    def _relay_one_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
+    def _relay_one_phase(self, batches: Sequence[ClaimedBatch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Send messages, then mark their batches SENT."""
         results = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
@@ -250,7 +250,7 @@ class Relay:
                 sent.add(one.batch.id)
         return results, sent
 
-    def _relay_two_phase(self, batches: Sequence[Batch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
+    def _relay_two_phase(self, batches: Sequence[ClaimedBatch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Send half messages, decide, commit them, then mark their batches SENT."""
         failpoint("relay.before_half")
         results = self._sender.send(batches, is_half=True, shed_at=shed_at)
@@ -268,5 +268,5 @@ class Relay:
         return results, self.committer.conclude(committed)
 
 
-def _listed(batch: Batch | None) -> list[Batch]:
+def _listed(batch: ClaimedBatch | None) -> list[ClaimedBatch]:
     return [] if batch is None else [batch]

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from outbox import signals, tracing
-from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
@@ -59,11 +59,11 @@ _batch_id = itemgetter(0)
 class Loaded:
     """Messages of a batch, in order."""
 
-    batch: Batch
+    batch: ClaimedBatch
     rows: Sequence[Row]
 
 
-def slices(connection: Connection, batches: Sequence[Batch], *, slice_bytes: int) -> Iterator[list[Loaded]]:
+def slices(connection: Connection, batches: Sequence[ClaimedBatch], *, slice_bytes: int) -> Iterator[list[Loaded]]:
     """
     Yield the messages of batches in order, slice by slice; reads those that the claim has not loaded.
 
@@ -95,7 +95,7 @@ def slices(connection: Connection, batches: Sequence[Batch], *, slice_bytes: int
                 waiting, begin = waiting[1:], 1
 
 
-def by_batch(rows: Iterable[Row], batches: Iterable[Batch]) -> Iterator[Loaded]:
+def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[Loaded]:
     """Group rows, sorted by batch, by their batches; leave out positions that were split off."""
     by_id = {batch.id: batch for batch in batches}
     for batch_id, group in groupby(rows, _batch_id):
@@ -142,7 +142,7 @@ class Sender:
     unanswered: int | None = field(default=None, init=False)
     _probes: int = field(default=0, init=False)
 
-    def send(self, batches: Sequence[Batch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
+    def send(self, batches: Sequence[ClaimedBatch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
         Send batches, either all ordered or all unordered; return a result for each of their positions.
 
@@ -163,7 +163,7 @@ class Sender:
 
     def _send_all(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[ClaimedBatch],
         results: dict[int, BatchSendResult],
         unavailable: dict[str, Unaccepted],
         *,
@@ -187,7 +187,7 @@ class Sender:
         return None
 
     def _calls(
-        self, batches: Sequence[Batch], results: dict[int, BatchSendResult], unavailable: Mapping[str, Unaccepted]
+        self, batches: Sequence[ClaimedBatch], results: dict[int, BatchSendResult], unavailable: Mapping[str, Unaccepted]
     ) -> Iterator[list[Loaded]]:
         """
         Yield the messages of each call to the broker; each depends on the results of the calls before.
@@ -239,7 +239,7 @@ class Sender:
     ) -> dict[str, Unaccepted]:
         """Make one call to the broker; return the topics that got no answer, each with the reason."""
         messages: list[Outgoing] = []
-        sent: list[tuple[Batch, list[int]]] = []
+        sent: list[tuple[ClaimedBatch, list[int]]] = []
         for loaded in wave:
             positions = self._build(loaded, results[loaded.batch.id], messages, is_half=is_half)
             if positions:
@@ -272,7 +272,7 @@ class Sender:
                 result.unaccepted[position] = _refuse(loaded.batch, position, reason)
         return positions
 
-    def _call(self, messages: list[Outgoing], batches: Sequence[Batch], *, is_half: bool) -> list[SendResult]:
+    def _call(self, messages: list[Outgoing], batches: Sequence[ClaimedBatch], *, is_half: bool) -> list[SendResult]:
         """Call the broker. After an error, or a wrong number of results, all messages are UNSURE."""
         try:
             with tracing.send(messages):
@@ -291,7 +291,7 @@ class Sender:
         """Return the reason for a message that is not sent because a breaker is open: the error that opened it."""
         return Unaccepted(SplitReason.UNAVAILABLE, self.breakers.reason(topic))
 
-    def _log_fields(self, batches: Sequence[Batch]) -> dict[str, Any]:
+    def _log_fields(self, batches: Sequence[ClaimedBatch]) -> dict[str, Any]:
         topics = (batch.topic for batch in batches)
         return log_fields(broker=self.broker.alias, batches=_batch_ids(batches), topics=topics)
 
@@ -356,16 +356,16 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
         waiting = later
 
 
-def _key(batch: Batch, position: int) -> OrderKey:
+def _key(batch: ClaimedBatch, position: int) -> OrderKey:
     assert batch.order_keys is not None
     return batch.id, batch.order_keys[position - 1]
 
 
-def _batch_ids(batches: Sequence[Batch]) -> list[int]:
+def _batch_ids(batches: Sequence[ClaimedBatch]) -> list[int]:
     return sorted({batch.id for batch in batches})
 
 
-def _refuse(batch: Batch, position: int, reason: str) -> Unaccepted:
+def _refuse(batch: ClaimedBatch, position: int, reason: str) -> Unaccepted:
     """Refuse a message whose row cannot be sent, and send an alert."""
     details = {"batch": batch.id, "message": batch.message_ids[position - 1]}
     extra = log_fields(message_id=details["message"], topic=batch.topic, batch=batch.id, attempt=batch.attempt)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from outbox import signals
-from outbox.batches.batch import Batch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Run, runs, split
+from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.split import Run, runs, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
-from outbox.models import State
 from outbox.outages import Backoff
 
 logger = get_logger(__name__)
@@ -34,7 +34,7 @@ class Splitter:
     retry: Backoff
     misconfigured: timedelta
 
-    def return_batch(self, batch: Batch, unaccepted: Mapping[int, Unaccepted]) -> None:
+    def return_batch(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
         """Release a claimed batch of which the broker has accepted no message, or mark it dead."""
         leaving = runs(unaccepted)
         wait, error = max((self._wait(run, batch.failures), run.text) for run in leaving)
@@ -45,33 +45,34 @@ class Splitter:
         notify_dead(dead)
         _send_alert(batch, leaving)
 
-    def split(
+    def split_at_send(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
+        """Split positions off a claimed batch; the rest of it was sent in one phase."""
+        self._split(batch, unaccepted, split_at_send)
+
+    def split_at_decision(
         self,
-        batch: Batch | PreparedBatch,
+        batch: ClaimedBatch,
         unaccepted: Mapping[int, Unaccepted],
         *,
-        state: State,
-        next_state: State,
-        half_ids: Sequence[str | None] | None = None,
-        half_places: Mapping[int, str] | None = None,
-        window: timedelta | None = None,
-        open_positions: Sequence[int] | None = None,
+        half_ids: Sequence[str | None],
+        half_places: Mapping[int, str],
+        window: timedelta | None,
     ) -> None:
-        """Split positions off a batch; arguments as for `batches.split.split`."""
+        """Split positions off a claimed batch, and decide to commit the others; arguments as for the function in `batches`."""
+        decide = partial(split_at_decision, half_ids=half_ids, half_places=half_places, window=window)
+        self._split(batch, unaccepted, decide)
+
+    def split_at_commit(self, batch: PreparedBatch, gone: Mapping[int, Unaccepted], *, open_positions: Sequence[int]) -> None:
+        """Split positions whose half messages are gone off a prepared batch; it is SENT unless other positions are open."""
+        self._split(batch, gone, partial(split_at_commit, open_positions=open_positions))
+
+    def _split(
+        self, batch: ClaimedBatch | PreparedBatch, unaccepted: Mapping[int, Unaccepted], split: Callable[..., list[DeadNotice]]
+    ) -> None:
         leaving = runs(unaccepted)
+        waits = [self._wait(run, batch.failures) for run in leaving]
         with self.connection.transaction():
-            dead = split(
-                self.connection,
-                batch,
-                leaving,
-                waits=[self._wait(run, batch.failures) for run in leaving],
-                state=state,
-                next_state=next_state,
-                half_ids=half_ids,
-                half_places=half_places,
-                window=window,
-                open_positions=open_positions,
-            )
+            dead = split(self.connection, batch, leaving, waits=waits)
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)
@@ -96,14 +97,14 @@ class Splitter:
         is_repeated = run.reason is SplitReason.UNSURE or (run.reason is SplitReason.DISCARDED and failures > 0)
         return self.retry(failures) if is_repeated else timedelta(0)
 
-    def _note(self, batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
+    def _note(self, batch: ClaimedBatch | PreparedBatch, leaving: Sequence[Run]) -> None:
         for run in leaving:
             if run.reason.is_failure:
                 ids = batch.message_ids[run.lo - 1 : run.hi]
                 note_failure(self.connection, batch.id, batch.attempt, ids, verdict=run.reason, reason=run.text)
 
 
-def _send_alert(batch: Batch | PreparedBatch, leaving: Sequence[Run]) -> None:
+def _send_alert(batch: ClaimedBatch | PreparedBatch, leaving: Sequence[Run]) -> None:
     """Alert to messages that need an operator's correction, and to batches that have failed often."""
     for run in leaving:
         has_failed_often = run.is_counted and (batch.failures + 1) % ALERT_FAILURES == 0

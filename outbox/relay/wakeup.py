@@ -21,11 +21,11 @@ UNLISTEN = "UNLISTEN outbox"
 
 # One row per broker. The relay on call updates it each second; after 3 s without an update it counts as frozen.
 ANNOUNCE = """
-INSERT INTO outbox_wakeup AS on_call (broker, relay, is_resident) VALUES (%(broker)s, %(lane)s, %(is_resident)s)
+INSERT INTO outbox_wakeup AS on_call (broker, relay, is_long_running) VALUES (%(broker)s, %(lane)s, %(is_long_running)s)
 ON CONFLICT (broker) DO UPDATE
-SET relay = excluded.relay, is_resident = excluded.is_resident, announced_at = clock_timestamp()
+SET relay = excluded.relay, is_long_running = excluded.is_long_running, announced_at = clock_timestamp()
 WHERE on_call.relay = excluded.relay OR on_call.announced_at < clock_timestamp() - interval '3 s'
-    OR excluded.is_resident AND NOT on_call.is_resident
+    OR excluded.is_long_running AND NOT on_call.is_long_running
 """
 
 WITHDRAW = "DELETE FROM outbox_wakeup WHERE relay = %s"
@@ -47,7 +47,7 @@ class Waker:
         connection: this waker's own, in autocommit.
         lane: the relay's lane.
         broker: the alias of the relay's broker.
-        is_resident: whether the relay keeps running. A relay that ends with its work makes room for a resident one.
+        is_long_running: whether the relay keeps running. A relay that ends with its work makes room for a long-running one.
         shortest, longest: the first wait; each wait without a notification doubles the next, up to the longest.
     """
 
@@ -57,14 +57,14 @@ class Waker:
         lane: HeldLane,
         broker: str,
         *,
-        is_resident: bool = True,
+        is_long_running: bool = True,
         shortest: timedelta,
         longest: timedelta,
     ) -> None:
         self._connection = connection
         self._lane = lane.number
         self._broker = broker
-        self._is_resident = is_resident
+        self._is_long_running = is_long_running
         self._shortest = shortest
         self._longest = longest
         self._next_wait = shortest
@@ -74,7 +74,7 @@ class Waker:
 
     def announce(self) -> bool:
         """Go on call, unless another relay of the broker is; return whether this relay is on call now."""
-        arguments = {"broker": self._broker, "lane": self._lane, "is_resident": self._is_resident}
+        arguments = {"broker": self._broker, "lane": self._lane, "is_long_running": self._is_long_running}
         self.is_on_call = self._connection.execute(ANNOUNCE, arguments).rowcount == 1
         if self.is_on_call is not self._is_listening:
             self._connection.execute(LISTEN if self.is_on_call else UNLISTEN)

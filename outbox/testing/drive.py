@@ -23,7 +23,7 @@ from outbox.check_backs.sources import READ_SOURCE
 from outbox.consuming.context import Context
 from outbox.consuming.register import Consumer, Group, groups
 from outbox.consuming.worker import Tally, Worker
-from outbox.database.outermost import is_in_callers_transaction
+from outbox.database.guarded import is_in_callers_transaction
 from outbox.errors import Reject, RetryLater
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Half, Resolution

@@ -11,7 +11,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from outbox import conf
-from outbox.brokers.base import DeadLetter, Outgoing
+from outbox.brokers.base import BrokerDeadLetter, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.worker import Tally
 from outbox.logs import forget_lines
@@ -177,7 +177,7 @@ class Outbox:
                 broker.check_halves(ask, limit=len(broker.undecided()))
         return answers
 
-    def dead_letters(self, group: str) -> list[DeadLetter]:
+    def dead_letters(self, group: str) -> list[BrokerDeadLetter]:
         """Return the dead letters of a consumer group."""
         return [letter for broker in self.brokers.values() for letter in broker.dead_letters(group)]
 

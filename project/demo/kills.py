@@ -16,13 +16,13 @@ CONFIRMED = "relay.after_send"  # one phase: the broker has the messages, the da
 WRITTEN = "consumer.after_handler"  # inside the handler's transaction: it is rolled back
 UNACKED = "consumer.after_commit"  # the handler's writes are in, the broker does not know: it delivers again
 
-RESIDENT, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
+LONG_RUNNING, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
 RELAY_PLACES = (HALF_SENT, DECIDED, CLAIMED, CONFIRMED)
-PLACES = {RESIDENT: RELAY_PLACES, CELERY: RELAY_PLACES}
+PLACES = {LONG_RUNNING: RELAY_PLACES, CELERY: RELAY_PLACES}
 CONSUMER_PLACES = (WRITTEN, UNACKED)
 
 IN_WORDS = {
-    RESIDENT: "the resident relay",
+    LONG_RUNNING: "the long-running relay",
     CELERY: "Celery's relay",
     HALF_SENT: "after its half messages, before it decided",
     DECIDED: "after it decided, before it committed",
@@ -51,13 +51,13 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Round:
     """
-    Kills of one round: the resident relay, then Celery's while the first is dead; consumers at the same time.
+    Kills of one round: the long-running relay, then Celery's while the first is dead; consumers at the same time.
 
     Args:
         kills_broker: before the relays, the broker is killed, while the consumers are dead and it has messages for them.
     """
 
-    resident: Kill
+    long_running: Kill
     celery: Kill
     consumers: tuple[Kill, ...]
     kills_broker: bool = False
@@ -65,20 +65,23 @@ class Round:
 
 # The decided ones come first: what is left of them is ended in the relays' sweep, a while later.
 ROUNDS = (
-    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
-    Round(Kill(RESIDENT, DECIDED), Kill(CELERY, DECIDED), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
-    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
-    Round(Kill(RESIDENT, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+    Round(Kill(LONG_RUNNING, DECIDED), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
+    Round(Kill(LONG_RUNNING, DECIDED), Kill(CELERY, DECIDED), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
+    Round(Kill(LONG_RUNNING, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+    Round(Kill(LONG_RUNNING, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
 )
 
 # For a broker without half messages, which is killed itself.
 ONE_PHASE_ROUNDS = (
-    Round(Kill(RESIDENT, CONFIRMED), Kill(CELERY, CONFIRMED), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
+    Round(Kill(LONG_RUNNING, CONFIRMED), Kill(CELERY, CONFIRMED), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
     Round(
-        Kill(RESIDENT, CLAIMED), Kill(CELERY, CONFIRMED), (Kill("points", UNACKED), Kill("shipment", UNACKED)), kills_broker=True
+        Kill(LONG_RUNNING, CLAIMED),
+        Kill(CELERY, CONFIRMED),
+        (Kill("points", UNACKED), Kill("shipment", UNACKED)),
+        kills_broker=True,
     ),
-    Round(Kill(RESIDENT, CONFIRMED), Kill(CELERY, CLAIMED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
-    Round(Kill(RESIDENT, CLAIMED), Kill(CELERY, CLAIMED), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+    Round(Kill(LONG_RUNNING, CONFIRMED), Kill(CELERY, CLAIMED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+    Round(Kill(LONG_RUNNING, CLAIMED), Kill(CELERY, CLAIMED), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
 )
 
 

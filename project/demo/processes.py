@@ -118,7 +118,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         inherits: Sequence[int] = (),
     ) -> Process:
-        """Start a resident process."""
+        """Start a long-running process."""
         own = {**self.environment, **(environment or {})}
         process = Process(name, command, own, self.folder / f"{name}.log", inherits)
         self._processes[name] = process

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from project.demo.kills import CELERY, CONFIRMED, HALF_SENT, RESIDENT, UNACKED, Kill
+from project.demo.kills import CELERY, CONFIRMED, HALF_SENT, LONG_RUNNING, UNACKED, Kill
 from project.demo.outage import Outage
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -110,7 +110,7 @@ class Kills:
         unacked: consumers between the handler's commit and the ack.
     """
 
-    resident: int = 0
+    long_running: int = 0
     celery: int = 0
     consumers: int = 0
     undecided: int = 0
@@ -121,7 +121,7 @@ class Kills:
     def count(cls, done: Iterable[tuple[Kill, int]]) -> Kills:
         kills = [kill for kill, _ in done]
         return cls(
-            resident=sum(kill.process == RESIDENT for kill in kills),
+            long_running=sum(kill.process == LONG_RUNNING for kill in kills),
             celery=sum(kill.process == CELERY for kill in kills),
             consumers=sum(not kill.is_of_relay for kill in kills),
             undecided=sum(kill.place == HALF_SENT for kill in kills),
@@ -131,7 +131,7 @@ class Kills:
 
     @property
     def total(self) -> int:
-        return self.resident + self.celery + self.consumers
+        return self.long_running + self.celery + self.consumers
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class Report:
         kills = self.kills
         wanted = [
             ("rolled back orders", self.rolled_back, 3),
-            ("kills of relays", kills.resident + kills.celery, 5),
-            ("kills of the resident relay", kills.resident, 2),
+            ("kills of relays", kills.long_running + kills.celery, 5),
+            ("kills of the long-running relay", kills.long_running, 2),
             ("kills of Celery's relay", kills.celery, 2),
             ("kills of consumers before the ack", kills.unacked, 5),
             *(self._wanted_of_two_phases() if self.two_phase else self._wanted_of_one_phase()),

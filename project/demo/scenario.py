@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from project.demo.feed import Feed
-from project.demo.kills import RESIDENT, ROUNDS, Kill, Permits, Round
+from project.demo.kills import LONG_RUNNING, ROUNDS, Kill, Permits, Round
 from project.demo.outage import DOWN_SECONDS, BrokerKill
 from project.demo.processes import Processes
 from project.demo.screen import Screen
@@ -125,12 +125,12 @@ class Scenario(BaseScenario):
             self.permits.grant(kill)
         if self.broker_kill and round_.kills_broker:
             self._kill_broker(self.broker_kill, round_.consumers, until_sent)
-        self.processes.hold(RESIDENT)  # so that Celery's relay has the work while it is dead
-        self.permits.grant(round_.resident)
-        self._feed_until_dead([round_.resident], until_sent)
+        self.processes.hold(LONG_RUNNING)  # so that Celery's relay has the work while it is dead
+        self.permits.grant(round_.long_running)
+        self._feed_until_dead([round_.long_running], until_sent)
         self.permits.grant(round_.celery)
         self._feed_until_dead([round_.celery], until_sent)
-        self.processes.release(RESIDENT)
+        self.processes.release(LONG_RUNNING)
         if not round_.kills_broker:
             self._feed_until_dead(round_.consumers, until_sent)
         self._feed_until(until_sent)

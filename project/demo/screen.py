@@ -37,7 +37,7 @@ def table(report: Report) -> str:
         (
             "killed with SIGKILL",
             kills.total,
-            f"{kills.resident} resident relay, {kills.celery} Celery's, {kills.consumers} consumers",
+            f"{kills.long_running} long-running relay, {kills.celery} Celery's, {kills.consumers} consumers",
         ),
         *_faults_of_phases(report),
         ("redelivered", report.redelivered, "deliveries that were not the first"),

@@ -23,7 +23,7 @@ from project.demo.brokers import DemoBroker, Embedded
 from project.demo.database import own_database
 from project.demo.feed import Feed
 from project.demo.interrupt import Interrupt
-from project.demo.kills import CELERY, RESIDENT, Permits
+from project.demo.kills import CELERY, LONG_RUNNING, Permits
 from project.demo.outage import Outage
 from project.demo.processes import DemoError, Processes
 from project.demo.scenario import Scenario
@@ -83,7 +83,7 @@ class Stage:
         # DEBUG: it hands out the admin's stylesheets, too.
         self.processes.start("web", self._web_server(), {"DEBUG": "1"}, inherits=[self.listener.fileno()])
         self.processes.start(CELERY, self._celery(), self.permits.environment(CELERY))
-        self.processes.start(RESIDENT, [*MANAGE, "outbox_relay"], self.permits.environment(RESIDENT))
+        self.processes.start(LONG_RUNNING, [*MANAGE, "outbox_relay"], self.permits.environment(LONG_RUNNING))
         for group in GROUPS:
             command = [*MANAGE, "outbox_consume", "--group", group]
             self.processes.start(group, command, self.permits.environment(group))

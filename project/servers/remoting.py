@@ -7,12 +7,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Request, StoredMessage, decode, encode, frame_size
+from outbox.brokers.rocketmq.remoting.frames import (
+    HEADER_BYTES,
+    RemotingAnswer,
+    Request,
+    StoredMessage,
+    decode,
+    encode,
+    frame_size,
+)
 
 Address = tuple[str, int]
 
 
-def exchange(address: Address, request: Request, *, timeout: float = 5, keys: tuple[str, str] = ("", "")) -> Answer:
+def exchange(address: Address, request: Request, *, timeout: float = 5, keys: tuple[str, str] = ("", "")) -> RemotingAnswer:
     """
     Make one request over a connection of its own; return the answer.
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from outbox.brokers.base import (
     Broker,
-    DeadLetter,
+    BrokerDeadLetter,
     Delivery,
     Ended,
     HalfRef,
@@ -157,7 +157,7 @@ class Acts:
                 break
         return found
 
-    def dead_letters(self, group: str = "group", *, count: int = 0) -> list[DeadLetter]:
+    def dead_letters(self, group: str = "group", *, count: int = 0) -> list[BrokerDeadLetter]:
         """Return the dead letters of this test; tries again until there are `count`."""
         topics = {topic.name for topic in self.harness.topics.values()}
         for _ in self.harness.tries():

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from outbox.brokers.base import Broker, DeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
+from outbox.brokers.base import Broker, BrokerDeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer
-from outbox.brokers.rocketmq.remoting.frames import Answer, Request, StoredMessage
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request, StoredMessage
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, END_TRANSACTION
 from outbox.message import TopicType
@@ -54,7 +54,7 @@ class PatientRocketMQ(RocketMQBroker):
                 break
         return found
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         self._wait_until_all_is_queued()
         return super().dead_letters(group, limit=limit)
 
@@ -141,7 +141,7 @@ class RocketMQHarness(RealTimeHarness):
     def lose_ends(self, broker: Broker, *, arrive: bool) -> Iterator[None]:
         ask = Ports.ask
 
-        async def ask_unheard(ports: Ports, place: str, request: Request) -> Answer:
+        async def ask_unheard(ports: Ports, place: str, request: Request) -> RemotingAnswer:
             if request.code != END_TRANSACTION:
                 return await ask(ports, place, request)
             if arrive:

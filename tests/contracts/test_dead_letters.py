@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from outbox.brokers.base import Broker, DeadLetter
+from outbox.brokers.base import Broker, BrokerDeadLetter
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
@@ -201,7 +201,7 @@ class TestCountDeadLetters:
 @pytest.mark.needs("supports_replay")
 class TestManyDeadLetters:
     @pytest.fixture
-    def letters(self, acts: Acts, broker: Broker, harness: Harness) -> list[DeadLetter]:
+    def letters(self, acts: Acts, broker: Broker, harness: Harness) -> list[BrokerDeadLetter]:
         left = harness.many_letters
         while left:
             acts.send_bodies(*[b"poison"] * min(left, 100))
@@ -210,13 +210,13 @@ class TestManyDeadLetters:
                 left -= 1
         return acts.dead_letters(count=harness.many_letters)
 
-    def test_are_listed_each_once(self, letters: list[DeadLetter], acts: Acts, harness: Harness):
+    def test_are_listed_each_once(self, letters: list[BrokerDeadLetter], acts: Acts, harness: Harness):
         looks = [acts.dead_letters() for _ in range(5)]
 
         assert len({letter.id for letter in letters}) == len(letters) == harness.many_letters
         assert looks == [letters] * 5
 
-    def test_are_replayed_and_discarded_in_one_call_each(self, letters: list[DeadLetter], acts: Acts, broker: Broker):
+    def test_are_replayed_and_discarded_in_one_call_each(self, letters: list[BrokerDeadLetter], acts: Acts, broker: Broker):
         ids = [letter.id for letter in letters]
         half = len(ids) // 2
 
@@ -229,7 +229,7 @@ class TestManyDeadLetters:
 
     @pytest.mark.needs("settles_letters_once")
     def test_are_settled_once_by_two_operators_while_a_monitor_counts(
-        self, letters: list[DeadLetter], acts: Acts, harness: Harness
+        self, letters: list[BrokerDeadLetter], acts: Acts, harness: Harness
     ):
         begun: set[str] = set()
         done: dict[str, list[str]] = {"replay": [], "discard": []}

@@ -15,7 +15,7 @@ from project.demo.compare import report
 from project.demo.compare.kills import RELAY, ROUNDS, WEB, WORKER, environment
 from project.demo.compare.stage import Options, play
 from project.demo.interrupt import Interrupt
-from project.demo.kills import RESIDENT, UNACKED, Kill, Permits
+from project.demo.kills import LONG_RUNNING, UNACKED, Kill, Permits
 from project.demo.processes import DemoError
 from project.demo.screen import Screen
 from project.servers.rabbitmq import RabbitMQ
@@ -145,7 +145,7 @@ class TestTheKills:
 
     def test_are_all_within_reach_of_a_process(self, tmp_path):
         permits = Permits(tmp_path)
-        with_outbox = [environment(name, permits) for name in (WEB, RESIDENT, "cart", "points", "shipment", "letters")]
+        with_outbox = [environment(name, permits) for name in (WEB, LONG_RUNNING, "cart", "points", "shipment", "letters")]
         without = [environment(name, permits) for name in (WEB, WORKER)]
 
         for kill in {kill for kills in ROUNDS for kill in kills}:

@@ -10,7 +10,7 @@ from outbox import atomic, database, models, publish
 from outbox.embedded.models import EmbeddedMessage
 from project.demo import report
 from project.demo.brokers import Embedded
-from project.demo.kills import CELERY, CONFIRMED, DECIDED, HALF_SENT, RESIDENT, UNACKED, WRITTEN, Kill
+from project.demo.kills import CELERY, CONFIRMED, DECIDED, HALF_SENT, LONG_RUNNING, UNACKED, WRITTEN, Kill
 from project.demo.outage import Outage
 from project.demo.rocketmq import RocketMQ
 from project.shop.messages import OrderPlaced, OrderShipped
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 INVOICE = "536365"
 EMBEDDED = Embedded()
-KILLS = report.Kills(resident=4, celery=4, consumers=8, unacked=6)
+KILLS = report.Kills(long_running=4, celery=4, consumers=8, unacked=6)
 
 
 def handled(receipt, *groups, delivery_count=1):
@@ -263,9 +263,9 @@ class TestMissing:
     @pytest.mark.parametrize(
         ("kills", "text"),
         [
-            (replace(KILLS, resident=1), "kills of the resident relay: 1 instead of 2 or more"),
+            (replace(KILLS, long_running=1), "kills of the long-running relay: 1 instead of 2 or more"),
             (replace(KILLS, celery=1), "kills of Celery's relay: 1 instead of 2 or more"),
-            (replace(KILLS, resident=2, celery=2), "kills of relays: 4 instead of 5 or more"),
+            (replace(KILLS, long_running=2, celery=2), "kills of relays: 4 instead of 5 or more"),
             (replace(KILLS, unacked=4), "kills of consumers before the ack: 4 instead of 5 or more"),
         ],
     )
@@ -303,7 +303,7 @@ class TestMissing:
 class TestKills:
     def test_are_counted_by_whom_they_hit(self):
         done = [
-            (Kill(RESIDENT, HALF_SENT), 1),
+            (Kill(LONG_RUNNING, HALF_SENT), 1),
             (Kill(CELERY, DECIDED), 2),
             (Kill(CELERY, CONFIRMED), 5),
             (Kill("cart", UNACKED), 3),
@@ -312,7 +312,7 @@ class TestKills:
 
         kills = report.Kills.count(done)
 
-        assert kills == report.Kills(resident=1, celery=2, consumers=2, undecided=1, unmarked=1, unacked=1)
+        assert kills == report.Kills(long_running=1, celery=2, consumers=2, undecided=1, unmarked=1, unacked=1)
         assert kills.total == 5
 
 

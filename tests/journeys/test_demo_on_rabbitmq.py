@@ -37,7 +37,7 @@ class TestTheDemoOnRabbitMQ:
 
         assert report["orders"] + report["rolled_back"] == 127
         assert report["published"] == 2 * report["orders"] + 6
-        assert report["kills_by"]["resident"] + report["kills_by"]["celery"] >= 5
+        assert report["kills_by"]["long_running"] + report["kills_by"]["celery"] >= 5
         assert report["duplicates_dropped"] >= report["kills_by"]["unacked"] >= 5
 
     def test_kills_the_broker_while_it_has_messages(self, played):

@@ -75,10 +75,12 @@ class TestTheNightlyAudit:
         with Connection(transport=Transport, transport_options={"folder": environment["CELERY_FILES_DIR"]}) as celery:
             app.send_task("outbox.pipeline.tasks.audit", queue="outbox", connection=celery)
 
-        has_ended = AuditRun.objects.exclude(state=AuditRun.State.RUNNING).exists
+        has_ended = AuditRun.objects.exclude(state=AuditRun.RunState.RUNNING).exists
         wait_until(lambda: has_ended() or worker.poll() is not None, seconds=300)
         run = AuditRun.objects.get()
-        assert (run.state, run.asked_by, run.exit_code) == (AuditRun.State.DONE, "beat", 1), (tmp_path / "worker.log").read_text()
+        assert (run.state, run.asked_by, run.exit_code) == (AuditRun.RunState.DONE, "beat", 1), (
+            tmp_path / "worker.log"
+        ).read_text()
         found = run.findings.values_list("kind", "stage", "first_number", "message_ids")
         assert list(found) == [("lost", "broker", 2, [str(ids[1])])]
         assert run.counts["orders"]["assigned"] == 3

@@ -23,9 +23,9 @@ from outbox.brokers.base import SendResult, SendStatus
 from outbox.check_backs.loop import CheckLoop
 from outbox.embedded import EmbeddedBroker
 from outbox.outages import Backoff
-from outbox.relay import resident
+from outbox.relay import loops
 from outbox.relay.hosts import RelayTarget
-from outbox.relay.resident import Resident, ResidentRelay
+from outbox.relay.loops import RelayThread, RepeatingThread
 from tests.waiting import wait_until
 
 SECONDS = 3
@@ -103,7 +103,7 @@ class Wreck(Exception):
 @pytest.fixture
 def storm(transactional_db: None, settings, monkeypatch) -> Iterator[threading.Event]:
     settings.OUTBOX = OUTBOX
-    monkeypatch.setattr(resident, "BACKOFF", Backoff(SOON, SOON))
+    monkeypatch.setattr(loops, "BACKOFF", Backoff(SOON, SOON))
     topics.forget("default")
     with connection.cursor() as cursor:
         cursor.execute(BOOKS)
@@ -116,11 +116,11 @@ def storm(transactional_db: None, settings, monkeypatch) -> Iterator[threading.E
 
 
 @pytest.fixture
-def residents(storm: threading.Event) -> Iterator[list[Resident]]:
+def threads(storm: threading.Event) -> Iterator[list[RepeatingThread]]:
     """Three relays and two check loops, each with connections of its own."""
     loops = [CheckLoop("default", "default") for _ in range(2)]
-    started: list[Resident] = [ResidentRelay(RelayTarget("default", "default")) for _ in range(3)]
-    started += [Resident("checks", loop.turn, pause=0.02) for loop in loops]
+    started: list[RepeatingThread] = [RelayThread(RelayTarget("default", "default")) for _ in range(3)]
+    started += [RepeatingThread("checks", loop.turn, pause=0.02) for loop in loops]
     for one in started:
         one.start()
     yield started
@@ -161,7 +161,7 @@ def of_key(rows: list[tuple[Any, ...]], key: str) -> list[str]:
     return [row[2] for row in rows if row[:2] == ("steps", key)]
 
 
-def test_a_storm_loses_doubles_and_reorders_nothing(storm, residents):
+def test_a_storm_loses_doubles_and_reorders_nothing(storm, threads):
     publishers = [threading.Thread(target=publish_until_calm, args=[storm]) for _ in range(2)]
     for publisher in publishers:
         publisher.start()

@@ -22,11 +22,11 @@ from outbox.consuming.worker import Worker
 from outbox.database import partitions
 from outbox.errors import ConfigurationError, InboxRefused
 from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
-from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.monitoring.doctor import Level, check_databases
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
+from outbox.relay.loops import RelayThread, RepeatingThread
 from outbox.relay.maintenance import maintain
-from outbox.relay.resident import Resident, ResidentRelay
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT
@@ -194,7 +194,7 @@ class TestARoleWithTheGrantsOfThePage:
         with as_role():
             maintain("default")
         with database.connect("default") as own:
-            attention = [str(one) for one in read_attention(own, "default") if one.kind is Kind.NO_MAINTENANCE]
+            attention = [str(one) for one in read_attention(own, "default") if one.kind is AttentionKind.NO_MAINTENANCE]
 
         assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
         assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
@@ -204,8 +204,8 @@ class TestARelayThatMayNotCreatePartitions:
     def test_says_so_once_and_in_heartbeat_and_status_until_the_owner_has_done_it(self, granted, no_tomorrow, caplog):
         caplog.set_level(logging.WARNING)
         with as_role():
-            relay = ResidentRelay(TARGET)
-            beside = Resident("Maintenance", self._maintain, pause=0.1)
+            relay = RelayThread(TARGET)
+            beside = RepeatingThread("Maintenance", self._maintain, pause=0.1)
             relay.start()
             beside.start()
             try:
@@ -235,7 +235,7 @@ class TestARelayThatMayNotCreatePartitions:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.kind is Kind.NO_MAINTENANCE]
+            return [str(one) for one in read_attention(own, "default") if one.kind is AttentionKind.NO_MAINTENANCE]
 
     def _as_owner(self) -> None:
         options = connections["default"].settings_dict["OPTIONS"]
@@ -297,7 +297,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.kind is Kind.PROCESS_FAILS]
+            return [str(one) for one in read_attention(own, "default") if one.kind is AttentionKind.PROCESS_FAILS]
 
 
 class TestADoctor:

@@ -9,7 +9,7 @@ import pytest
 from celery import current_app
 from django.db import connections
 
-from outbox import atomic, database, ending, publish_raw, tasks
+from outbox import atomic, database, publish_raw, shutdown, tasks
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
 from outbox.models import Batch, CheckBack, MessageState, Process, State
 from outbox.relay import hosts
@@ -60,7 +60,7 @@ class TestRelay:
         assert sent() == 1
 
     def test_goes_on_in_a_process_with_a_handler_that_was_given_up(self, monkeypatch):
-        monkeypatch.setattr(ending, "_given_up", {1})
+        monkeypatch.setattr(shutdown, "_given_up", {1})
         publish(3)
 
         tasks.relay()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
-    DeadLetter,
+    BrokerDeadLetter,
     DelayedCount,
     Delivery,
     HalfRef,
@@ -185,7 +185,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
                 self._store.groups[delivery.group].dead[letter.id] = (letter, place.copy)
             return place is not None
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return the dead letters of a group, oldest first."""
         with self._store.changed:
             known = self._store.groups.get(group)

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from outbox.brokers.base import EndSemantics
-from outbox.brokers.options import Options
+from outbox.brokers.options import BrokerOptions
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class MemoryOptions(Options, frozen=True):
+class MemoryOptions(BrokerOptions, frozen=True):
     """Brokers with the same NAME share their messages; CLOCK returns the current time."""
 
     name: str = ""  # empty: messages are not shared

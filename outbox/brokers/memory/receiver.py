@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import DeadLetter, Delivery
+from outbox.brokers.base import BrokerDeadLetter, Delivery
 from outbox.brokers.memory.store import Copy, MemoryGroup, Store, UnfinishedCopy
 from outbox.message import Header, TopicSpec, TopicType
 
@@ -129,9 +129,9 @@ def finish(group: MemoryGroup, copy: Copy) -> None:
     group.done.setdefault(copy.message.message_id, []).append(copy)
 
 
-def letter(delivery: Delivery, reason: str, now: datetime) -> DeadLetter:
+def letter(delivery: Delivery, reason: str, now: datetime) -> BrokerDeadLetter:
     """Return the dead letter of a delivery."""
-    return DeadLetter(
+    return BrokerDeadLetter(
         id=uuid.uuid4().hex,
         group=delivery.group,
         topic=delivery.topic,

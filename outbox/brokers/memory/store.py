@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from outbox.brokers.base import DeadLetter, Ended, Outgoing
+from outbox.brokers.base import BrokerDeadLetter, Ended, Outgoing
 from outbox.brokers.memory.faults import Faults
 
 
@@ -50,7 +50,7 @@ class MemoryGroup:
 
     next_number: dict[str, int] = field(default_factory=dict)
     unfinished: dict[str, dict[int, UnfinishedCopy]] = field(default_factory=dict)
-    dead: dict[str, tuple[DeadLetter, Copy]] = field(default_factory=dict)
+    dead: dict[str, tuple[BrokerDeadLetter, Copy]] = field(default_factory=dict)
     done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
     delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
 

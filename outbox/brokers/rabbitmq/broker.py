@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import DeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.base import BrokerDeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
@@ -240,10 +240,10 @@ class RabbitMQBroker(DeadLetters):
     def delayed(self) -> DelayedCount:
         """Return how many messages of all topics wait for their time, and how many had no destination then."""
         with self._asking("count delayed messages") as channel:
-            waiting = sum(_count(channel, topology.rung(number)) or 0 for number in range(topology.RUNGS))
+            waiting = sum(_count(channel, topology.delay_queue(number)) or 0 for number in range(topology.DELAY_QUEUES))
             return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return a group's dead letters, oldest first; waits for another process that reads them."""
         self._require_owner(group)
         return self._letters.read(group, limit)
@@ -315,8 +315,8 @@ class RabbitMQBroker(DeadLetters):
 
     def _delayed(self, message: amqp.Message, delay: timedelta, tag: str) -> Publication:
         """Return a publication that reaches the message's destination after that time; delay queues count whole seconds."""
-        seconds = min(math.ceil(delay.total_seconds()), 2**topology.RUNGS - 1)
-        return Publication(topology.rung(topology.RUNGS - 1), topology.delay_key(seconds, tag), message)
+        seconds = min(math.ceil(delay.total_seconds()), 2**topology.DELAY_QUEUES - 1)
+        return Publication(topology.delay_queue(topology.DELAY_QUEUES - 1), topology.delay_key(seconds, tag), message)
 
     def _replace(self, delivery: Delivery, copy: Publication, queue: str, after: timedelta) -> bool:
         """

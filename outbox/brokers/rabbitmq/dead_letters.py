@@ -20,7 +20,7 @@ from typing import Any
 
 import amqp
 
-from outbox.brokers.base import DeadLetter, Delivery
+from outbox.brokers.base import BrokerDeadLetter, Delivery
 from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, count_noted, micros_of, time_of, to_delivery
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, dead_queue_name, queue_name, state_of
@@ -57,7 +57,7 @@ def _in_use(queue: str) -> BrokerUnavailable:
 class QueuedLetter:
     """A letter in its queue."""
 
-    letter: DeadLetter
+    letter: BrokerDeadLetter
     delivery: Delivery
     tag: int
 
@@ -96,9 +96,9 @@ class DeadLetterQueues:
                     found[topic] = number
         return found
 
-    def read(self, group: str, limit: int) -> list[DeadLetter]:
+    def read(self, group: str, limit: int) -> list[BrokerDeadLetter]:
         """Return the letters of a group, oldest first."""
-        found: list[DeadLetter] = []
+        found: list[BrokerDeadLetter] = []
         for topic in self._topics:
             with self._reading(group, topic, min(limit, MOST_AT_ONCE)) as reader:
                 found += [_read(group, topic, message).letter for message in reader.messages()]
@@ -273,7 +273,7 @@ def _read(group: str, topic: str, message: amqp.Message) -> QueuedLetter:
     name, tag = f"{topic}/{delivery.message_id}/{micros_of(died_at)}", message.delivery_info["delivery_tag"]
     source = delivery.headers.get(Header.SOURCE, "")
     return QueuedLetter(
-        DeadLetter(name, group, topic, delivery.message_id, reason, delivery_count, died_at, source), delivery, tag
+        BrokerDeadLetter(name, group, topic, delivery.message_id, reason, delivery_count, died_at, source), delivery, tag
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import amqp
 
 from outbox.brokers.base import Delivery, Outgoing
-from outbox.brokers.rabbitmq.topology import DESTINATION, RUNGS
+from outbox.brokers.rabbitmq.topology import DELAY_QUEUES, DESTINATION
 from outbox.message import Header
 
 KEY = "outbox-key"
@@ -31,7 +31,7 @@ THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
 PERSISTENT = 2
 MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
-MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * RUNGS
+MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * DELAY_QUEUES
 MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
 
 

@@ -13,14 +13,14 @@ import msgspec
 from msgspec.structs import replace
 
 from outbox.brokers.base import Problem, TopicSpec
-from outbox.brokers.options import Options, problems_with, read_address, read_options
+from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
 
 LONGEST_HEARTBEAT = timedelta(seconds=65_535)
 LONGEST_NAME = 127  # a queue's name has topic and group, and 255 bytes at most
 URL = re.compile(r"https?://\S+")
 
 
-class RabbitMQOptions(Options, frozen=True):
+class RabbitMQOptions(BrokerOptions, frozen=True):
     """Where the nodes are, and how the queues are declared."""
 
     nodes: list[str]  # host or host:port; the first that answers is used

@@ -27,8 +27,8 @@ DESTINATION = "outbox-to"  # the header that it looks at
 UNDELIVERABLE = "outbox.undeliverable"  # exchange and queue for what reaches no queue behind a delay
 OWNER = "outbox.owner."  # begins the name of a group's owner (owners.py)
 DELAYS = "outbox.delay."  # a delay queue and its exchange have a number behind it
-RUNGS = 20  # delay queues
-MAX_DELAY = timedelta(seconds=2**RUNGS - 1)  # 12 days
+DELAY_QUEUES = 20  # their number
+MAX_DELAY = timedelta(seconds=2**DELAY_QUEUES - 1)  # 12 days
 
 MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
 MOST_AT_ONCE = 65_535  # messages of one subscription
@@ -53,14 +53,14 @@ def dead_queue_name(topic: str, group: str) -> str:
     return f"{topic}:{group}:dead"
 
 
-def rung(number: int) -> str:
+def delay_queue(number: int) -> str:
     """Return the name of a delay queue and of its exchange; number 0 waits a second."""
     return f"{DELAYS}{number}"
 
 
 def delay_key(seconds: int, tag: str) -> str:
     """Return the routing key for a delay: a word for each delay queue, the longest first, then the tag."""
-    bits = ".".join("1" if seconds >> number & 1 else "0" for number in reversed(range(RUNGS)))
+    bits = ".".join("1" if seconds >> number & 1 else "0" for number in reversed(range(DELAY_QUEUES)))
     return f"{bits}.{tag}"
 
 
@@ -77,12 +77,12 @@ def all_group_queues(topic: str, group: str) -> list[str]:
 
 def delay_queues() -> list[str]:
     """Return the queues that a delayed message may pass before its destination."""
-    return [*map(rung, range(RUNGS)), UNDELIVERABLE]
+    return [*map(delay_queue, range(DELAY_QUEUES)), UNDELIVERABLE]
 
 
 def delay_exchanges() -> list[str]:
     """Return the exchanges that a delayed message may pass before its destination."""
-    return [*map(rung, range(RUNGS)), DUE, UNDELIVERABLE]
+    return [*map(delay_queue, range(DELAY_QUEUES)), DUE, UNDELIVERABLE]
 
 
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
@@ -133,14 +133,14 @@ def declare_delays(channel: amqp.Channel) -> None:
     channel.queue_bind(UNDELIVERABLE, UNDELIVERABLE)
     otherwise = {"alternate-exchange": UNDELIVERABLE}
     channel.exchange_declare(DUE, "headers", durable=True, auto_delete=False, arguments=otherwise)
-    for number in range(RUNGS):
-        below = rung(number - 1) if number else DUE
-        channel.exchange_declare(rung(number), "topic", durable=True, auto_delete=False, arguments=otherwise)
+    for number in range(DELAY_QUEUES):
+        below = delay_queue(number - 1) if number else DUE
+        channel.exchange_declare(delay_queue(number), "topic", durable=True, auto_delete=False, arguments=otherwise)
         arguments = {**QUORUM, **AT_LEAST_ONCE, "x-message-ttl": 1000 << number, "x-dead-letter-exchange": below}
-        channel.queue_declare(rung(number), durable=True, auto_delete=False, arguments=arguments)
-        before = "*." * (RUNGS - 1 - number)
-        channel.queue_bind(rung(number), rung(number), routing_key=f"{before}1.#")
-        channel.exchange_bind(below, rung(number), routing_key=f"{before}0.#")
+        channel.queue_declare(delay_queue(number), durable=True, auto_delete=False, arguments=arguments)
+        before = "*." * (DELAY_QUEUES - 1 - number)
+        channel.queue_bind(delay_queue(number), delay_queue(number), routing_key=f"{before}1.#")
+        channel.exchange_bind(below, delay_queue(number), routing_key=f"{before}0.#")
 
 
 def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import grpc
 
 from outbox.brokers.base import (
-    DeadLetter,
+    BrokerDeadLetter,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -215,7 +215,7 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         """Move the message to the group's %DLQ% topic, which stores no reason: that is in our own record of the failure."""
         return self._settlement.dead_letter(delivery)
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
         """Return the dead letters of a group, without reasons. Raises BrokerCannotTell if no broker's own port is known."""
         self._require_ports("dead_letters()")
         self._require_owner(group)

@@ -14,7 +14,7 @@ from outbox.brokers.rocketmq.group_checks import problems_of_groups
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request
 from outbox.brokers.rocketmq.settlement import MAX_INVISIBLE
 from outbox.brokers.validation import problem_of_retention
 from outbox.message import TopicSpec, TopicType
@@ -185,7 +185,7 @@ def _needed(topic: str) -> list[tuple[Request, str]]:
     ]
 
 
-def _problem_of_a_right(broker: str, need: str, answer: Answer) -> Iterator[Problem]:
+def _problem_of_a_right(broker: str, need: str, answer: RemotingAnswer) -> Iterator[Problem]:
     if answer.code == requests.NO_PERMISSION:
         yield Problem(
             f"Broker {broker} denies ACCESS_KEY a permission: {need}. Its answer: {answer.text}",

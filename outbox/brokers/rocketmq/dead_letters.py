@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from outbox.brokers.base import DeadLetter
+from outbox.brokers.base import BrokerDeadLetter
 from outbox.brokers.rocketmq.brokers import addresses_of_all
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import REPLAY_GROUP, SERVER_PROPERTY, message_id_of, source_of
@@ -48,7 +48,7 @@ class StoredDeadLetter:
     stored: StoredMessage
 
 
-async def dead_letters(client: RocketMQClient, group: str, server_groups: Collection[str], limit: int) -> list[DeadLetter]:
+async def dead_letters(client: RocketMQClient, group: str, server_groups: Collection[str], limit: int) -> list[BrokerDeadLetter]:
     """Return the dead letters of a group that were neither replayed nor discarded, oldest first."""
     with _broker_errors():
         return [_as_dead_letter(letter, group) for letter in (await _open_dead_letters(client, server_groups))[:limit]]
@@ -112,11 +112,11 @@ async def _open_dead_letters(client: RocketMQClient, server_groups: Collection[s
     return list(found.values())
 
 
-def _as_dead_letter(letter: StoredDeadLetter, group: str) -> DeadLetter:
+def _as_dead_letter(letter: StoredDeadLetter, group: str) -> BrokerDeadLetter:
     stored = letter.stored
     delivery_count = max(1, stored.retries)
     message_id, source = message_id_of(stored.properties), source_of(stored.properties)
-    return DeadLetter(stored.id, group, letter.topic, message_id, "", delivery_count, stored.stored_at, source)
+    return BrokerDeadLetter(stored.id, group, letter.topic, message_id, "", delivery_count, stored.stored_at, source)
 
 
 async def _stored_dead_letters(client: RocketMQClient, server_groups: Collection[str]) -> list[StoredDeadLetter]:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import msgspec
 
 from outbox.brokers.base import Problem
-from outbox.brokers.options import Options, problems_with, read_address, read_options
+from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
 
 
-class RocketMQOptions(Options, frozen=True):
+class RocketMQOptions(BrokerOptions, frozen=True):
     """Addresses, credentials, and the server settings that the broker relies on."""
 
     endpoints: str  # host:port of the gRPC proxy; separate several with ";"

@@ -14,7 +14,7 @@ from outbox.brokers.owners import GroupOwner, GroupOwners, OwnedByAnother
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
-from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request
 from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
@@ -89,9 +89,9 @@ class RocketMQOwners(GroupOwners):
         for server in servers:
             (await self._client.ports.ask(server, request)).checked()
 
-    async def _ask(self, request: Request) -> dict[str, Answer]:
+    async def _ask(self, request: Request) -> dict[str, RemotingAnswer]:
         """Ask all name servers; return the answers of those that are there. Raises as `Ports.ask` if none is."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, RemotingAnswer] = {}
         failure: Exception | None = None
         for server in self._client.options.name_servers:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outbox.brokers.rocketmq.remoting.frames import Answer, StoredMessage
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, StoredMessage
 
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 LOG_DIGITS = 16  # at the end of an answer's msgId
@@ -29,7 +29,7 @@ class HalfPlace(NamedTuple):
         return cls(broker, int(offsets[0]), int(offsets[1]))
 
     @classmethod
-    def of_answer(cls, broker: str, answer: Answer) -> HalfPlace:
+    def of_answer(cls, broker: str, answer: RemotingAnswer) -> HalfPlace:
         """Return the place of a half message from the broker's answer to the send."""
         return cls(broker, int(answer.fields["msgId"][-LOG_DIGITS:], 16), int(answer.fields["queueOffset"]))
 

@@ -12,7 +12,7 @@ from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
-from outbox.brokers.rocketmq.remoting.frames import Answer, Request
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROL_CODES, FLOW_CONTROLLED, status_before_send, status_of, status_of_send
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.logs import get_logger
@@ -38,7 +38,7 @@ class PortSender:
         self._now = now
         self._brokers = FaultStrategy(clock)
 
-    async def send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> tuple[str, Answer | SendResult]:
+    async def send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> tuple[str, RemotingAnswer | SendResult]:
         """Send a message. Return its broker's name, and the answer if the message is stored, otherwise a SendResult."""
         try:
             name, address = await self._choose(topic)
@@ -90,7 +90,7 @@ class PortSender:
         name = self._brokers.choose(names[first:] + names[:first])
         return name, addresses[name]
 
-    def _refused(self, name: str, topic: TopicSpec, answer: Answer) -> SendResult:
+    def _refused(self, name: str, topic: TopicSpec, answer: RemotingAnswer) -> SendResult:
         if answer.code not in FLOW_CONTROL_CODES:
             return self._failed(name, topic, status_of_send(answer))
         if seconds := self._brokers.note_flow_control(name):

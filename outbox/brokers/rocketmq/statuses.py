@@ -6,7 +6,7 @@ import grpc
 
 from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.remoting.frames import Answer
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer
 from outbox.brokers.rocketmq.remoting.requests import NO_PERMISSION, NO_SUCH_TOPIC, SYSTEM_BUSY, SYSTEM_ERROR
 from outbox.brokers.rocketmq.stubs import Code
 
@@ -69,7 +69,7 @@ ILLEGAL_CODE = 13
 HALF_NOT_FOUND = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
 
 
-def status_of_send(answer: Answer) -> SendResult:
+def status_of_send(answer: RemotingAnswer) -> SendResult:
     """Return the result of a send that a broker's own port answered with an error."""
     reason = f"RocketMQ says {answer.code} {answer.text}."
     if answer.code == ILLEGAL_CODE:
@@ -81,7 +81,7 @@ def status_of_send(answer: Answer) -> SendResult:
     return SendResult(SendStatus.UNSURE, reason=reason)  # also: stored and not flushed, stored and not replicated
 
 
-def status_of_end(answer: Answer, ended: Ended) -> SendResult:
+def status_of_end(answer: RemotingAnswer, ended: Ended) -> SendResult:
     """
     Return the result of an end from the answer of a broker's own port.
 

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 
 from outbox.check_backs.answer import answer
 from outbox.check_backs.resolve import Answer
-from outbox.check_backs.sources import FoundMessage, connect, find
+from outbox.check_backs.sources import SourceMessage, connect, find
 from outbox.database import ensure_fit, outbox_databases
 from outbox.errors import OutboxError
 from outbox.logs import one_line
@@ -39,7 +39,7 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
 
-def _find(message_id: str) -> tuple[FoundMessage, str]:
+def _find(message_id: str) -> tuple[SourceMessage, str]:
     try:
         number = UUID(message_id)
     except ValueError:
@@ -59,13 +59,13 @@ def _find(message_id: str) -> tuple[FoundMessage, str]:
     raise unable(f"No message {number} in the databases with an outbox ({searched}).")
 
 
-def _ask(found: FoundMessage, alias: str) -> Answer:
+def _ask(found: SourceMessage, alias: str) -> Answer:
     if found.half is None:
         return Answer(UNKNOWN, f"It has no half message that a broker could ask about; it is {found.state}.")
     return answer(found.half, asked_by="command", using=alias)
 
 
-def _as_text(message_id: str, found: FoundMessage, given: Answer) -> str:
+def _as_text(message_id: str, found: SourceMessage, given: Answer) -> str:
     lines = [f"{given.resolution}: {given.reason}", f"message {message_id} of topic {found.topic}, {found.state}"]
     if found.half is not None:
         lines.append(f"half message {found.half.half_id or 'not decided'}, token {found.half.token}")
@@ -73,7 +73,7 @@ def _as_text(message_id: str, found: FoundMessage, given: Answer) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def _as_json(message_id: str, found: FoundMessage, given: Answer) -> str:
+def _as_json(message_id: str, found: SourceMessage, given: Answer) -> str:
     return json.dumps(
         {
             "message_id": message_id,

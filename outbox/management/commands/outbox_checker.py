@@ -1,4 +1,4 @@
-"""The resident checker."""
+"""The long-running checker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outbox import conf
 from outbox.check_backs.ask import in_process, log_sent
 from outbox.check_backs.loop import Checker, ask_as_set, brokers_that_ask
 from outbox.database.heartbeats import BEAT_SECONDS
-from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
-from outbox.relay.resident import Resident, run_until_stopped
+from outbox.relay.loops import RepeatingThread, run_until_stopped
+from outbox.shutdown import GracefulShutdown
 
 
 class Command(BaseCommand):
@@ -54,11 +54,11 @@ def _stay(checkers: list[Checker]) -> None:
     Raises:
         CommandError: a thread ended by itself.
     """
-    residents = [Resident(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
-    with Ending(residents) as ending:
-        is_asked = run_until_stopped(residents, ending)
-        for resident in residents:
-            resident.join()
+    threads = [RepeatingThread(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
+    with GracefulShutdown(threads) as shutdown:
+        is_asked = run_until_stopped(threads, shutdown)
+        for thread in threads:
+            thread.join()
         for checker in checkers:
             checker.close()
     if not is_asked:

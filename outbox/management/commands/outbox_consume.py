@@ -22,12 +22,12 @@ from outbox.consuming.register import Group, group, groups
 from outbox.consuming.threads import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.database.loop_errors import Loop, noting
-from outbox.ending import Ending
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
-from outbox.relay.resident import Resident
+from outbox.relay.loops import RepeatingThread
+from outbox.shutdown import GracefulShutdown
 
 logger = get_logger(__name__)
 
@@ -65,15 +65,15 @@ class Command(BaseCommand):
         except (OutboxError, DatabaseError, psycopg.Error) as error:
             raise unable(error) from error
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
-        with Ending(consumers.threads) as ending:
+        with GracefulShutdown(consumers.threads) as shutdown:
             consumers.start(until_idle=options["until_idle"], once=options["once"])
             beside = _beside(consumers, chosen)
-            for resident in beside:
-                resident.start()
-            ending.wait(consumers.is_working)
+            for thread in beside:
+                thread.start()
+            shutdown.wait(consumers.is_working)
             consumers.stop()
-            for resident in beside:
-                resident.stop()
+            for thread in beside:
+                thread.stop()
             try:
                 consumers.join()
             except (OutboxError, DatabaseError, psycopg.Error) as error:
@@ -110,12 +110,12 @@ def _describe(one: Group) -> str:
     return f"group {one.name!r}, topics {', '.join(one.topics)}"
 
 
-def _beside(consumers: ConsumerThreads, chosen: list[Group]) -> list[Resident]:
+def _beside(consumers: ConsumerThreads, chosen: list[Group]) -> list[RepeatingThread]:
     """Return the threads beside the consumers: heartbeats, and the search for gaps. Consumers do not depend on them."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
-        Resident("Heartbeat of consumers", partial(_again, _beat, consumers), pause=heartbeats.BEAT_SECONDS),
-        Resident("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
+        RepeatingThread("Heartbeat of consumers", partial(_again, _beat, consumers), pause=heartbeats.BEAT_SECONDS),
+        RepeatingThread("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from outbox.monitoring.doctor import Finding, Level, check
+from outbox.monitoring.doctor import DoctorFinding, Level, check
 
 SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             raise SystemExit(worst)
 
 
-def _as_text(finding: Finding) -> str:
+def _as_text(finding: DoctorFinding) -> str:
     lines = [f"{SIGNS[finding.level]:<2}  {finding.subject}: {finding.text}"]
     if finding.hint:
         lines.append(f"    {finding.hint}")

@@ -1,4 +1,4 @@
-"""The resident relay."""
+"""The long-running relay."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.core.management.base import BaseCommand, CommandError
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker, CheckLoop, brokers_that_ask, brokers_to_ask_for
 from outbox.database.heartbeats import BEAT_SECONDS
-from outbox.ending import Ending
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
 from outbox.management.greeting import greet
 from outbox.relay import hosts
+from outbox.relay.loops import RelayThread, RepeatingThread, run_until_stopped
 from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_brokers
-from outbox.relay.resident import Resident, ResidentRelay, run_until_stopped
 from outbox.relay.rounds import RelayResult
+from outbox.shutdown import GracefulShutdown
 
 CHECK_EVERY = 1.0  # seconds
 
@@ -77,10 +77,10 @@ def _run(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResul
     Raises:
         CommandError: a thread ended by itself.
     """
-    relays = [ResidentRelay(target) for target in targets]
-    residents = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
-    with Ending(relays) as ending:
-        is_asked = run_until_stopped(residents, ending)
+    relays = [RelayThread(target) for target in targets]
+    threads = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
+    with GracefulShutdown(relays) as shutdown:
+        is_asked = run_until_stopped(threads, shutdown)
         for relay in relays:
             relay.join()
     if not is_asked:
@@ -88,23 +88,25 @@ def _run(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResul
     return {relay.target: relay.total for relay in relays}
 
 
-def _check_loops(targets: list[hosts.RelayTarget]) -> Iterator[Resident]:
+def _check_loops(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
     for alias in brokers_to_ask_for({target.broker for target in targets}):
         loop = CheckLoop(alias, targets[0].database)
-        yield Resident(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
+        yield RepeatingThread(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
 
 
-def _checkers(targets: list[hosts.RelayTarget]) -> Iterator[Resident]:
+def _checkers(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
     for alias in brokers_that_ask({target.broker for target in targets}):
         checker = Checker(alias, targets[0].database, in_process(targets[0].database))
-        yield Resident(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)
+        yield RepeatingThread(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)
 
 
-def _maintenance(targets: list[hosts.RelayTarget]) -> Iterator[Resident]:
+def _maintenance(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
     for alias in sorted({target.database for target in targets}):
-        yield Resident(f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL)
+        yield RepeatingThread(
+            f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
+        )
     brokers = {target.broker for target in targets}
-    yield Resident("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
+    yield RepeatingThread("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
 
 
 def _without_more(step: Callable[[Any], object], subject: Any) -> bool:

@@ -25,11 +25,11 @@ from outbox.pipeline.audit_runs.latency import latency_series, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 
 TONES: dict[str, str] = {
-    AuditRun.State.RUNNING: "waiting",
-    AuditRun.State.DONE: "plain",
-    AuditRun.State.FAILED: "bad",
-    AuditRun.State.DIED: "bad",
-    AuditRun.State.SKIPPED: "waiting",
+    AuditRun.RunState.RUNNING: "waiting",
+    AuditRun.RunState.DONE: "plain",
+    AuditRun.RunState.FAILED: "bad",
+    AuditRun.RunState.DIED: "bad",
+    AuditRun.RunState.SKIPPED: "waiting",
 }
 HEADS = ("assigned", "sent", "explained", "broker", "in flight")
 FINDINGS_SHOWN = 50
@@ -38,7 +38,7 @@ FINDINGS_SHOWN = 50
 @admin.register(AuditRun)
 class AuditRunAdmin(ReadOnlyAdmin):
     list_display = ["number", "state_now", "answer", "started", "took", "signed"]
-    list_filter = [choice_filter("state", list(AuditRun.State.values))]
+    list_filter = [choice_filter("state", list(AuditRun.RunState.values))]
     is_small = True
     time = "started_at"
     pages = ("changelist", "change")

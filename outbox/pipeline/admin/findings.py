@@ -15,21 +15,21 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
-from outbox.admin.impact import Act, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, shown
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 
 AT_ONCE = 200  # findings
 RUNS_OFFERED = 20
 LINKS_SHOWN = 100
 
-RESEND = Act(
+RESEND = BulkAct(
     "resend",
     "Send lost messages again",
     "Send again",
@@ -37,7 +37,7 @@ RESEND = Act(
     "Relays send them again under their old numbers; groups that have handled them drop them. Messages that only one group lost "
     "are delivered to that group alone, if the broker deduplicates sends.",
 )
-ACKNOWLEDGE = Act(
+ACKNOWLEDGE = BulkAct(
     "acknowledge", "Acknowledge findings", "Acknowledge", "Findings to acknowledge", "They are closed. No message is sent."
 )
 
@@ -63,7 +63,7 @@ class RunFilter(Filter):
         return queryset.filter(run=int(value)) if value.isdecimal() and len(value) < 19 else queryset.none()
 
 
-class StateFilter(Filter):
+class FindingStateFilter(Filter):
     title = "state"
     parameter_name = "state"
 
@@ -92,9 +92,9 @@ def state_badge(row: AuditFinding) -> SafeString:
 class AuditFindingAdmin(ReadOnlyAdmin):
     list_display = ["shown_text", "audit", "state", "count", "names"]
     list_filter = [
-        StateFilter,
+        FindingStateFilter,
         RunFilter,
-        choice_filter("kind", [str(kind) for kind in Kind]),
+        choice_filter("kind", [str(kind) for kind in FindingKind]),
         choice_filter("stage", [str(stage) for stage in Stage]),
         TopicFilter,
     ]
@@ -147,7 +147,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
         done = 0
         for one in plans:
-            with outermost.atomic(using):
+            with guarded.atomic(using):
                 sent = repair.send(one.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
                     text = f"{len(sent.ids)} sent again. Reason: {reason}"
@@ -174,7 +174,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
         using = router.db_for_write(AuditFinding)
         who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
-        with outermost.atomic(using):
+        with guarded.atomic(using):
             rows = AuditFinding.objects.using(using).filter(pk__in=[one.pk for one in chosen], acknowledged_at=None)
             done = {str(one.pk): one.text for one in rows.select_for_update()}
             rows.update(**who)
@@ -190,7 +190,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def get_extra_context(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
         site = self.admin_site
         may_see_run = may_see(site, AuditRun, request)
-        planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == Kind.LOST else None
+        planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == FindingKind.LOST else None
         return {
             "title": f"Finding {row.pk} of {row.run}",
             "kind": row.kind,

@@ -9,9 +9,10 @@ from typing import Any
 from django.db.models import Q
 
 from outbox.pipeline.models import AuditFinding, AuditRun
-from outbox.pipeline.spark.findings import Kind
+from outbox.pipeline.spark.findings import FindingKind
 
-OF_EACH = (Kind.LOST, Kind.LATE, Kind.ORPHAN)  # these kinds are about each message by itself, others about several
+# These kinds are about each message by itself, others about several.
+OF_EACH = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
 
 
 def new_findings(run: AuditRun) -> list[AuditFinding]:
@@ -22,7 +23,7 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     acknowledged it in any run. A finding whose messages were sent again is new when it is found once more.
     """
     using = run._state.db
-    earlier = AuditRun.objects.using(using).filter(state=AuditRun.State.DONE, pk__lt=run.pk)
+    earlier = AuditRun.objects.using(using).filter(state=AuditRun.RunState.DONE, pk__lt=run.pk)
     as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
     newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
     is_open = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)

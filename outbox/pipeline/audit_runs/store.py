@@ -19,7 +19,7 @@ from typing import Any
 from django.utils import timezone
 
 from outbox import database
-from outbox.database import outermost
+from outbox.database import guarded
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.logs import cut, get_logger
 from outbox.pipeline.audit_runs import verdict
@@ -56,7 +56,7 @@ def audit_lock(using: str) -> Iterator[None]:
     """
     with database.connect_session(using, application_name="outbox audit run") as connection:
         if connection.execute(TRY_LOCK).fetchone() != (True,):
-            run = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING).order_by("-id").first()
+            run = AuditRun.objects.using(using).filter(state=AuditRun.RunState.RUNNING).order_by("-id").first()
             since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
             raise AuditRunning(
                 f"An audit of database {using!r} is already running{since}.", hint="Wait for it, or stop its process."
@@ -69,16 +69,16 @@ def audit_lock(using: str) -> Iterator[None]:
 
 def _mark_dead(using: str) -> None:
     """Mark runs in state RUNNING as dead; the caller holds the lock."""
-    running = AuditRun.objects.using(using).filter(state=AuditRun.State.RUNNING)
+    running = AuditRun.objects.using(using).filter(state=AuditRun.RunState.RUNNING)
     for run in running.order_by("id"):
         logger.warning("Audit %s of database %r died. %s It ran on %s as process %s.", run.pk, using, DIED, run.host, run.pid)
-    running.update(state=AuditRun.State.DIED, ended_at=timezone.now(), error=DIED)
+    running.update(state=AuditRun.RunState.DIED, ended_at=timezone.now(), error=DIED)
 
 
 def state_of(run: AuditRun) -> str:
     """Return the state of a run: DIED if it says RUNNING and no audit holds the lock."""
-    if run.state == AuditRun.State.RUNNING and not is_running(run._state.db or "default"):
-        return AuditRun.State.DIED
+    if run.state == AuditRun.RunState.RUNNING and not is_running(run._state.db or "default"):
+        return AuditRun.RunState.DIED
     return run.state
 
 
@@ -93,7 +93,7 @@ def begin(
     asked_by: str,
     since: datetime | None,
     settle_seconds: float,
-    state: AuditRun.State = AuditRun.State.RUNNING,
+    state: AuditRun.RunState = AuditRun.RunState.RUNNING,
 ) -> AuditRun:
     """Store a run that begins."""
     where = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -104,7 +104,7 @@ def begin(
 
 def skip(using: str, error: str) -> AuditRun:
     """Store that a run was skipped, and why."""
-    run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.State.SKIPPED)
+    run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.RunState.SKIPPED)
     run.error, run.ended_at = cut(error), timezone.now()
     run.save()
     return run
@@ -112,12 +112,12 @@ def skip(using: str, error: str) -> AuditRun:
 
 def error_of(run: AuditRun) -> str:
     """Return why a run failed or died; "" if it did not."""
-    return run.error or (DIED if state_of(run) == AuditRun.State.DIED else "")
+    return run.error or (DIED if state_of(run) == AuditRun.RunState.DIED else "")
 
 
 def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
     """Store that a run failed, and why."""
-    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.FAILED, cut(error), exit_code, timezone.now()
+    run.state, run.error, run.exit_code, run.ended_at = AuditRun.RunState.FAILED, cut(error), exit_code, timezone.now()
     run.save()
 
 
@@ -130,8 +130,8 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     """
     using = run._state.db
     assert using is not None  # it was saved when it began
-    with outermost.atomic(using):
-        rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.State.RUNNING)
+    with guarded.atomic(using):
+        rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.RunState.RUNNING)
         if not rows.exists():
             raise AuditFailed(SUPERSEDED)
         _fill(run, report, exit_code)
@@ -153,7 +153,7 @@ def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     run.as_of = datetime.fromisoformat(report["as_of"])
     run.seconds, run.counts, run.found = report["seconds"], report["counts"], len(report["findings"])
     run.code_version, run.data_digest = report["code_version"], report["digest"]
-    run.state, run.error, run.exit_code, run.ended_at = AuditRun.State.DONE, "", exit_code, timezone.now()
+    run.state, run.error, run.exit_code, run.ended_at = AuditRun.RunState.DONE, "", exit_code, timezone.now()
 
 
 def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFinding]:

@@ -14,7 +14,7 @@ class AuditRun(models.Model):
     A run in state RUNNING may have died with its process; `outbox.pipeline.audit_runs.store.state_of` tells.
     """
 
-    class State(models.TextChoices):
+    class RunState(models.TextChoices):
         RUNNING = "running"
         DONE = "done"  # finished; `found` is the number of findings
         FAILED = "failed"  # for the reason in `error`
@@ -22,7 +22,7 @@ class AuditRun(models.Model):
         SKIPPED = "skipped"  # another run was in progress
 
     id = models.BigAutoField(primary_key=True)
-    state = models.TextField(choices=State, default=State.RUNNING)
+    state = models.TextField(choices=RunState, default=RunState.RUNNING)
     started_at = models.DateTimeField(db_default=Now())
     ended_at = models.DateTimeField(null=True)
     asked_by = models.TextField()  # command, beat

@@ -20,7 +20,7 @@ SLOWER = 0.7  # times the baseline
 LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
 
 
-class Cause(enum.StrEnum):
+class BacklogCause(enum.StrEnum):
     NONE = "none"
     RETRIES = "repeated retries"
     PRODUCTION_FASTER = "production faster"
@@ -29,7 +29,7 @@ class Cause(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Minute:
+class BacklogMinute:
     """The counts of a minute (since 1970): messages stored, deliveries, messages finished."""
 
     minute: int
@@ -51,11 +51,11 @@ class BacklogState:
     minute: int
     backlog: int
     growth: float
-    cause: Cause
+    cause: BacklogCause
     onset: int | None = None
 
 
-def up_to(minutes: Sequence[Minute], last: int) -> list[Minute]:
+def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
     """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
     first = last - LONGEST
     old = [one for one in minutes if one.minute < first]
@@ -63,16 +63,16 @@ def up_to(minutes: Sequence[Minute], last: int) -> list[Minute]:
     if not old:
         return within
     waiting = sum(one.produced - one.consumed for one in old)
-    return [Minute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
+    return [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
 
 
-def backlog_states(minutes: Sequence[Minute]) -> list[BacklogState]:
+def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     """Return the backlog after each minute, from the first to the last, including minutes without messages."""
     if not minutes:
         return []
     by_minute = {one.minute: one for one in minutes}
     first, last = min(by_minute), max(by_minute)
-    span = [by_minute.get(minute, Minute(minute)) for minute in range(first, last + 1)]
+    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(first, last + 1)]
     found: list[BacklogState] = []
     backlog = 0
     for place, one in enumerate(span):
@@ -80,47 +80,47 @@ def backlog_states(minutes: Sequence[Minute]) -> list[BacklogState]:
         now, before = _sums(span[max(0, place - CURRENT + 1) : place + 1]), _sums(_baseline(span, place))
         cause = _cause(now, before)
         onset = None
-        if cause is not Cause.NONE:
-            episode = found[-1] if found and found[-1].cause is not Cause.NONE else None
+        if cause is not BacklogCause.NONE:
+            episode = found[-1] if found and found[-1].cause is not BacklogCause.NONE else None
             onset = episode.onset if episode else _onset(span, place)
             # In its first minutes, the cause of an episode may not be visible yet.
-            if episode and episode.cause is not Cause.STEADY_OVERLOAD:
+            if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
         length = min(CURRENT, place + 1)
         found.append(BacklogState(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
     return found
 
 
-def _baseline(span: Sequence[Minute], place: int) -> Sequence[Minute]:
+def _baseline(span: Sequence[BacklogMinute], place: int) -> Sequence[BacklogMinute]:
     end = max(0, place - CURRENT + 1)
     return span[max(0, end - BASELINE) : end]
 
 
-def _sums(minutes: Sequence[Minute]) -> Mapping[str, float]:
+def _sums(minutes: Sequence[BacklogMinute]) -> Mapping[str, float]:
     sums: dict[str, float] = {name: sum(getattr(one, name) for one in minutes) for name in ("produced", "deliveries", "consumed")}
     return {**sums, "minutes": len(minutes)}
 
 
-def _cause(now: Mapping[str, float], before: Mapping[str, float]) -> Cause:
+def _cause(now: Mapping[str, float], before: Mapping[str, float]) -> BacklogCause:
     """Apply the rules in order: retries first, since they also slow consumption."""
     if now["produced"] - now["consumed"] <= GROWING * now["produced"]:
-        return Cause.NONE
+        return BacklogCause.NONE
     if now["deliveries"] and (now["deliveries"] - now["consumed"]) / now["deliveries"] >= REPEATED:
-        return Cause.RETRIES
+        return BacklogCause.RETRIES
     if before["minutes"] == 0:
-        return Cause.STEADY_OVERLOAD
+        return BacklogCause.STEADY_OVERLOAD
     if _rate(now, "produced") >= FASTER * _rate(before, "produced"):
-        return Cause.PRODUCTION_FASTER
+        return BacklogCause.PRODUCTION_FASTER
     if _rate(now, "consumed") <= SLOWER * _rate(before, "consumed"):
-        return Cause.CONSUMPTION_SLOWER
-    return Cause.STEADY_OVERLOAD
+        return BacklogCause.CONSUMPTION_SLOWER
+    return BacklogCause.STEADY_OVERLOAD
 
 
 def _rate(sums: Mapping[str, float], name: str) -> float:
     return sums[name] / max(1, sums["minutes"])
 
 
-def _onset(span: Sequence[Minute], place: int) -> int:
+def _onset(span: Sequence[BacklogMinute], place: int) -> int:
     """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
     start = place
     while start > max(0, place - CURRENT + 1) and span[start - 1].produced - span[start - 1].consumed > (

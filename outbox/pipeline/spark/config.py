@@ -75,7 +75,7 @@ class Business:
 
 
 @dataclass(frozen=True)
-class Group:
+class AuditedGroup:
     """
     A consumer group. It must have an inbox row for each message of its topics, whatever the tag.
 
@@ -125,7 +125,7 @@ class PipelineConfig:
     outbox: Source
     brokers: list[Source] = field(default_factory=list)
     business: list[Business] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[AuditedGroup] = field(default_factory=list)
     seen_topics: list[str] = field(default_factory=list)
     recorded: dict[str, float] = field(default_factory=dict)
     ordered_topics: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ class PipelineConfig:
             raw["outbox"] = Source(**raw["outbox"])
             raw["brokers"] = [Source(**entry) for entry in raw.get("brokers", [])]
             raw["business"] = [Business(**entry) for entry in raw.get("business", [])]
-            raw["groups"] = [Group(**entry) for entry in raw.get("groups", [])]
+            raw["groups"] = [AuditedGroup(**entry) for entry in raw.get("groups", [])]
             if raw.get("archived"):
                 raw["archived"] = Archived(**_with_times(raw["archived"], "born", "live_since"))
             raw = _with_times(raw, "since")

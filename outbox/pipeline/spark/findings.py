@@ -19,7 +19,7 @@ NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
 NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"
 
 
-class Kind(enum.StrEnum):
+class FindingKind(enum.StrEnum):
     """What is wrong."""
 
     LOST = "lost"  # missing at this stage
@@ -63,7 +63,7 @@ class Finding:
         about: the business rows concerned.
     """
 
-    kind: Kind
+    kind: FindingKind
     stage: Stage
     topic: str = ""
     source: str = ""
@@ -129,7 +129,7 @@ def clock_has_jumped(tolerance_seconds: float) -> str:
 def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Finding:
     """Return a finding about messages of a topic that does not exist. `topic`: as `#7`."""
     detail = NO_SUCH_TOPIC.format(number=topic.lstrip("#"))
-    return Finding(Kind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
+    return Finding(FindingKind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
 @dataclass(frozen=True)
@@ -153,4 +153,4 @@ def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
 
 def as_finding(one: Broken) -> Finding:
     """Return broken rows as a finding."""
-    return Finding(Kind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)
+    return Finding(FindingKind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outbox.failpoints import VARIABLE
-from project.demo.kills import CONSUMER_PLACES, RESIDENT, UNACKED, WRITTEN, Kill, Permits
+from project.demo.kills import CONSUMER_PLACES, LONG_RUNNING, UNACKED, WRITTEN, Kill, Permits
 
 SENT = "shop.sent"  # inside the order's transaction, after its messages were sent or written
 COMMITTED = "shop.committed"  # after the order's commit, before what is sent then
@@ -19,7 +19,7 @@ IN_WORDS = {
     CONFIRMED: "the relay after RabbitMQ's confirms, before it noted them",
 }
 
-RELAY = Kill(RESIDENT, CONFIRMED)
+RELAY = Kill(LONG_RUNNING, CONFIRMED)
 
 ROUNDS: tuple[tuple[Kill, ...], ...] = (
     (Kill(WEB, COMMITTED), Kill("cart", UNACKED)),

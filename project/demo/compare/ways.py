@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from project.demo.compare import shop
 from project.demo.compare.kills import WORKER
-from project.demo.kills import RESIDENT
+from project.demo.kills import LONG_RUNNING
 from project.demo.stage import GROUPS, MANAGE
 
 CELERY = [sys.executable, "-m", "celery", "-A", "project", "worker", "--concurrency", "4", "--loglevel", "WARNING"]
@@ -37,6 +37,6 @@ OUTBOX = Way(
     shop.OUTBOX,
     "outbox",
     "publish(), a relay and consumers",
-    {RESIDENT: [*MANAGE, "outbox_relay"], **{group: [*MANAGE, "outbox_consume", "--group", group] for group in GROUPS}},
+    {LONG_RUNNING: [*MANAGE, "outbox_relay"], **{group: [*MANAGE, "outbox_consume", "--group", group] for group in GROUPS}},
 )
 WAYS = (DELAY, ON_COMMIT, OUTBOX)

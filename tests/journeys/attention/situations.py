@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox.ids import first_id, uuid7
-from outbox.monitoring.attention import Kind
+from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.stage import ROLE, UNREACHABLE, Stage
 from tests.waiting import wait_until
 
@@ -54,9 +54,9 @@ class Situation:
     in_suite: bool = False
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> AttentionKind | None:
         """The kind of its entry; None where the database cannot be asked, or nothing is named."""
-        return None if self.entry in (UNREACHABLE, NOTHING) else Kind(self.entry.split(" ", 1)[0])
+        return None if self.entry in (UNREACHABLE, NOTHING) else AttentionKind(self.entry.split(" ", 1)[0])
 
 
 SITUATIONS: list[Situation] = []
@@ -817,7 +817,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def _alert(kind: Kind | None) -> str:
+def _alert(kind: AttentionKind | None) -> str:
     """Return the rule of docs/monitoring/alerts.yml that fires at a kind of entry, or without a database."""
     rules = re.findall(r"- alert: (\w+)\n +expr: (.*)", ALERTS.read_text())
     [found] = [

@@ -25,7 +25,7 @@ from outbox.testing.postgres import Postgres
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.journeys.attention.given import VARIABLE
-from tests.journeys.endings.scene import Server
+from tests.journeys.shutdown.scene import Server
 from tests.waiting import wait_until
 
 ROLE = "app"  # owns the tables, and is no superuser

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from outbox.monitoring.attention import Kind
+from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.situations import SITUATIONS, table
 
 # Kinds that no situation here leads to: only RocketMQ asks checkers, and the others come beside a cause.
-ELSEWHERE = {Kind.NO_CHECKER, Kind.LATE, Kind.SEND_FAILS, Kind.UNDELIVERABLE}
+ELSEWHERE = {AttentionKind.NO_CHECKER, AttentionKind.LATE, AttentionKind.SEND_FAILS, AttentionKind.UNDELIVERABLE}
 
 
 class TestThePage:
@@ -19,7 +19,7 @@ class TestThePage:
 
 class TestTheTable:
     def test_has_a_situation_for_each_kind_of_entry(self):
-        assert {*Kind} - {one.kind for one in SITUATIONS} == ELSEWHERE
+        assert {*AttentionKind} - {one.kind for one in SITUATIONS} == ELSEWHERE
 
     def test_has_each_situation_once(self):
         names = [one.name for one in SITUATIONS]

@@ -102,7 +102,7 @@ def publish(numbers: Iterator[int]) -> set[int]:
 
 
 def relay() -> bool:
-    """Relay what waits, as a resident does that outlasts its database's errors; return whether all is sent."""
+    """Relay what waits, as a long-running relay does, which outlasts its database's errors; return whether all is sent."""
     with suppress(psycopg.OperationalError):
         hosts.run_once(TARGET, note="another", at_most=timedelta(seconds=2), idle_timeout=hosts.NO_IDLE_TIMEOUT)
     return not MessageState.objects.exclude(state="sent").exists()

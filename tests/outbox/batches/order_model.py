@@ -14,7 +14,7 @@ from functools import partial
 from uuid import UUID
 
 from outbox import database
-from outbox.batches.batch import Batch, BatchSendResult, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
 from outbox.batches.operators import replay_messages, resend
 from outbox.database.locks import Lock
 from outbox.models import State
@@ -65,7 +65,7 @@ class OrderModel:
     messages: list[str] = field(init=False)
     topic_id: int = field(init=False)
     connection: database.Connection = field(init=False)
-    held: dict[int, Batch] = field(default_factory=dict)
+    held: dict[int, ClaimedBatch] = field(default_factory=dict)
     seen: set[object] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
 

@@ -108,8 +108,8 @@ class TestAnswerOfRedis:
 
 
 class TestConnectionThatRabbitMQCloses:
-    @pytest.mark.parametrize(("code", "text", "is_suspect"), CLOSED, ids=[str(code) for code, *_ in CLOSED])
-    def test_is_an_outage_or_the_answer_to_a_task(self, code: int, text: str, is_suspect: bool):
+    @pytest.mark.parametrize(("code", "text", "is_possible_poison"), CLOSED, ids=[str(code) for code, *_ in CLOSED])
+    def test_is_an_outage_or_the_answer_to_a_task(self, code: int, text: str, is_possible_poison: bool):
         error = error_for_code(code, text, (40, 10), amqp.exceptions.ConnectionError)
         producer = ConfirmingProducer.__new__(ConfirmingProducer)
         producer.refusal = None
@@ -117,7 +117,7 @@ class TestConnectionThatRabbitMQCloses:
         result = producer._break(error, parcels(), queue="odd")
 
         assert result.status is UNAVAILABLE
-        assert (producer.refusal is not None) == is_suspect
+        assert (producer.refusal is not None) == is_possible_poison
         assert text in result.reason
 
     def test_is_told_in_the_servers_words_where_the_client_fails_over_its_closed_socket(self):

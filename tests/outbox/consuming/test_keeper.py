@@ -13,13 +13,13 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, TimeLimitExceeded, conf, consumer, ending, signals
+from outbox import Retry, TimeLimitExceeded, conf, consumer, shutdown, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import keeper as keeper_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.ending import Watch
 from outbox.models import FailedDelivery, FailureCount
+from outbox.shutdown import ShutdownWatch
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -221,10 +221,10 @@ class TestTimeLimit:
         self, broker, monkeypatch, caplog, may_exit, effect
     ):
         monkeypatch.setattr(keeper_module, "GIVE_UP_SECONDS", 0.2)
-        monkeypatch.setattr(ending, "LIMIT_SECONDS", 0.2)
+        monkeypatch.setattr(shutdown, "LIMIT_SECONDS", 0.2)
         exits = []
         monkeypatch.setattr(os, "_exit", exits.append)
-        watch = Watch(lambda: 0, list, may_exit=may_exit)
+        watch = ShutdownWatch(lambda: 0, list, may_exit=may_exit)
         watch.start()
 
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2))
@@ -240,7 +240,7 @@ class TestTimeLimit:
         watch.close()
 
         assert effect in caplog.text
-        assert exits == ([ending.GIVEN_UP] if may_exit else [])
+        assert exits == ([shutdown.GIVEN_UP] if may_exit else [])
         assert watch.requested.is_set() is may_exit
 
     def test_hurts_no_handler_that_ends_in_time(self, broker):

@@ -16,7 +16,7 @@ from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
 from outbox.models import FailedDelivery, FailureCount, Inbox, Process
-from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.attention import AttentionKind, read_attention
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
 
@@ -146,7 +146,7 @@ def test_processes_that_differ_for_long_need_attention(monkeypatch):
 
     assert wants.differing_groups(database.raw("default")) == ["cart"]
     found = read_attention(database.raw("default"), "default")
-    assert "group 'cart'" in [one.subject for one in found if one.kind is Kind.CODE_DIFFERS]
+    assert "group 'cart'" in [one.subject for one in found if one.kind is AttentionKind.CODE_DIFFERS]
 
 
 def test_wants_of_a_group_name_topic_subject_and_tag():

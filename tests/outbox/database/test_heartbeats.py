@@ -17,11 +17,11 @@ def connection(db):
 
 class TestBeat:
     def test_says_who_lives(self, connection):
-        heartbeats.beat(connection, "relay", broker="default", lane=3, note="resident")
+        heartbeats.beat(connection, "relay", broker="default", lane=3, note="long-running")
 
         row = Process.objects.get()
         assert (row.kind, row.pid, row.broker, row.lane, row.breaker, row.note) == (
-            *("relay", os.getpid(), "default", 3, "closed", "resident"),
+            *("relay", os.getpid(), "default", 3, "closed", "long-running"),
         )
 
     def test_keeps_one_row_and_its_start(self, connection):

@@ -1,4 +1,4 @@
-"""The resident checker, where there is nothing for it to do. It works in tests/outbox/brokers/rocketmq/test_relay.py."""
+"""The long-running checker, where there is nothing for it to do. It works in tests/outbox/brokers/rocketmq/test_relay.py."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@ from importlib import import_module
 import pytest
 from django.core.management import call_command
 
-from outbox.monitoring.doctor import Finding, Level
+from outbox.monitoring.doctor import DoctorFinding, Level
 
 command = import_module("outbox.management.commands.outbox_doctor")
 
-OK = Finding(Level.OK, "database 'default'", "answers")
-WARNING = Finding(Level.WARNING, "broker 'default'", "is slow", "Wait.")
-ERROR = Finding(Level.ERROR, "broker 'default'", "is away", "Start it.")
+OK = DoctorFinding(Level.OK, "database 'default'", "answers")
+WARNING = DoctorFinding(Level.WARNING, "broker 'default'", "is slow", "Wait.")
+ERROR = DoctorFinding(Level.ERROR, "broker 'default'", "is away", "Start it.")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class TestOutboxStatus:
         topic = TopicFactory(name="orders", type="transaction")
         TicketFactory.create_batch(2, topic=topic)
         BatchFactory(topic=topic, size=3, state=State.DEAD)
-        Process.objects.update(lane=1, note="resident")
+        Process.objects.update(lane=1, note="long-running")
 
         status()
 
@@ -77,8 +77,8 @@ class TestOutboxStatus:
             "topic   broker   type         waiting  oldest  delayed  released  claimed  prepared  dead",
             "orders  default  transaction        2  0.0 s         0         0        0         0     3",
             "",
-            "process  host  pid  broker   group  lane  breaker  by        heartbeat",
-            "relay    shop    7  default            1  closed   resident  0.0 s ago",
+            "process  host  pid  broker   group  lane  breaker  by            heartbeat",
+            "relay    shop    7  default            1  closed   long-running  0.0 s ago",
             "",
             "Needs attention:",
             "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay_unsent; replay, or discard "

@@ -13,7 +13,7 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
 from outbox.models import FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
-from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
@@ -129,7 +129,7 @@ class TestTopics:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (Kind.LATE, "The oldest message has waited for 90 s.")
+        assert (one.kind, one.cause) == (AttentionKind.LATE, "The oldest message has waited for 90 s.")
         assert one.step == f"See why with outbox_status --message {old.id}."
 
     def test_leave_paused_ones_alone(self, read):
@@ -143,12 +143,12 @@ class TestTopics:
 
         [one] = read_attention(database.raw("default"), "default")
 
-        assert (one.kind, one.subject) == (Kind.UNKNOWN_TOPIC, "topic 'former'")
+        assert (one.kind, one.subject) == (AttentionKind.UNKNOWN_TOPIC, "topic 'former'")
 
     def test_name_what_keeps_failing(self, read):
         BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, failures=10)
 
-        assert [(one.kind, one.cause) for one in read()] == [(Kind.SEND_FAILS, "A message has failed 10 times.")]
+        assert [(one.kind, one.cause) for one in read()] == [(AttentionKind.SEND_FAILS, "A message has failed 10 times.")]
 
     def test_name_what_the_broker_is_not_set_up_for(self, read):
         batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
@@ -159,7 +159,7 @@ class TestTopics:
 
         [one] = read()
         assert (one.kind, one.cause, one.error) == (
-            Kind.MISCONFIGURED,
+            AttentionKind.MISCONFIGURED,
             "The topic is not configured correctly at the broker.",
             "Wrong type.",
         )
@@ -179,19 +179,19 @@ class TestTopics:
     def test_name_rows_in_the_default_partition(self, read):
         MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
 
-        assert [one.kind for one in read()] == [Kind.NO_MAINTENANCE]
+        assert [one.kind for one in read()] == [AttentionKind.NO_MAINTENANCE]
 
 
 class TestProcesses:
     def test_name_a_relay_that_never_was(self, read):
-        assert [(one.kind, one.cause) for one in read()] == [(Kind.NO_RELAY, "No relay is running.")]
+        assert [(one.kind, one.cause) for one in read()] == [(AttentionKind.NO_RELAY, "No relay is running.")]
 
     def test_name_a_relay_that_was_killed(self, read):
         a_process("relay", silent=12)
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.NO_RELAY, "broker 'default'")
+        assert (one.kind, one.subject) == (AttentionKind.NO_RELAY, "broker 'default'")
         assert one.cause == "No relay is running: the last heartbeat came 12 s ago, from h:1."
 
     def test_name_one_of_two_relays_that_is_frozen(self, read, relay):
@@ -199,7 +199,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (Kind.PROCESS_SILENT, "The relay h:2 has sent no heartbeat for 12 s.")
+        assert (one.kind, one.cause) == (AttentionKind.PROCESS_SILENT, "The relay h:2 has sent no heartbeat for 12 s.")
 
     def test_leave_one_alone_that_another_has_replaced(self, read):
         a_process("relay", silent=40)
@@ -214,7 +214,7 @@ class TestProcesses:
 
         assert read() == []
 
-    @pytest.mark.parametrize(("silent", "found"), [(60, []), (70, [Kind.NO_RELAY])])
+    @pytest.mark.parametrize(("silent", "found"), [(60, []), (70, [AttentionKind.NO_RELAY])])
     def test_miss_a_relay_of_celerys_when_beat_has_called_twice(self, read, silent, found, monkeypatch):
         app = celery.Celery("project", set_as_current=False)
         app.conf.beat_schedule = beat_schedule(sweep=timedelta(seconds=30))
@@ -226,12 +226,12 @@ class TestProcesses:
     def test_name_a_checker_that_was_killed(self, read, relay):
         a_process("checker", silent=12)
 
-        assert [one.kind for one in read()] == [Kind.NO_CHECKER]
+        assert [one.kind for one in read()] == [AttentionKind.NO_CHECKER]
 
     def test_name_a_recorder_that_was_killed(self, read, relay):
         a_process("recorder", silent=12, consumer_group="audit")
 
-        assert [(one.kind, one.subject) for one in read()] == [(Kind.PROCESS_SILENT, "group 'audit'")]
+        assert [(one.kind, one.subject) for one in read()] == [(AttentionKind.PROCESS_SILENT, "group 'audit'")]
 
     def test_name_what_a_broker_said_last(self, read):
         a_process("relay", breaker="half-open")
@@ -239,7 +239,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.error) == (Kind.BROKER_AWAY, "It takes nothing: memory alarm.")
+        assert (one.kind, one.error) == (AttentionKind.BROKER_AWAY, "It takes nothing: memory alarm.")
 
     def test_name_a_broker_once_that_does_not_answer(self, read, cart, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
@@ -248,7 +248,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.cause, one.error) == (Kind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
+        assert (one.kind, one.cause, one.error) == (AttentionKind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
 
 
 class TestADatabase:
@@ -256,7 +256,7 @@ class TestADatabase:
         a_process("relay", silent=60)
         database.raw("default").execute("SET transaction_read_only = on")
 
-        assert [one.kind for one in read()] == [Kind.READ_ONLY]
+        assert [one.kind for one in read()] == [AttentionKind.READ_ONLY]
 
 
 class TestWakeupsByCelery:
@@ -272,7 +272,7 @@ class TestWakeupsByCelery:
 
         [one] = read()
 
-        assert one.kind is Kind.NO_WORKER
+        assert one.kind is AttentionKind.NO_WORKER
         assert str(one).startswith(
             "Database 'default': Commits send wakeups to Celery's queue 'outbox', and no worker takes them."
         )
@@ -281,7 +281,7 @@ class TestWakeupsByCelery:
         MessageRowFactory(id=message_id(ago(minutes=2)))
         a_process("relay", note="celery", silent=110)
 
-        assert [one for one in read() if one.kind is Kind.NO_WORKER] == []
+        assert [one for one in read() if one.kind is AttentionKind.NO_WORKER] == []
 
     @pytest.mark.parametrize("age", [1, 600])
     def test_are_not_judged_by_messages_that_are_too_new_or_too_old(self, age, read, relay):
@@ -300,13 +300,13 @@ class TestWakeupsByCelery:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.NO_BEAT, "broker 'default'")
+        assert (one.kind, one.subject) == (AttentionKind.NO_BEAT, "broker 'default'")
         assert one.cause.startswith("Celery's beat has sent no sweep for 2 min: ")
 
     @pytest.mark.parametrize("kind", ["relay", "sweep"])
-    def test_leave_beat_alone_where_a_sweep_came_or_a_resident_relay_runs(self, kind, read):
+    def test_leave_beat_alone_where_a_sweep_came_or_a_long_running_relay_runs(self, kind, read):
         a_process("relay", note="celery", age=300)
-        a_process(kind, note="celery" if kind == "sweep" else "resident")
+        a_process(kind, note="celery" if kind == "sweep" else "long-running")
 
         assert read() == []
 
@@ -329,7 +329,7 @@ class TestDelayedMessages:
 
         [one] = read()
 
-        assert one.kind is Kind.UNDELIVERABLE
+        assert one.kind is AttentionKind.UNDELIVERABLE
         assert str(one) == (
             "Broker 'default': 3 messages reached no consumer group when the delay was over. Start the consumers of their "
             "topics, or restart them: they are delivered as soon as the group's queues exist."
@@ -368,7 +368,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.MISCONFIGURED, "group 'cart'")
+        assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
         assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
         assert one.error == "Its queues have another x-max-length."
 
@@ -379,7 +379,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_STUCK
+        assert one.kind is AttentionKind.GROUP_STUCK
         assert one.cause.startswith("256 messages of topic 'parcels' wait")
 
     def test_need_none_while_nothing_waits(self, read):
@@ -394,7 +394,7 @@ class TestGroups:
         database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
         assert [(one.kind, one.cause) for one in read()] == [
-            (Kind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and the group has never received.")
+            (AttentionKind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and the group has never received.")
         ]
 
     def test_name_one_whose_handler_hangs(self, read):
@@ -405,7 +405,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_STUCK
+        assert one.kind is AttentionKind.GROUP_STUCK
         assert one.cause == "1 message of topic 'parcels' waits, and 1 consumer handled none for 100 s."
 
     def test_name_a_topic_that_stands_still_beside_one_that_flows(self, read, settings):
@@ -418,7 +418,7 @@ class TestGroups:
         sent(seconds=100)
         handled(seconds=1, topic="letters", number=100)
 
-        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_need_none_when_the_first_message_since_long_has_just_come(self, read):
         a_process("consumer", consumer_group="cart")
@@ -454,7 +454,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.error) == (Kind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+        assert (one.kind, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
         assert one.cause == "1 message of topic 'parcels' failed and waits for a retry; the first failure was 100 s ago."
 
     def test_name_one_whose_handler_fails_however_far_the_next_delivery_is(self, read):
@@ -467,7 +467,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.error) == (Kind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+        assert (one.kind, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
 
     def test_name_one_that_hangs_though_messages_failed_that_were_handled_since(self, read):
         a_process("consumer", consumer_group="cart")
@@ -477,7 +477,7 @@ class TestGroups:
         for row in Inbox.objects.all():
             a_failure(message_id=row.message_id)
 
-        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
         a_process("consumer", consumer_group="cart")
@@ -486,7 +486,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_STUCK
+        assert one.kind is AttentionKind.GROUP_STUCK
         assert one.cause == "3 messages of topic 'parcels' wait, and 1 consumer handled none for 7 min."
 
     def test_need_none_in_the_first_minutes_of_a_group_that_never_handled(self, read):
@@ -502,7 +502,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_STUCK
+        assert one.kind is AttentionKind.GROUP_STUCK
         assert one.cause == "shop.add_points has been handling message m-1 of topic 'parcels' for 61 s."
 
     @pytest.mark.parametrize(("seconds", "limit"), [(59.0, None), (299.0, 300.0)])
@@ -534,7 +534,7 @@ class TestGroups:
         a_backlog("a", "b", "c")
         handled(seconds=400)
 
-        assert [one.kind for one in read()] == [Kind.GROUP_STUCK]
+        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
         a_process("consumer", consumer_group="cart", wants=["parcels\x1fattention.parcel\x1f*"])
@@ -542,7 +542,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.MISCONFIGURED, "group 'cart'")
+        assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
         assert one.cause.startswith("The broker has nothing of it in topic 'parcels' any more: its queue was deleted")
 
     def test_name_celery_where_its_beat_starts_the_consumers(self, read, monkeypatch):
@@ -551,7 +551,7 @@ class TestGroups:
         monkeypatch.setattr(celery, "current_app", app)
         a_backlog("a")
 
-        [one] = [one for one in read() if one.kind is Kind.NO_CONSUMER]
+        [one] = [one for one in read() if one.kind is AttentionKind.NO_CONSUMER]
 
         assert one.step == "Start outbox_consume --group cart, or check that Celery's worker and beat run."
 
@@ -562,7 +562,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.NO_CONSUMER, "group 'cart'")
+        assert (one.kind, one.subject) == (AttentionKind.NO_CONSUMER, "group 'cart'")
         assert one.step.startswith("Start the consumers of the release that has the group.")
 
     def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
@@ -572,11 +572,11 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (Kind.NO_HANDLER, "group 'cart'")
+        assert (one.kind, one.subject) == (AttentionKind.NO_HANDLER, "group 'cart'")
         assert one.cause == "2 messages of topic 'parcels' wait, and no handler takes them."
         assert one.step.endswith("If it was removed for good, drop them: outbox_forget cart --topic parcels.")
 
-    @pytest.mark.parametrize(("silent", "kinds"), [(0, []), (60, [Kind.NO_CONSUMER])])
+    @pytest.mark.parametrize(("silent", "kinds"), [(0, []), (60, [AttentionKind.NO_CONSUMER])])
     def test_have_a_handler_in_another_release_whose_process_has_taken_them_lately(self, silent, kinds, read, monkeypatch):
         a_backlog("a", "b")
         handled(seconds=1)
@@ -595,7 +595,7 @@ class TestGroups:
         a_process("consumer", consumer_group="cart", silent=60, wants=["parcels\x1fattention.parcel\x1f*"])
         a_process("consumer", consumer_group="cart", age=30, wants=["letters\x1ftopic letters\x1f*"])
 
-        assert [one.kind for one in read()] == [Kind.NO_HANDLER]
+        assert [one.kind for one in read()] == [AttentionKind.NO_HANDLER]
 
     def test_name_messages_of_a_topic_whose_handler_was_removed(self, read, settings, monkeypatch):
         a_backlog("a", "b")
@@ -604,7 +604,7 @@ class TestGroups:
         consumer(topic="letters", group="cart")(lambda message, context: None)
         a_process("consumer", consumer_group="cart", wants=["letters\x1ftopic letters\x1f*"])
 
-        assert [(one.kind, one.subject) for one in read()] == [(Kind.NO_HANDLER, "group 'cart'")]
+        assert [(one.kind, one.subject) for one in read()] == [(AttentionKind.NO_HANDLER, "group 'cart'")]
 
     def test_name_each_group_of_a_process_that_fails(self, read):
         consumer(Parcel, group="points")(lambda message, context: None)
@@ -614,8 +614,8 @@ class TestGroups:
         Process.objects.update(pid=1)
 
         assert [(one.kind, one.subject) for one in read()] == [
-            (Kind.PROCESS_FAILS, "group 'cart'"),
-            (Kind.PROCESS_FAILS, "group 'points'"),
+            (AttentionKind.PROCESS_FAILS, "group 'cart'"),
+            (AttentionKind.PROCESS_FAILS, "group 'points'"),
         ]
 
     def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
@@ -625,12 +625,12 @@ class TestGroups:
         monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
         away = read()
 
-        assert (one.kind, one.subject) == (Kind.PROCESS_FAILS, "group 'cart'")
+        assert (one.kind, one.subject) == (AttentionKind.PROCESS_FAILS, "group 'cart'")
         assert str(one).endswith(
             "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; it tries "
             "again by itself."
         )
-        assert [one.kind for one in away] == [Kind.BROKER_AWAY]
+        assert [one.kind for one in away] == [AttentionKind.BROKER_AWAY]
 
     def test_need_none_about_its_backlog_while_its_consumers_fail(self, read):
         a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
@@ -639,7 +639,7 @@ class TestGroups:
         handled(seconds=200, number=5)
         sent(seconds=100)
 
-        assert [one.kind for one in read()] == [Kind.PROCESS_FAILS]
+        assert [one.kind for one in read()] == [AttentionKind.PROCESS_FAILS]
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")
@@ -649,7 +649,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is Kind.GROUP_SLOW
+        assert one.kind is AttentionKind.GROUP_SLOW
         assert one.cause.startswith("50 messages wait; at 2 a minute, as in the last minutes, that takes 2")
 
     def test_need_none_in_a_burst_after_an_idle_night(self, read):
@@ -671,14 +671,14 @@ class TestGroups:
         [one] = read()
 
         assert (one.kind, one.cause) == (
-            Kind.NO_CONSUMER,
+            AttentionKind.NO_CONSUMER,
             "No consumer is running (none sends heartbeats), and the broker cannot tell the backlog.",
         )
 
     def test_show_what_is_known_when_a_broker_raises_whatever(self, read, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: 1 / 0)
 
-        assert [(one.kind, one.error) for one in read()] == [(Kind.BROKER_AWAY, "division by zero")]
+        assert [(one.kind, one.error) for one in read()] == [(AttentionKind.BROKER_AWAY, "division by zero")]
 
     def test_name_dead_letters_as_long_as_there_are_any(self, read, relay):
         broker = conf.make_broker("default")
@@ -692,7 +692,7 @@ class TestGroups:
         broker.discard("cart", [letter.id for letter in broker.dead_letters("cart")])
 
         assert (one.kind, one.cause, one.error) == (
-            Kind.DEAD_LETTERS,
+            AttentionKind.DEAD_LETTERS,
             "1 message of topic 'parcels' failed for good.",
             "ValueError: boom",
         )

@@ -8,7 +8,7 @@ from outbox.pipeline.models import AuditFinding, AuditRun
 pytestmark = pytest.mark.django_db
 
 
-def a_run(state=AuditRun.State.DONE, **fields):
+def a_run(state=AuditRun.RunState.DONE, **fields):
     about = {"asked_by": "command", "host": "h", "pid": 1, "settle_seconds": 300, "ended_at": timezone.now()}
     return AuditRun.objects.create(state=state, **about, **fields)
 
@@ -42,7 +42,7 @@ def test_findings_that_somebody_has_settled_are_not(what):
 
 
 def test_an_audit_without_an_answer_is_named_until_the_next_one():
-    failed = a_run(AuditRun.State.FAILED, error="The database went away.")
+    failed = a_run(AuditRun.RunState.FAILED, error="The database went away.")
 
     assert causes() == [f"Audit {failed.id} failed: The database went away."]
 

@@ -91,7 +91,7 @@ class TestAnArchiveThatStandsStill:
 
             run, _ = run_and_store("default", config, asked_by="command", log=lambda line: None)
 
-            assert run.state == AuditRun.State.DONE
+            assert run.state == AuditRun.RunState.DONE
             assert holds(watcher, Lock.ARCHIVE)
 
 

@@ -28,7 +28,7 @@ class TestAudit:
         tasks.audit()
 
         run = AuditRun.objects.get()
-        assert (run.state, run.asked_by, run.found) == (AuditRun.State.DONE, "beat", 1)
+        assert (run.state, run.asked_by, run.found) == (AuditRun.RunState.DONE, "beat", 1)
         assert [alert["reason"] for alert in alerts] == [
             f"New findings of audit {run.pk} of database 'default': 1 of 1. See the admin."
         ]
@@ -55,7 +55,7 @@ class TestAudit:
             tasks.audit()
 
         skipped = AuditRun.objects.exclude(pk=first.pk).get()
-        assert skipped.state == AuditRun.State.SKIPPED
+        assert skipped.state == AuditRun.RunState.SKIPPED
         assert f"is already running: run {first.pk}, on " in skipped.error
         (record,) = (record for record in caplog.records if "was skipped" in record.message)
         assert record.levelname == "WARNING"

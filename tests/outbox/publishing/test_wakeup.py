@@ -220,7 +220,7 @@ class TestTheSender:
 
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "the broker is down" in caplog.text
-        assert "resident relays are not affected" in caplog.text
+        assert "long-running relays are not affected" in caplog.text
         assert 'set OUTBOX["CELERY_WAKEUP"] = False' in caplog.text
 
     def test_logs_that_it_fails_again_after_a_success_within_a_minute(self, app, caplog, pass_in_log):

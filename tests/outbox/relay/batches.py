@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox.batches.batch import Batch, BatchSendResult, PreparedBatch, SplitReason, Unaccepted
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.message import TopicType
 from outbox.models import Batch as StoredBatch
-from outbox.models import State, Topic
-from outbox.relay.splitter import Splitter
+from outbox.models import Topic
 from tests.factories import BatchFactory
 
 
-def claimed(row: StoredBatch, **changes: Any) -> Batch:
-    """Return the `Batch` of a claimed row."""
+def claimed(row: StoredBatch, **changes: Any) -> ClaimedBatch:
+    """Return the `ClaimedBatch` of a claimed row."""
     topic = Topic.objects.get(pk=row.topic_id)
     fields = {
         "id": row.id,
@@ -27,11 +26,11 @@ def claimed(row: StoredBatch, **changes: Any) -> Batch:
         "split": frozenset(row.split),
         "failures": row.failures,
     }
-    return Batch(**fields | changes)
+    return ClaimedBatch(**fields | changes)
 
 
-def make_claimed(**fields: Any) -> Batch:
-    """Store a claimed batch; return its `Batch`."""
+def make_claimed(**fields: Any) -> ClaimedBatch:
+    """Store a claimed batch; return its `ClaimedBatch`."""
     return claimed(BatchFactory(**fields))
 
 
@@ -53,7 +52,7 @@ def decided(row: StoredBatch, **changes: Any) -> PreparedBatch:
     return PreparedBatch(**fields | changes)
 
 
-def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
+def result_of(batch: ClaimedBatch, *, accepted: dict[int, str] | None = None, **fates: int | list[int]) -> BatchSendResult:
     """Return the result of sending a batch: result_of(batch, accepted={1: "half"}, refused=2, unsure=[3, 4])."""
     unaccepted = {}
     for fate, positions in fates.items():
@@ -62,11 +61,6 @@ def result_of(batch: Batch, *, accepted: dict[int, str] | None = None, **fates: 
     return BatchSendResult(batch, accepted or {}, unaccepted)
 
 
-def split(splitter: Splitter, batch: Batch | PreparedBatch, unaccepted: dict[int, Unaccepted], **changes: Any) -> None:
-    """Split positions off a claimed batch whose rest was sent."""
-    splitter.split(batch, unaccepted, **{"state": State.CLAIMED, "next_state": State.SENT} | changes)
-
-
-def children(batch: Batch | StoredBatch) -> list[StoredBatch]:
+def children(batch: ClaimedBatch | StoredBatch) -> list[StoredBatch]:
     """Return the batches that were split off, in the order they are claimed again."""
     return list(StoredBatch.objects.exclude(pk=batch.id).order_by("id"))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.message import TopicType
 from outbox.relay.cloudevents import OutgoingBuilder
 from tests.factories import message_id
@@ -17,9 +17,9 @@ ID = str(message_id(PUBLISHED_AT))
 OTHER_ID = str(message_id())
 
 
-def batch(**fields) -> Batch:
+def batch(**fields) -> ClaimedBatch:
     defaults = {"id": 17, "attempt": 3, "topic": "orders", "type": TopicType.NORMAL, "lane": 2, "first_seq": 40}
-    return Batch(**defaults | {"message_ids": [OTHER_ID, ID]} | fields)
+    return ClaimedBatch(**defaults | {"message_ids": [OTHER_ID, ID]} | fields)
 
 
 def sealed(headers: str = "{}", *, key: str = "", about: str | None = None, is_half: bool = False, **fields):

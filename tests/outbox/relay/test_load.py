@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox import database
-from outbox.batches.batch import Batch
+from outbox.batches.batch import ClaimedBatch
 from outbox.models import Batch as StoredBatch
 from outbox.models import MessageRow
 from outbox.relay.send import slices
@@ -17,11 +17,11 @@ from tests.outbox.relay.batches import make_claimed
 pytestmark = pytest.mark.django_db
 
 
-def batch_of(messages: list[MessageRow], **fields: Any) -> Batch:
+def batch_of(messages: list[MessageRow], **fields: Any) -> ClaimedBatch:
     return make_claimed(topic=TopicFactory(), message_ids=[message.id for message in messages], **fields)
 
 
-def load(*batches: Batch, slice_bytes: int = 1000):
+def load(*batches: ClaimedBatch, slice_bytes: int = 1000):
     return list(slices(database.raw("default"), batches, slice_bytes=slice_bytes))
 
 

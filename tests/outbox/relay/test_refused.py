@@ -12,9 +12,9 @@ from outbox import atomic, database, publish_raw
 from outbox.brokers.base import ACCEPTED
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
-from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.hosts import RelayTarget
-from outbox.relay.resident import ResidentRelay
+from outbox.relay.loops import RelayThread
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,11 +42,11 @@ def publication(own: database.Connection) -> Iterator[None]:
 
 
 @pytest.fixture
-def relay(memory_brokers: None) -> Iterator[Callable[[], ResidentRelay]]:
-    started: list[ResidentRelay] = []
+def relay(memory_brokers: None) -> Iterator[Callable[[], RelayThread]]:
+    started: list[RelayThread] = []
 
-    def start() -> ResidentRelay:
-        started.append(ResidentRelay(RelayTarget("default", "default")))
+    def start() -> RelayThread:
+        started.append(RelayThread(RelayTarget("default", "default")))
         started[-1].start()
         return started[-1]
 
@@ -69,7 +69,7 @@ def sent() -> bool:
 
 def fails() -> list[str]:
     with database.connect("default") as connection:
-        return [str(one) for one in read_attention(connection, "default") if one.kind is Kind.PROCESS_FAILS]
+        return [str(one) for one in read_attention(connection, "default") if one.kind is AttentionKind.PROCESS_FAILS]
 
 
 class TestASendThatTakesLong:

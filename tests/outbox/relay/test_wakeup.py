@@ -99,16 +99,16 @@ class TestWaker:
         assert (frozen.wait(), waker.wait()) == (NOBODY, {TOPIC})
 
     def test_takes_the_place_of_one_that_comes_and_goes_if_it_stays(self, connect, connection):
-        guest, other_guest = (make_waker(connect, number, is_resident=False) for number in (1, 2))
-        resident = make_waker(connect, 3)
+        guest, other_guest = (make_waker(connect, number, is_long_running=False) for number in (1, 2))
+        lasting = make_waker(connect, 3)
         guest.announce()
 
         assert not other_guest.announce()
-        assert resident.announce()
+        assert lasting.announce()
 
         assert not guest.announce()
         connection.execute(PUBLISH)
-        assert (guest.wait(), resident.wait()) == (NOBODY, {TOPIC})
+        assert (guest.wait(), lasting.wait()) == (NOBODY, {TOPIC})
 
     def test_takes_the_place_of_one_that_is_busy(self, connect, connection):
         busy, waker = make_waker(connect, 1), make_waker(connect, 2)

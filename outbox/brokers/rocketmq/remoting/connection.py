@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from itertools import count
 
-from outbox.brokers.rocketmq.remoting.frames import Answer, Request, decode, encode, frame_size
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request, decode, encode, frame_size
 
 
 class NotConnected(ConnectionError):
@@ -36,7 +36,7 @@ class RemotingConnection(asyncio.Protocol):
         self._seconds = seconds
         self._keys = keys
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[RemotingAnswer]] = {}
         self._deadlines: deque[tuple[float, int]] = deque()  # in order, since all requests have the same time-out
         self._timer: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []  # frames to be written together in the loop's next iteration
@@ -62,7 +62,7 @@ class RemotingConnection(asyncio.Protocol):
         """Whether requests can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, request: Request) -> asyncio.Future[Answer]:
+    def ask(self, request: Request) -> asyncio.Future[RemotingAnswer]:
         """
         Send a request. Return a future of its answer, which may raise NoAnswer.
 
@@ -73,7 +73,7 @@ class RemotingConnection(asyncio.Protocol):
             raise NotConnected("The connection is closed.")
         number = next(self._numbers)
         frame = encode(request, number, self._keys)
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[RemotingAnswer] = self._loop.create_future()
         self._waiting[number] = future
         self._deadlines.append((self._loop.time() + self._seconds, number))
         if self._timer is None:

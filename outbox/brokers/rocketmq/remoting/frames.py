@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RemotingAnswer:
     """An answer to a request. Its code is 0 unless it is an error."""
 
     code: int
@@ -61,7 +61,7 @@ class Answer:
     fields: Mapping[str, str]
     body: bytes
 
-    def checked(self) -> Answer:
+    def checked(self) -> RemotingAnswer:
         """Return this answer. Raises RemotingError if it is an error."""
         if self.code:
             raise RemotingError(self.code, self.text)
@@ -146,13 +146,13 @@ def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
     return 4 + size
 
 
-def decode(frame: bytes) -> tuple[int, Answer | None]:
+def decode(frame: bytes) -> tuple[int, RemotingAnswer | None]:
     """Return the number of a request and its answer. None instead of an answer: the frame is a request of the broker."""
     size = struct.unpack_from(">i", frame, 4)[0] & HEAD_SIZE
     head = _read_head(frame[HEADER_BYTES : HEADER_BYTES + size])
     if not head.flag & IS_ANSWER:
         return head.opaque, None
-    return head.opaque, Answer(head.code, head.remark or "", head.ext_fields or {}, frame[HEADER_BYTES + size :])
+    return head.opaque, RemotingAnswer(head.code, head.remark or "", head.ext_fields or {}, frame[HEADER_BYTES + size :])
 
 
 def stored_messages(data: bytes) -> Iterator[StoredMessage]:

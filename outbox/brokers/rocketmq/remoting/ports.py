@@ -16,7 +16,7 @@ from functools import partial
 from outbox.brokers.rocketmq.options import RocketMQOptions, parse_address
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected, RemotingConnection
-from outbox.brokers.rocketmq.remoting.frames import Answer, RemotingError, Request, StoredMessage
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request, StoredMessage
 from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE_SECONDS
 from outbox.brokers.rocketmq.singleflight import SingleFlight
 
@@ -99,7 +99,7 @@ class Ports:
         """Connect to the server at host:port, so that the next request is sent at once. Raises NotConnected."""
         await self._connection(address)
 
-    async def ask(self, address: str, request: Request) -> Answer:
+    async def ask(self, address: str, request: Request) -> RemotingAnswer:
         """
         Send a request to the server at host:port, and return the answer.
 

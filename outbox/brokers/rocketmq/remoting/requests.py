@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from outbox.brokers.rocketmq.remoting.frames import (
     COMPRESSION,
-    Answer,
+    RemotingAnswer,
     RemotingError,
     Request,
     StoredMessage,
@@ -63,7 +63,7 @@ def query(topic: str, key: str) -> Request:
     return Request(QUERY_MESSAGE, fields)
 
 
-def found(answer: Answer, key: str) -> list[StoredMessage]:
+def found(answer: RemotingAnswer, key: str) -> list[StoredMessage]:
     """Return the messages that a query found, without hash collisions of the broker's index. Raises RemotingError."""
     if answer.code in (NOTHING_FOUND, NO_SUCH_TOPIC):
         return []
@@ -76,7 +76,7 @@ def view(log_offset: int) -> Request:
     return Request(VIEW_MESSAGE, {"offset": log_offset})
 
 
-def viewed(answer: Answer) -> StoredMessage | None:
+def viewed(answer: RemotingAnswer) -> StoredMessage | None:
     """Return the message that was requested by `view`. None: no message begins at the offset. Raises RemotingError."""
     if answer.code == SYSTEM_ERROR:
         return None
@@ -106,7 +106,7 @@ def pull(topic: str, queue: int, offset: int) -> Request:
     )
 
 
-def pulled(answer: Answer) -> tuple[list[StoredMessage], int]:
+def pulled(answer: RemotingAnswer) -> tuple[list[StoredMessage], int]:
     """Return the pulled messages and the next offset, which is unchanged at the end of the queue. Raises RemotingError."""
     if answer.code not in (0, NOTHING_MORE, AGAIN, ELSEWHERE):
         raise RemotingError(answer.code, answer.text)

@@ -19,7 +19,7 @@ from outbox.management.greeting import greet
 from outbox.pipeline.job_config import readable_brokers
 from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder
 from outbox.relay import hosts
-from outbox.relay.resident import Resident
+from outbox.relay.loops import RepeatingThread
 
 GROUP = "outbox-recorder"
 SIGNAL_CHECK_SECONDS = 0.2  # a signal is noticed within this time
@@ -113,12 +113,12 @@ def _run_until_read(recorders: list[Recorder]) -> None:
 def _run_until_signal(recorders: list[Recorder]) -> None:
     """Record until a signal comes, also through outages of brokers and database."""
     caught = _catch_signals()
-    residents = [Resident(f"Recorder of {one.alias!r}", one.run_once, pause=STAND_BY_SECONDS) for one in recorders]
-    for resident in residents:
-        resident.start()
+    threads = [RepeatingThread(f"Recorder of {one.alias!r}", one.run_once, pause=STAND_BY_SECONDS) for one in recorders]
+    for thread in threads:
+        thread.start()
     while not caught:
-        residents[0].join(SIGNAL_CHECK_SECONDS)
-    for resident in residents:
-        resident.stop()
-    for resident in residents:
-        resident.join()
+        threads[0].join(SIGNAL_CHECK_SECONDS)
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join()

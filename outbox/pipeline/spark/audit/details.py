@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import Finding, Kind, Stage, merge
+from outbox.pipeline.spark.findings import Finding, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms.columns import integers
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NumberKey = tuple[str, str, int, int]
 
 FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
-NAMELESS = (Kind.UNKNOWN_LANE, Kind.NO_NUMBER, Kind.CLOCK)
+NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER, FindingKind.CLOCK)
 NAMED, REPEATED = 1, 2  # why a row is looked up; the sum means both
 
 ROW = pa.schema(
@@ -84,7 +84,7 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
 
 
 def _is_repeated(one: Finding) -> bool:
-    return one.kind is Kind.DUPLICATED and one.lane >= 0
+    return one.kind is FindingKind.DUPLICATED and one.lane >= 0
 
 
 def _where(one: Finding) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[s
         lane = (one.source, one.topic, one.lane)
         if _is_repeated(one):
             repeated.setdefault(FRAME_OF[one.stage], NumberRanges()).add(lane, one.first, one.last)
-        elif not (one.lane < 0 or one.kind in NAMELESS or (one.kind is Kind.LOST and one.stage is Stage.OUTBOX)):
+        elif not (one.lane < 0 or one.kind in NAMELESS or (one.kind is FindingKind.LOST and one.stage is Stage.OUTBOX)):
             for frame in _where_to_look(one):
                 named.setdefault(frame, NumberRanges()).add(
                     lane, one.first, min(one.last, one.first + config.ids_per_finding - 1)
@@ -108,9 +108,9 @@ def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[s
 
 
 def _where_to_look(one: Finding) -> tuple[str, ...]:
-    if one.kind is Kind.ORPHAN:
+    if one.kind is FindingKind.ORPHAN:
         return (FRAME_OF[one.stage],)
-    return ("places", "broker") if one.kind is Kind.BEYOND_LAST or one.stage is Stage.INBOX else ("places",)
+    return ("places", "broker") if one.kind is FindingKind.BEYOND_LAST or one.stage is Stage.INBOX else ("places",)
 
 
 def _row_filter(named: Mapping[str, Index], repeated: Mapping[str, Index]) -> Any:
@@ -159,7 +159,7 @@ def _repeat(row: Any) -> Finding:
     stage = next(stage for stage, frame in FRAME_OF.items() if frame == row.frame)
     span = row.last - row.first + 1
     return Finding(
-        Kind(row.kind),
+        FindingKind(row.kind),
         stage,
         *(row.topic, row.source, row.lane, row.consumer_group),
         first=row.first,

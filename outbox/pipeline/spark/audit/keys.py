@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.audit.recorded import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, Kind, Stage
+from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, FindingKind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
-from outbox.pipeline.spark.transforms.identity import DIGEST, suspects
-from outbox.pipeline.spark.transforms.keys import ABOUT, PLACE, SUSPECT, Keys
+from outbox.pipeline.spark.transforms.identity import DIGEST, candidates
+from outbox.pipeline.spark.transforms.keys import ABOUT, CANDIDATE, PLACE, Keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,13 +43,13 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
     sums = [F.sum(name).alias(name) for name in ("n", "high", "low", "check")]
     digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
-    wanted = suspects(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
+    wanted = candidates(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
     if not wanted:
         return []
     keys = replace(keys, pairs=tuple(wanted))
     sums = [F.sum(name).alias(name) for name in ("left", "right")]
     rows = (
-        scan(spark, history, keys.columns(), partial(keys.suspects, wanted), SUSPECT)
+        scan(spark, history, keys.columns(), partial(keys.candidates, wanted), CANDIDATE)
         .groupBy("pair", "subject", "key")
         .agg(*sums, F.min("topic").alias("topic"), F.max("at").alias("at"))
         .where(F.col("left") != F.col("right"))
@@ -65,14 +65,14 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
 
 def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Finding]:
     topics = {entry.name: entry.topic for entry in config.business}
-    rows: dict[tuple[str, Kind, str], list[str]] = {}
+    rows: dict[tuple[str, FindingKind, str], list[str]] = {}
     for row in found:
         if row.left == 0:
-            what = (row.subject, Kind.ORPHAN, NO_ROW)
+            what = (row.subject, FindingKind.ORPHAN, NO_ROW)
         elif row.right == 0:
-            what = (row.subject, Kind.LOST, NO_MESSAGE)
+            what = (row.subject, FindingKind.LOST, NO_MESSAGE)
         else:
-            what = (row.subject, Kind.DUPLICATED, f"{row.right} messages for {row.left} rows")
+            what = (row.subject, FindingKind.DUPLICATED, f"{row.right} messages for {row.left} rows")
         rows.setdefault(what, []).append(row.key)
     return [
         Finding(
@@ -86,17 +86,17 @@ def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Fin
     ]
 
 
-def _place_of(row: Any) -> tuple[Kind, Stage, str]:
+def _place_of(row: Any) -> tuple[FindingKind, Stage, str]:
     if row.right == 0:
-        return Kind.LOST, Stage.OUTBOX, STRANDED
+        return FindingKind.LOST, Stage.OUTBOX, STRANDED
     if row.left == 0:
-        return Kind.LOST, Stage.OUTBOX, ROW_GONE
-    return Kind.DUPLICATED, Stage.OUTBOX, SEVERAL_PLACES
+        return FindingKind.LOST, Stage.OUTBOX, ROW_GONE
+    return FindingKind.DUPLICATED, Stage.OUTBOX, SEVERAL_PLACES
 
 
-def by_topic(config: PipelineConfig, rows: list[tuple[str, Kind, Stage, str, str, str]]) -> list[Finding]:
+def by_topic(config: PipelineConfig, rows: list[tuple[str, FindingKind, Stage, str, str, str]]) -> list[Finding]:
     """Group rows of (topic, kind, stage, detail, group, message id) into findings that have all but the id in common."""
-    found: dict[tuple[str, Kind, Stage, str, str], list[str]] = {}
+    found: dict[tuple[str, FindingKind, Stage, str, str], list[str]] = {}
     for topic, kind, stage, detail, group, message_id in rows:
         found.setdefault((topic, kind, stage, detail, group), []).append(message_id)
     return [

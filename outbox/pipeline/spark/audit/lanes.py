@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, Kind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms import numbers
 from outbox.pipeline.spark.transforms.columns import integers, micros_of
-from outbox.pipeline.spark.transforms.judge import HANDLED_BY, Lane, judge, roles_in
+from outbox.pipeline.spark.transforms.judge import HANDLED_BY, ExpectedLane, judge, roles_in
 from outbox.pipeline.spark.transforms.roles import COLUMNS, NONE, Roles, Seen
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -
 
 
 def _judge_lanes(spark: SparkSession, config: PipelineConfig, history: History, marks: Sequence[Mark]) -> list[Any]:
-    lanes: dict[numbers.LaneName, Lane] = {(mark.source, mark.topic, mark.lane): _lane(config, mark) for mark in marks}
+    lanes: dict[numbers.LaneName, ExpectedLane] = {(mark.source, mark.topic, mark.lane): _lane(config, mark) for mark in marks}
     bucket = [*numbers.LANE, "bucket"]
     cell = F.struct(*(name for name in numbers.CELL.names if name not in bucket))
     by_bucket = cells(spark, config, history).groupBy(*bucket).agg(F.collect_list(cell).alias("cells"))
@@ -106,12 +106,12 @@ def _summarize(roles: Roles, latest: int) -> Any:
     return summarize
 
 
-def _lane(config: PipelineConfig, mark: Mark) -> Lane:
+def _lane(config: PipelineConfig, mark: Mark) -> ExpectedLane:
     reading = {index: group.name for index, group in enumerate(config.groups) if mark.topic in group.topics}
-    return Lane(mark.first, mark.last, mark.topic in config.seen_topics, reading)
+    return ExpectedLane(mark.first, mark.last, mark.topic in config.seen_topics, reading)
 
 
-def _judge_batches(lanes: Mapping[numbers.LaneName, Lane]) -> Any:
+def _judge_batches(lanes: Mapping[numbers.LaneName, ExpectedLane]) -> Any:
     def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = [row for bucket in batch.to_pylist() for row in _judge_bucket(lanes, **bucket)]
@@ -123,7 +123,7 @@ def _judge_batches(lanes: Mapping[numbers.LaneName, Lane]) -> Any:
 
 
 def _judge_bucket(
-    lanes: Mapping[numbers.LaneName, Lane], source: str, topic: str, lane: int, bucket: int, cells: list[dict[str, Any]]
+    lanes: Mapping[numbers.LaneName, ExpectedLane], source: str, topic: str, lane: int, bucket: int, cells: list[dict[str, Any]]
 ) -> Iterator[tuple[Any, ...]]:
     name = source, topic, lane
     if name not in lanes:
@@ -151,12 +151,14 @@ def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Ma
             continue
         if lane is None:
             many = max(by_role.values())
-            found_nowhere = Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=many, detail=NUMBERS_WITHOUT_LANE)
+            found_nowhere = Finding(
+                FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=many, detail=NUMBERS_WITHOUT_LANE
+            )
             result.findings.append(found_nowhere)
             continue
         first, last = min(row.first for row in rows_of_lane), max(row.last for row in rows_of_lane)
         span = {"first": first, "last": last, "count": max(by_role.values()), "detail": NO_SUCH_LANE}
-        result.findings.append(Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, **span))
+        result.findings.append(Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, **span))
         unknown.append(Mark(source, topic, lane, 1, last))
     return unknown
 
@@ -186,11 +188,13 @@ def _collect(result: Result, config: PipelineConfig, history: History, marks: Se
 def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
     group = row.what if row.stage == Stage.INBOX else ""
     span = row.last - row.first + 1
-    detail = f"{row.n} of these {span} numbers" if row.kind not in (Kind.DUPLICATED, Kind.CLOCK) and row.n < span else ""
-    if row.kind == Kind.LATE and row.stage == Stage.BROKER:
+    detail = (
+        f"{row.n} of these {span} numbers" if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < span else ""
+    )
+    if row.kind == FindingKind.LATE and row.stage == Stage.BROKER:
         detail = unread(recorded)
     return Finding(
-        Kind(row.kind), Stage(row.stage), mark.topic, mark.source, mark.lane, group, "", row.first, row.last, row.n, detail
+        FindingKind(row.kind), Stage(row.stage), mark.topic, mark.source, mark.lane, group, "", row.first, row.last, row.n, detail
     )
 
 
@@ -201,7 +205,7 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
         gap_end = min(bucket * numbers.BUCKET + 1, end)
         if gap_end > first:
             yield Finding(
-                Kind.LOST,
+                FindingKind.LOST,
                 Stage.OUTBOX,
                 mark.topic,
                 mark.source,
@@ -223,5 +227,5 @@ def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings
             begin[lane] = min(row.first, begin.get(lane, row.first))
     for one in findings:
         first_seen = begin.get((one.source, one.topic, one.lane, one.group))
-        if one.group not in late or one.kind is not Kind.LOST or (first_seen is not None and one.first >= first_seen):
+        if one.group not in late or one.kind is not FindingKind.LOST or (first_seen is not None and one.first >= first_seen):
             yield one

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import Finding, Kind, Stage
+from outbox.pipeline.spark.findings import Finding, FindingKind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.transforms.order import out_of_order, with_generation
 
@@ -38,7 +38,7 @@ def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -
 def _findings(stage: Stage, rows: Iterable[Any]) -> list[Finding]:
     return [
         Finding(
-            *(Kind.OUT_OF_ORDER, stage, row.topic, row.source, row.lane),
+            *(FindingKind.OUT_OF_ORDER, stage, row.topic, row.source, row.lane),
             group=row.consumer_group,
             first=row.number,
             last=row.number,

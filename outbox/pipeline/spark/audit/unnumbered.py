@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.audit.keys import by_topic
 from outbox.pipeline.spark.audit.recorded import micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NOT_SENT, Finding, Kind, Stage
+from outbox.pipeline.spark.findings import NOT_SENT, Finding, FindingKind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import may_have_null, scan
 from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
@@ -53,7 +53,9 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
         .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
         .select("topic", "wrong.kind", "wrong.stage", "wrong.detail", "wrong.group", "message_id")
     )
-    rows = [(row.topic, Kind(row.kind), Stage(row.stage), row.detail, row.group, row.message_id) for row in wrong.collect()]
+    rows = [
+        (row.topic, FindingKind(row.kind), Stage(row.stage), row.detail, row.group, row.message_id) for row in wrong.collect()
+    ]
     return by_topic(config, rows)
 
 
@@ -117,11 +119,11 @@ def _rules(config: PipelineConfig) -> list[Column]:
     is_seen = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
     arrived = F.exists("seen", lambda one: one.startswith("in "))
     rules = [
-        _rule(is_("late") & ~stored, Kind.LATE, Stage.OUTBOX, NOT_SENT),
-        _rule(is_seen & is_("sent") & ~stored, Kind.LOST, Stage.BROKER),
-        _rule(is_seen & is_("unread") & ~stored, Kind.LATE, Stage.BROKER, NOT_READ),
-        _rule(stored & ~placed, Kind.ORPHAN, Stage.BROKER),
-        _rule(arrived & ~stored & ~placed, Kind.ORPHAN, Stage.INBOX),
+        _rule(is_("late") & ~stored, FindingKind.LATE, Stage.OUTBOX, NOT_SENT),
+        _rule(is_seen & is_("sent") & ~stored, FindingKind.LOST, Stage.BROKER),
+        _rule(is_seen & is_("unread") & ~stored, FindingKind.LATE, Stage.BROKER, NOT_READ),
+        _rule(stored & ~placed, FindingKind.ORPHAN, Stage.BROKER),
+        _rule(arrived & ~stored & ~placed, FindingKind.ORPHAN, Stage.INBOX),
     ]
     due = F.when(is_seen, is_("stored") | (is_("unseen") & ~is_("stored young"))).otherwise(is_("sent"))
     for group in config.groups:
@@ -129,11 +131,11 @@ def _rules(config: PipelineConfig) -> list[Column]:
             name = group.name
             owed = due & F.col("topic").isin(*group.topics) & ~is_(f"in {name}", f"dead in {name}", f"not for {name}")
             waits = is_(f"waits in {name}")
-            rules.append(_rule(owed & ~waits, Kind.LOST, Stage.INBOX, group=name))
-            rules.append(_rule(owed & waits, Kind.LATE, Stage.INBOX, group=name))
+            rules.append(_rule(owed & ~waits, FindingKind.LOST, Stage.INBOX, group=name))
+            rules.append(_rule(owed & waits, FindingKind.LATE, Stage.INBOX, group=name))
     return rules
 
 
-def _rule(is_broken: Column, kind: Kind, stage: Stage, detail: str = "", group: str = "") -> Column:
+def _rule(is_broken: Column, kind: FindingKind, stage: Stage, detail: str = "", group: str = "") -> Column:
     parts = {"kind": kind.value, "stage": stage.value, "detail": detail, "group": group}
     return F.when(is_broken, F.struct(*(F.lit(value).alias(name) for name, value in parts.items())))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
-from outbox.pipeline.spark.cause import Minute, backlog_states, up_to
+from outbox.pipeline.spark.cause import BacklogMinute, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
+from outbox.pipeline.spark.findings import STAGE_OF, Finding, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
 from outbox.pipeline.spark.transforms import backlog, latency
@@ -48,7 +48,7 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
         ],
         "findings": [
             Finding(
-                *(Kind.CLOCK, STAGE_OF[hop], topic),
+                *(FindingKind.CLOCK, STAGE_OF[hop], topic),
                 group=group,
                 count=bins[BACKWARDS],
                 detail=clock_has_jumped(config.clock_tolerance_seconds),
@@ -73,12 +73,12 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
-def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Minute]]:
+def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[BacklogMinute]]:
     """Return the counts per minute, by group and topic."""
-    found: dict[tuple[str, str], dict[int, Minute]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[int, BacklogMinute]] = defaultdict(dict)
 
     def add(pair: tuple[str, str], minute: int, **more: int) -> None:
-        now = found[pair].get(minute, Minute(minute))
+        now = found[pair].get(minute, BacklogMinute(minute))
         found[pair][minute] = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
 
     counted = scan(spark, history, backlog.COLUMNS, backlog.happened, backlog.HAPPENED)
@@ -94,7 +94,7 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
     return {pair: list(minutes.values()) for pair, minutes in found.items()}
 
 
-def _of_pair(group: str, topic: str, minutes: list[Minute], again: list[list[Any]]) -> dict[str, Any]:
+def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[list[Any]]) -> dict[str, Any]:
     found = backlog_states(minutes)
     last = found[-1]
     return {

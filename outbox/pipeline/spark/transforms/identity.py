@@ -108,8 +108,8 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class Suspects:
-    """The suspects of a pair: the sorted hashes of keys that differ, and the buckets whose keys must all be compared."""
+class Candidates:
+    """The candidates of a pair: the sorted hashes of keys that differ, and the buckets whose keys must all be compared."""
 
     hashes: Hashes
     buckets: npt.NDArray[np.bool_]
@@ -129,8 +129,8 @@ class Suspects:
         return found
 
 
-def suspects(rows: Iterable[Any]) -> dict[int, Suspects]:
-    """Return the suspects of each pair, from the sums of DIGEST's columns by pair and bucket."""
+def candidates(rows: Iterable[Any]) -> dict[int, Candidates]:
+    """Return the candidates of each pair, from the sums of DIGEST's columns by pair and bucket."""
     hashes: dict[int, list[int]] = {}
     buckets: dict[int, list[int]] = {}
     for row in rows:
@@ -140,7 +140,7 @@ def suspects(rows: Iterable[Any]) -> dict[int, Suspects]:
         else:
             buckets.setdefault(row.pair, []).append(row.bucket)
     return {
-        pair: Suspects(np.array(sorted(hashes.get(pair, [])), np.uint64), _flags(buckets.get(pair, [])))
+        pair: Candidates(np.array(sorted(hashes.get(pair, [])), np.uint64), _flags(buckets.get(pair, [])))
         for pair in {*hashes, *buckets}
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outbox.pipeline.spark.findings import Kind, Stage
+from outbox.pipeline.spark.findings import FindingKind, Stage
 from outbox.pipeline.spark.transforms.columns import Bools, Ints
 from outbox.pipeline.spark.transforms.numbers import BUCKET, Cell, unpack
 from outbox.pipeline.spark.transforms.roles import BROKERS_OF, PLACES_OF, SENT_OF, InGroup, Seen, of_group
@@ -28,7 +28,7 @@ COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "brok
 
 
 @dataclass(frozen=True)
-class Lane:
+class ExpectedLane:
     """
     What is expected of a lane.
 
@@ -48,7 +48,7 @@ class Lane:
 class RangeResult:
     """A result about a range of numbers. With `kind` None it is a count named `what`, from the number `first` on."""
 
-    kind: Kind | None
+    kind: FindingKind | None
     stage: Stage
     what: str
     first: int
@@ -66,7 +66,7 @@ def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
     return found
 
 
-def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
+def judge(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
     """
     Compare the stages of a bucket.
 
@@ -91,33 +91,33 @@ def judge(lane: Lane, bucket: int, roles: Mapping[int, Cell]) -> Iterator[RangeR
     handled = {group: of([of_group(group, InGroup.HANDLED)]) for group in lane.groups}
     arrived = np.logical_or.reduce([of([Seen.FOREIGN_GROUP]), *handled.values()])
 
-    def runs(kind: Kind, stage: Stage, what: str, wrong: Bools) -> Iterator[RangeResult]:
+    def runs(kind: FindingKind, stage: Stage, what: str, wrong: Bools) -> Iterator[RangeResult]:
         for first, last, count in runs_of(wrong):
             yield RangeResult(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
 
-    yield from runs(Kind.LOST, Stage.OUTBOX, "", is_given_out & ~placed & ~stored & ~arrived)
-    yield from runs(Kind.ORPHAN, Stage.BROKER, "", stored & ~placed)
-    yield from runs(Kind.ORPHAN, Stage.INBOX, "", of([Seen.FOREIGN_GROUP]) & ~stored & ~placed)
-    yield from runs(Kind.BEYOND_LAST, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
-    yield from runs(Kind.LATE, Stage.OUTBOX, "", of([Seen.OPEN_LATE]))
+    yield from runs(FindingKind.LOST, Stage.OUTBOX, "", is_given_out & ~placed & ~stored & ~arrived)
+    yield from runs(FindingKind.ORPHAN, Stage.BROKER, "", stored & ~placed)
+    yield from runs(FindingKind.ORPHAN, Stage.INBOX, "", of([Seen.FOREIGN_GROUP]) & ~stored & ~placed)
+    yield from runs(FindingKind.BEYOND_LAST, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
+    yield from runs(FindingKind.LATE, Stage.OUTBOX, "", of([Seen.OPEN_LATE]))
     if lane.is_seen:
-        yield from runs(Kind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
-        yield from runs(Kind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
+        yield from runs(FindingKind.LOST, Stage.BROKER, "", of([Seen.SENT]) & ~stored)
+        yield from runs(FindingKind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
     due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
         discarded = of([of_group(group, InGroup.DISCARDED)]) & ~handled[group]
         dead = of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group] & ~discarded
         explained = handled[group] | dead | discarded | of([of_group(group, InGroup.NOT_OWED)])
         waiting = of([of_group(group, InGroup.WAITING)]) & ~handled[group] & ~dead & ~discarded
-        yield from runs(Kind.ORPHAN, Stage.INBOX, name, handled[group] & ~stored & ~placed)
-        yield from runs(Kind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
-        yield from runs(Kind.LATE, Stage.INBOX, name, due & ~explained & waiting)
+        yield from runs(FindingKind.ORPHAN, Stage.INBOX, name, handled[group] & ~stored & ~placed)
+        yield from runs(FindingKind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
+        yield from runs(FindingKind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
         yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
         for what, found in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
             yield _count(Stage.INBOX, f"{what}{name}", found)
     for stage, what, repeated in _repeats(lane, roles):
-        yield from runs(Kind.DUPLICATED, stage, what, repeated & is_audited)
+        yield from runs(FindingKind.DUPLICATED, stage, what, repeated & is_audited)
     yield from _from_the_future(lane, roles)
     for what, wanted in COUNTED.items():
         yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, of(wanted))
@@ -131,10 +131,10 @@ def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
         (Seen.NO_NUMBER_INBOX, Stage.INBOX),
     ):
         if role in roles:
-            yield RangeResult(Kind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
+            yield RangeResult(FindingKind.NO_NUMBER, stage, "", roles[role].lowest, roles[role].highest, roles[role].n)
 
 
-def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
+def _repeats(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
     """Yield the repeated numbers of each stage. Whether they are one message or several is looked up later."""
     for stage, what, wanted in (
         (Stage.OUTBOX, "", PLACES_OF),
@@ -146,13 +146,13 @@ def _repeats(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str
             yield stage, what, reduce(operator.or_, found).repeated
 
 
-def _from_the_future(lane: Lane, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
+def _from_the_future(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
     stages: dict[int, Stage] = {**dict.fromkeys(PLACES_OF, Stage.OUTBOX), **dict.fromkeys(BROKERS_OF, Stage.BROKER)}
     names = {of_group(group, InGroup.HANDLED): name for group, name in lane.groups.items()}
     for role, found in roles.items():
         stage = stages.get(role) if role not in names else Stage.INBOX
         if stage is not None and found.future:
-            yield RangeResult(Kind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
+            yield RangeResult(FindingKind.CLOCK, stage, names.get(role, ""), found.lowest, found.highest, 1)
 
 
 def _count(stage: Stage, what: str, found: Bools) -> RangeResult:

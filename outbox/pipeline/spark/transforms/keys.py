@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from outbox.pipeline.spark.config import Business
 from outbox.pipeline.spark.transforms.columns import Ints, coded, micros_of
-from outbox.pipeline.spark.transforms.identity import Digest, Hashes, Suspects, hashed
+from outbox.pipeline.spark.transforms.identity import Candidates, Digest, Hashes, hashed
 
 Entries: TypeAlias = "npt.NDArray[np.int32]"  # of config.business, by their indexes
 
@@ -30,7 +30,7 @@ COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
     PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
 }
 
-SUSPECT = pa.schema(
+CANDIDATE = pa.schema(
     {
         "pair": pa.int8(),
         "subject": pa.string(),
@@ -55,7 +55,7 @@ class Side:
     hashes: Hashes
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Return some of the rows with the columns of SUSPECT."""
+        """Return some of the rows with the columns of CANDIDATE."""
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
@@ -68,7 +68,7 @@ class Side:
             rows.column("topic").cast(pa.string()) if "topic" in has else pa.nulls(len(rows), pa.string()),
             micros_of(rows, "at") if "at" in has else 0 * ones,
         ]
-        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SUSPECT)
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CANDIDATE)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ class Keys:
                 found.add(side.pair, side.sign, side.hashes)
         yield from found.batches()
 
-    def suspects(self, wanted: Mapping[int, Suspects], frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def candidates(
+        self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows that may differ according to the digests."""
         for batch in batches:
             for side in self._sides(frame, batch):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from outbox.pipeline.spark.findings import Kind
+from outbox.pipeline.spark.findings import FindingKind
 from outbox.pipeline.spark.transforms.columns import Bools, Ints
 from outbox.pipeline.spark.transforms.judge import runs_of
 from outbox.pipeline.spark.transforms.numbers import BUCKET, HIGHEST, LaneName
@@ -85,8 +85,8 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     )
     for group in keys["consumer_group"].unique().to_pylist():
         of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
-        for kind in Kind.DUPLICATED, Kind.RENUMBERED:
-            found = [one for one in of_group if (len(one["message_id_distinct"]) == 1) == (kind is Kind.DUPLICATED)]
+        for kind in FindingKind.DUPLICATED, FindingKind.RENUMBERED:
+            found = [one for one in of_group if (len(one["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
             for first, last, of_span in _spans(found):
                 yield {
                     "consumer_group": group,
@@ -112,5 +112,5 @@ def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[st
         at += many
 
 
-def _too_many(kind: Kind, row: dict[str, Any]) -> int:
-    return int(row["message_id_count"] - 1 if kind is Kind.DUPLICATED else len(row["message_id_distinct"]))
+def _too_many(kind: FindingKind, row: dict[str, Any]) -> int:
+    return int(row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"]))

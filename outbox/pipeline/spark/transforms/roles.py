@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from outbox.pipeline.spark.config import Group
+from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.transforms.columns import Bools, Ints, coded, micros_of
 
 
@@ -98,7 +98,7 @@ class Roles:
         live_micros: deliveries before this time are not retried any more.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[AuditedGroup]
     cutoff_micros: int
     reaches: Mapping[str, Reach] = field(default_factory=dict)
     owed: Mapping[tuple[str, str], int] = field(default_factory=dict)

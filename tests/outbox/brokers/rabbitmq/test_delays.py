@@ -10,7 +10,7 @@ import pytest
 
 from outbox.brokers.base import DelayedCount, Outgoing, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.brokers.rabbitmq.topology import DUE, RUNGS, UNDELIVERABLE, delay_queues, rung
+from outbox.brokers.rabbitmq.topology import DELAY_QUEUES, DUE, UNDELIVERABLE, delay_queue, delay_queues
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import receive_all, received, statuses
@@ -116,7 +116,7 @@ class TestRetriesOfAFullQueue:
 
 
 class TestDeletedWay:
-    @pytest.mark.parametrize("name", [rung(0), rung(RUNGS - 1), UNDELIVERABLE])
+    @pytest.mark.parametrize("name", [delay_queue(0), delay_queue(DELAY_QUEUES - 1), UNDELIVERABLE])
     def test_is_declared_again_before_anything_is_delayed(self, broker, channel: amqp.Channel, topic, name):
         channel.queue_delete(name)
 
@@ -125,7 +125,7 @@ class TestDeletedWay:
         assert statuses(results) == [SendStatus.ACCEPTED] * 2
         assert len(receive_all(broker, topic, 2)) == 2
 
-    @pytest.mark.parametrize("name", [rung(0), rung(RUNGS - 1), DUE])
+    @pytest.mark.parametrize("name", [delay_queue(0), delay_queue(DELAY_QUEUES - 1), DUE])
     def test_of_exchanges_is_declared_again(self, broker, channel: amqp.Channel, topic, name):
         channel.exchange_delete(name)
 

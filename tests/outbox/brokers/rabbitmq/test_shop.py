@@ -20,7 +20,7 @@ from outbox.consuming.worker import Worker
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor
-from outbox.monitoring.attention import Kind, read_attention
+from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
@@ -247,7 +247,7 @@ class TestTwoProjects:
         ours.run(until_idle=True)
         wants.beat(register.group("cart"), "default")
 
-        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind is Kind.MISCONFIGURED]
+        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind is AttentionKind.MISCONFIGURED]
         assert f"belongs to the outbox {BLOG}" in entry.error
         assert "outbox_consume --group cart --take-over" in entry.error
         assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.check_brokers())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, Answer, Request, read_properties
+from outbox.brokers.rocketmq.remoting.frames import HEADER_BYTES, RemotingAnswer, Request, read_properties
 from tests.outbox.brokers.rocketmq.port_log import Log, write_stored
 
 HOST = "127.0.0.1"
@@ -37,7 +37,7 @@ SETTINGS = {
     "transientStorePoolEnable": "false",
 }
 
-WELL = Answer(0, "", {}, b"")
+WELL = RemotingAnswer(0, "", {}, b"")
 
 
 @dataclass
@@ -113,7 +113,7 @@ class PortStub:
         def act(asked: Asked) -> None:
             if does:
                 self._do(asked.request)
-            self._send(asked, Answer(answer, text, {}, b""))
+            self._send(asked, RemotingAnswer(answer, text, {}, b""))
 
         self._told[code] = act, times
 
@@ -175,81 +175,87 @@ class PortStub:
     def _do_and_answer(self, asked: Asked) -> None:
         self._send(asked, self._do(asked.request))
 
-    def _send(self, asked: Asked, answer: Answer) -> None:
+    def _send(self, asked: Asked, answer: RemotingAnswer) -> None:
         head = {"code": answer.code, "flag": 1, "opaque": asked.number, "remark": answer.text, "extFields": answer.fields}
         data = _frame(head, answer.body)
         with suppress(OSError):  # who asked is gone
             for at in range(0, len(data), self.bytes_at_once):
                 asked.connection.sendall(data[at : at + self.bytes_at_once])
 
-    def _do(self, request: Request) -> Answer:
+    def _do(self, request: Request) -> RemotingAnswer:
         act = ACTS.get(request.code)
-        return act(self, request.fields, request.body) if act else Answer(3, "request type is not supported", {}, b"")
+        return act(self, request.fields, request.body) if act else RemotingAnswer(3, "request type is not supported", {}, b"")
 
-    def _name_brokers(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _name_brokers(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         brokers = [{"brokerName": one.name, "brokerAddrs": {"0": one.address}} for one in self.brokers]
-        return Answer(0, "", {}, json.dumps({"brokerDatas": brokers}).encode())
+        return RemotingAnswer(0, "", {}, json.dumps({"brokerDatas": brokers}).encode())
 
-    def _put_entry(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _put_entry(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         self.entries[fields["key"]] = fields["value"]
         return WELL
 
-    def _get_entry(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _get_entry(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         value = self.entries.get(fields["key"])
-        return Answer(requests.NOTHING_FOUND, "", {}, b"") if value is None else Answer(0, "", {"value": value}, b"")
+        return (
+            RemotingAnswer(requests.NOTHING_FOUND, "", {}, b"") if value is None else RemotingAnswer(0, "", {"value": value}, b"")
+        )
 
-    def _store(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _store(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         stored = self.log.append(fields["b"], read_properties(fields["i"]), body, int(fields["f"]))
-        return Answer(0, "", {"msgId": stored.id, "queueOffset": str(stored.queue_offset)}, b"")
+        return RemotingAnswer(0, "", {"msgId": stored.id, "queueOffset": str(stored.queue_offset)}, b"")
 
-    def _end(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _end(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         place, offset, kind = (int(fields[name]) for name in ("commitLogOffset", "tranStateTableOffset", "commitOrRollback"))
         half = self.log.end(place, offset, kind)
-        return WELL if half else Answer(1, "Find prepared transaction message failed", {}, b"")
+        return WELL if half else RemotingAnswer(1, "Find prepared transaction message failed", {}, b"")
 
-    def _query(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _query(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         found = self.log.find(fields["topic"], fields["key"])[: int(fields["maxNum"])]
-        return Answer(0 if found else requests.NOTHING_FOUND, "", {}, b"".join(map(write_stored, found)))
+        return RemotingAnswer(0 if found else requests.NOTHING_FOUND, "", {}, b"".join(map(write_stored, found)))
 
-    def _view(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _view(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         found = self.log.messages.get(int(fields["offset"]))
-        return Answer(0, "", {}, write_stored(found)) if found else Answer(1, "can not find message by the offset", {}, b"")
+        return (
+            RemotingAnswer(0, "", {}, write_stored(found))
+            if found
+            else RemotingAnswer(1, "can not find message by the offset", {}, b"")
+        )
 
-    def _pull(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _pull(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         at = int(fields["queueOffset"])
         found = self.log.of(fields["topic"], int(fields["queueId"]))[at:][: int(fields["maxMsgNums"])]
         behind = {"nextBeginOffset": str(at + len(found))}
-        return Answer(0 if found else requests.NOTHING_MORE, "", behind, b"".join(map(write_stored, found)))
+        return RemotingAnswer(0 if found else requests.NOTHING_MORE, "", behind, b"".join(map(write_stored, found)))
 
-    def _offset_at(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _offset_at(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         queue = self.log.of(fields["topic"], int(fields["queueId"]))
         since = int(fields["timestamp"]) / 1000
-        return Answer(0, "", {"offset": str(sum(one.stored_at.timestamp() < since for one in queue))}, b"")
+        return RemotingAnswer(0, "", {"offset": str(sum(one.stored_at.timestamp() < since for one in queue))}, b"")
 
-    def _end_of(self, fields: Mapping[str, Any], body: bytes) -> Answer:
-        return Answer(0, "", {"offset": str(len(self.log.of(fields["topic"], int(fields["queueId"]))))}, b"")
+    def _end_of(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
+        return RemotingAnswer(0, "", {"offset": str(len(self.log.of(fields["topic"], int(fields["queueId"]))))}, b"")
 
-    def _tell_settings(self, fields: Mapping[str, Any], body: bytes) -> Answer:
-        return Answer(0, "", {}, "\n".join(f"{name}={value}" for name, value in self.settings.items()).encode())
+    def _tell_settings(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
+        return RemotingAnswer(0, "", {}, "\n".join(f"{name}={value}" for name, value in self.settings.items()).encode())
 
-    def _name_groups(self, fields: Mapping[str, Any], body: bytes) -> Answer:
-        return Answer(0, "", {}, json.dumps({"groupList": list(self.groups.get(fields["topic"], ()))}).encode())
+    def _name_groups(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
+        return RemotingAnswer(0, "", {}, json.dumps({"groupList": list(self.groups.get(fields["topic"], ()))}).encode())
 
-    def _tell_of_a_group(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _tell_of_a_group(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         known = {name: one for groups in self.groups.values() for name, one in groups.items()}
-        return Answer(0, "", {}, json.dumps(known[fields["group"]]).encode())
+        return RemotingAnswer(0, "", {}, json.dumps(known[fields["group"]]).encode())
 
-    def _tell_times(self, fields: Mapping[str, Any], body: bytes) -> Answer:
+    def _tell_times(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         started_at = time.time() + self.clock_ahead - (86400 + 2 * 3600 + 3 * 60 + 4)
         table = {
             "earliestMessageTimeStamp": str(self.earliest_ms),
             "bootTimestamp": f"{started_at * 1000:.0f}",
             "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
         }
-        return Answer(0, "", {}, json.dumps({"table": table}).encode())
+        return RemotingAnswer(0, "", {}, json.dumps({"table": table}).encode())
 
 
-ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], Answer]] = {
+ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], RemotingAnswer]] = {
     requests.ROUTE_OF_TOPIC: PortStub._name_brokers,
     requests.PUT_KV_CONFIG: PortStub._put_entry,
     requests.GET_KV_CONFIG: PortStub._get_entry,

@@ -15,7 +15,7 @@ import pytest
 
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import (
-    Answer,
+    RemotingAnswer,
     Request,
     StoredMessage,
     decode,
@@ -83,10 +83,10 @@ class TestDecode:
     def test_reads_an_answer(self):
         frame = answer_frame(b"body", code=1, remark="offset wrong", extFields={"msgId": "7F"})
 
-        assert decode(frame) == (7, Answer(1, "offset wrong", {"msgId": "7F"}, b"body"))
+        assert decode(frame) == (7, RemotingAnswer(1, "offset wrong", {"msgId": "7F"}, b"body"))
 
     def test_reads_an_answer_that_says_little(self):
-        assert decode(answer_frame()) == (7, Answer(0, "", {}, b""))
+        assert decode(answer_frame()) == (7, RemotingAnswer(0, "", {}, b""))
 
     def test_takes_a_request_of_the_brokers_own_for_no_answer(self):
         assert decode(answer_frame(flag=0, code=39)) == (7, None)
@@ -120,11 +120,11 @@ class TestStored:
 
     @pytest.mark.parametrize("data", [b"", b"\x00" * 200, b"\xff" * 200, write_stored(STORED)[3:]], ids=repr)
     def test_is_nothing_where_no_message_begins(self, data: bytes):
-        assert requests.viewed(Answer(0, "", {}, data)) is None
+        assert requests.viewed(RemotingAnswer(0, "", {}, data)) is None
 
     @pytest.mark.parametrize("size", [8, 30, 60, 90])
     def test_is_nothing_where_it_is_cut_off(self, size: int):
-        assert requests.viewed(Answer(0, "", {}, write_stored(STORED)[:size])) is None
+        assert requests.viewed(RemotingAnswer(0, "", {}, write_stored(STORED)[:size])) is None
 
 
 class TestProperties:
@@ -140,6 +140,6 @@ class TestFound:
     def test_has_only_what_has_that_very_key(self):
         """The broker's index knows hashes."""
         others = [replace(STORED, properties={"UNIQ_KEY": "m.11", "KEYS": "m1 m.1x"}), replace(STORED, properties={})]
-        answer = Answer(0, "", {}, b"".join(map(write_stored, [*others, STORED])))
+        answer = RemotingAnswer(0, "", {}, b"".join(map(write_stored, [*others, STORED])))
 
         assert [requests.found(answer, key) for key in ("m.1", "m", "4711", "m.")] == [[STORED]] * 3 + [[]]

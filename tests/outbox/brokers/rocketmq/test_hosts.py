@@ -1,4 +1,4 @@
-"""Every process that sends half messages answers for them: resident relay, Celery child, checker; each a real process."""
+"""Every process that sends half messages answers for them: long-running relay, Celery child, checker; each a real process."""
 
 from __future__ import annotations
 

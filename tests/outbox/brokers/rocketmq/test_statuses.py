@@ -7,7 +7,7 @@ import pytest
 
 from outbox.brokers.base import Ended, SendResult, SendStatus
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.remoting.frames import Answer
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer
 from outbox.brokers.rocketmq.statuses import NO_BROKERS, status_before_send, status_of, status_of_end, status_of_send
 from outbox.brokers.rocketmq.stubs import Code, definition
 
@@ -113,8 +113,8 @@ class TestRpc:
         assert status_of(IndexError("no entry")).status is UNSURE
 
 
-def answer(code: int, text: str = "") -> Answer:
-    return Answer(code, text, {}, b"")
+def answer(code: int, text: str = "") -> RemotingAnswer:
+    return RemotingAnswer(code, text, {}, b"")
 
 
 class TestAnswerToSend:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outbox.monitoring.doctor import Finding, Level
+from outbox.monitoring.doctor import DoctorFinding, Level
 
 MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
 
@@ -20,7 +20,7 @@ def _outbox(settings: Any, only_the_shops_types: None) -> None:
 def about() -> Callable[..., list[tuple[Level, str]]]:
     """Run a check; return level and text of findings about a subject. Each but OK must have a hint."""
 
-    def about(check: Callable[[], Iterator[Finding]], subject: str) -> list[tuple[Level, str]]:
+    def about(check: Callable[[], Iterator[DoctorFinding]], subject: str) -> list[tuple[Level, str]]:
         found = [one for one in check() if one.subject == subject]
         assert all(bool(one.hint) is (one.level is not Level.OK) for one in found), found
         return [(one.level, one.text) for one in found]

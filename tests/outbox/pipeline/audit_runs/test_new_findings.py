@@ -26,7 +26,7 @@ def named(*ids, count=None, **other):
     return {"kind": "lost", **PLACE, **numbers, "message_ids": [*ids], "about": [], "text": f"{count or len(ids)} x", **other}
 
 
-def audited(*findings, since=None, state=AuditRun.State.DONE):
+def audited(*findings, since=None, state=AuditRun.RunState.DONE):
     """Store a run with these findings."""
     run = store.begin("default", asked_by="beat", since=since, settle_seconds=1)
     AuditRun.objects.filter(pk=run.pk).update(state=state)
@@ -113,7 +113,7 @@ class TestNews:
         assert told(audited(lost(5, 9), lost(1, 2))) == ["2 of 1 to 2"]
 
     def test_is_what_a_run_without_an_answer_found(self):
-        audited(lost(5, 9), state=AuditRun.State.FAILED)
+        audited(lost(5, 9), state=AuditRun.RunState.FAILED)
 
         assert told(audited(lost(5, 9))) == ["5 of 5 to 9"]
 

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-State = AuditRun.State
+State = AuditRun.RunState
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from outbox.pipeline.spark.archive.records import archive_lock
 from outbox.pipeline.spark.archive.run import Archiver
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.audit.run import audit
-from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.lake.manifest import Lake
@@ -190,7 +190,7 @@ class TestWhatBrokersNoLongerHave:
     Messages of three days, one each two hours, of which the broker has the last. `late` began on the second.
     """
 
-    GROUPS = (Group("cart", ["orders"]), Group("late", ["orders"]), Group("far", ["far"]))
+    GROUPS = (AuditedGroup("cart", ["orders"]), AuditedGroup("late", ["orders"]), AuditedGroup("far", ["far"]))
     SOURCE = "urn:uuid:of-a-test"
     ORDERS = """(
         SELECT n AS id, timestamptz '2026-01-01 01:00+00' + (n - 1) * interval '2 hours' AS at

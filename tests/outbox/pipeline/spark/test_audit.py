@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.pipeline.spark.config import Business, Group
+from outbox.pipeline.spark.config import AuditedGroup, Business
 from outbox.pipeline.spark.errors import HistoryError
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import NOW, OURS, START, World, made_anew, said
@@ -65,7 +65,7 @@ class TestALoss:
         assert said(world.audit(spark)) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
 
     def test_is_explained_by_a_dead_or_discarded_batch_or_a_dead_letter(self, spark):
-        world = World().set(groups=[Group("cart", ["orders"])]).add(8)
+        world = World().set(groups=[AuditedGroup("cart", ["orders"])]).add(8)
         world.change("places", {"state": "dead"}, number=1).change("places", {"state": "discarded"}, number=2)
         world.drop("broker", "inbox", number=[1, 2]).drop("inbox", number=4)
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead letter"}
@@ -74,7 +74,7 @@ class TestALoss:
         assert said(world.audit(spark)) == []
 
     def test_is_not_what_an_operator_discarded_which_is_counted_apart(self, spark):
-        world = World().set(groups=[Group("cart", ["orders"])]).add(8).drop("inbox", number=[3, 4])
+        world = World().set(groups=[AuditedGroup("cart", ["orders"])]).add(8).drop("inbox", number=[3, 4])
         acted = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "discarded", "at": START}
         world.frames["failed_deliveries"] = [{**acted, "number": n, "message_id": message_id("orders", 0, n)} for n in (3, 4)]
 
@@ -226,7 +226,7 @@ class TestClocks:
 
 class TestAGroupThatBeganLate:
     def test_owes_nothing_that_was_there_before(self, spark):
-        world = World().set(groups=[Group("cart", ["orders"], is_from_start=False)]).add(9)
+        world = World().set(groups=[AuditedGroup("cart", ["orders"], is_from_start=False)]).add(9)
         world.drop("inbox", number=[1, 2, 6])
 
         assert said(world.audit(spark)) == [("lost", "inbox", "cart", 6, 6, 1)]

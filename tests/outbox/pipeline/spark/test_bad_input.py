@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
 from outbox.pipeline.spark.audit.run import audit
-from outbox.pipeline.spark.config import Group, PipelineConfig, Source
+from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig, Source
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.sources.postgres import copy_history
@@ -87,7 +87,7 @@ class TestAHistory:
             world.audit(spark)
 
     def test_is_not_audited_for_more_groups_than_fit(self, spark):
-        world = World().set(groups=[Group(f"group-{n}", ["orders"]) for n in range(MAX_GROUPS + 1)])
+        world = World().set(groups=[AuditedGroup(f"group-{n}", ["orders"]) for n in range(MAX_GROUPS + 1)])
 
         with pytest.raises(HistoryError, match=rf"There are {MAX_GROUPS + 1} consumer groups"):
             audit(spark, world.config, World().history(spark))

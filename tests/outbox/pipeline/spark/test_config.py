@@ -3,14 +3,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox.pipeline.spark.config import Archived, Business, Group, PipelineConfig, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, PipelineConfig, Source
 from outbox.pipeline.spark.errors import PipelineError
 
 CONFIG = PipelineConfig(
     outbox=Source("postgresql://shop@db/shop", reader="python"),
     brokers=[Source("postgresql://shop@db/broker")],
     business=[Business("orders", "orders", "shop.order", where="total > 0")],
-    groups=[Group("cart", ["orders", "bills"])],
+    groups=[AuditedGroup("cart", ["orders", "bills"])],
     since=datetime(2026, 1, 2, 3, tzinfo=UTC),
     archived=Archived("/srv/lake", datetime(2026, 1, 1, tzinfo=UTC), 604800.0, datetime(2026, 1, 2, tzinfo=UTC)),
 )

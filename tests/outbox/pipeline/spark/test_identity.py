@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.identity import BUCKETS, Digest, bucket_of, hashed, suspects
+from outbox.pipeline.spark.transforms.identity import BUCKETS, Digest, bucket_of, candidates, hashed
 
 SALT = np.uint64(7)
 TEXTS = st.lists(st.text(max_size=40), min_size=1, max_size=30)
@@ -32,9 +32,11 @@ def differing(left, right):
     buckets = {bucket for (bucket, _), value in sums.items() if value}
     names = ("n", "high", "low", "check")
     rows = [SimpleNamespace(pair=0, bucket=bucket, **{name: sums[bucket, name] for name in names}) for bucket in buckets]
-    found = suspects(rows)
+    found = candidates(rows)
     both = sorted({*left, *right})
-    return {key for key, is_suspect in zip(both, found[0].has(hashes_of(both)), strict=True) if is_suspect} if found else set()
+    return (
+        {key for key, is_candidate in zip(both, found[0].has(hashes_of(both)), strict=True) if is_candidate} if found else set()
+    )
 
 
 class TestTheHash:
@@ -62,7 +64,7 @@ class TestTheHash:
         assert hashed(pa.array(["a"]), SALT) != hashed(pa.array(["a"]), np.uint64(8))
 
 
-class TestSuspects:
+class TestCandidates:
     @settings(deadline=None)
     @given(KEYS, KEYS)
     def test_are_the_keys_that_differ(self, left, right):

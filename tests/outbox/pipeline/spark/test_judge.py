@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.judge import BUCKET, Lane, judge
+from outbox.pipeline.spark.transforms.judge import BUCKET, ExpectedLane, judge
 from outbox.pipeline.spark.transforms.numbers import Cell
 from outbox.pipeline.spark.transforms.roles import InGroup, Seen, of_group
 
@@ -25,7 +25,7 @@ STAGES = {
     "discarded": of_group(0, InGroup.DISCARDED),
     "waiting": of_group(0, InGroup.WAITING),
 }
-LANE = Lane(FIRST, LAST, is_seen=True, groups={0: "cart"})
+LANE = ExpectedLane(FIRST, LAST, is_seen=True, groups={0: "cart"})
 
 
 def role(rows, bucket=0):
@@ -104,7 +104,7 @@ class TestTheVerdict:
 
     def test_holds_at_the_edges_of_a_bucket(self):
         edge = 3 * BUCKET
-        lane = Lane(1, edge, is_seen=True)
+        lane = ExpectedLane(1, edge, is_seen=True)
         whole = list(range(2 * BUCKET + 1, edge + 1))
 
         assert judged({"sent": whole, "stored": whole}, lane, bucket=2) == {}
@@ -114,6 +114,6 @@ class TestTheVerdict:
 
     @pytest.mark.parametrize("number", [BUCKET, BUCKET + 1])
     def test_knows_the_last_number_a_lane_gave_out(self, number):
-        found = judged({}, Lane(1, number, is_seen=True), bucket=1)
+        found = judged({}, ExpectedLane(1, number, is_seen=True), bucket=1)
 
         assert found == ({("lost", "outbox"): {BUCKET + 1}} if number > BUCKET else {})

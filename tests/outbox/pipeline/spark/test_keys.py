@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.config import Business
-from outbox.pipeline.spark.transforms.identity import BUCKETS, Suspects
+from outbox.pipeline.spark.transforms.identity import BUCKETS, Candidates
 from outbox.pipeline.spark.transforms.keys import ABOUT, PLACE, Keys
 
-ALL = Suspects(np.array([], np.uint64), np.ones(BUCKETS, bool))
+ALL = Candidates(np.array([], np.uint64), np.ones(BUCKETS, bool))
 ENTRIES = [
     Business("paid", "orders", "shop.order", "OrderPaid"),
     Business("any", "orders", "shop.order", ""),
@@ -34,7 +34,7 @@ def batch_of(**columns):
 
 def found(keys, frame, batch):
     """Return (pair, subject, key, left, right) of each row."""
-    rows = [row for part in keys.suspects({ABOUT: ALL, PLACE: ALL}, frame, iter([batch])) for row in part.to_pylist()]
+    rows = [row for part in keys.candidates({ABOUT: ALL, PLACE: ALL}, frame, iter([batch])) for row in part.to_pylist()]
     return [(row["pair"], row["subject"], row["key"], row["left"], row["right"]) for row in rows]
 
 

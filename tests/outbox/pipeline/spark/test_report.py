@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from outbox.pipeline.spark.config import Group
+from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
@@ -31,7 +31,7 @@ class TestClocks:
 
 class TestABacklog:
     def test_names_its_cause_and_the_messages_tried_most_often(self, spark):
-        world = World().set(groups=[Group("cart", ["orders"]), Group("idle", ["orders"])])
+        world = World().set(groups=[AuditedGroup("cart", ["orders"]), AuditedGroup("idle", ["orders"])])
         world.add(40).drop("inbox", consumer_group="idle")
         stuck = [message_id("orders", 0, number) for number in (31, 32, 33)]
         world.drop("inbox", number=[31, 32, 33])

@@ -7,14 +7,14 @@ import pytest
 
 from outbox.pipeline.spark.audit.recorded import micros, roles_of
 from outbox.pipeline.spark.audit.unnumbered import Observations
-from outbox.pipeline.spark.config import Archived, Group, PipelineConfig, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, PipelineConfig, Source
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.transforms.roles import NONE, InGroup, Reach, Roles, Seen, of_group
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 LIVE = NOW - timedelta(days=7)
 HOUR = timedelta(hours=1)
-GROUPS = [Group("cart", ["orders"])]
+GROUPS = [AuditedGroup("cart", ["orders"])]
 WAITING = of_group(0, InGroup.WAITING)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.spark.findings import Finding, Kind
+from outbox.pipeline.spark.findings import Finding, FindingKind
 from tests.outbox.pipeline.sql.frames import Check, opened
 from tests.outbox.pipeline.sql.judge import Answer, judge
 
@@ -40,7 +40,7 @@ def alike(findings: Iterable[Finding]) -> list[tuple[Any, ...]]:
     return sorted(
         (str(one.kind), str(one.stage), one.topic, one.source, one.lane, one.group, one.subject, *_numbers(one))
         for one in findings
-        if one.kind is not Kind.CLOCK
+        if one.kind is not FindingKind.CLOCK
     )
 
 

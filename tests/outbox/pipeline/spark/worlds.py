@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.spark.config import Business, Group, PipelineConfig, Source
+from outbox.pipeline.spark.config import AuditedGroup, Business, PipelineConfig, Source
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
@@ -22,7 +22,7 @@ SECOND = timedelta(seconds=1)
 CONFIG = PipelineConfig(
     outbox=Source("nowhere"),
     business=[Business("orders", "orders", "shop.order", "OrderPlaced")],
-    groups=[Group("cart", ["orders"]), Group("points", ["orders"])],
+    groups=[AuditedGroup("cart", ["orders"]), AuditedGroup("points", ["orders"])],
     seen_topics=["orders"],
     shuffle_partitions=2,
 )

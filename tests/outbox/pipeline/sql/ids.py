@@ -15,7 +15,7 @@ from outbox.pipeline.spark.findings import (
     SEVERAL_PLACES,
     STRANDED,
     Finding,
-    Kind,
+    FindingKind,
     Stage,
     unknown_topic,
 )
@@ -185,28 +185,28 @@ def judge_ids(
 
 
 def _unnumbered(topic: str, kind: str, stage: str, detail: str, group: str, count: int, ids: list[str]) -> Finding:
-    return Finding(Kind(kind), Stage(stage), topic, group=group, count=count, detail=detail, ids=tuple(ids))
+    return Finding(FindingKind(kind), Stage(stage), topic, group=group, count=count, detail=detail, ids=tuple(ids))
 
 
 def _place(topic: str, detail: str, count: int, ids: list[str]) -> Finding:
-    kind = Kind.DUPLICATED if detail == SEVERAL_PLACES else Kind.LOST
+    kind = FindingKind.DUPLICATED if detail == SEVERAL_PLACES else FindingKind.LOST
     return Finding(kind, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
 def _business(topics: dict[str, str], subject: str, kind: str, detail: str, count: int, abouts: list[str]) -> Finding:
     what: dict[str, Any] = {"subject": subject, "count": count, "detail": detail, "about": tuple(abouts)}
-    return Finding(Kind(kind), Stage.OUTBOX, topics[subject], **what)
+    return Finding(FindingKind(kind), Stage.OUTBOX, topics[subject], **what)
 
 
 def _ahead(stage: str, topic: str, group: str, count: int, ids: list[str]) -> Finding:
-    return Finding(Kind.CLOCK, Stage(stage), topic, group=group, count=count, detail=STILL_TO_COME, ids=tuple(ids))
+    return Finding(FindingKind.CLOCK, Stage(stage), topic, group=group, count=count, detail=STILL_TO_COME, ids=tuple(ids))
 
 
 def _late(
     stage: str, group: str, topic: str, source: str, lane: int, key: str, number: int, message_id: str, before: int
 ) -> Finding:
     return Finding(
-        *(Kind.OUT_OF_ORDER, Stage(stage), topic, source, lane, group),
+        *(FindingKind.OUT_OF_ORDER, Stage(stage), topic, source, lane, group),
         first=number,
         last=number,
         count=1,

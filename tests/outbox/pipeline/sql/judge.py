@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.pipeline.spark.bins import BACKWARDS, add
-from outbox.pipeline.spark.cause import BacklogState, Minute, backlog_states, up_to
+from outbox.pipeline.spark.cause import BacklogMinute, BacklogState, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import STAGE_OF, Finding, Kind, clock_has_jumped
+from outbox.pipeline.spark.findings import STAGE_OF, Finding, FindingKind, clock_has_jumped
 from tests.outbox.pipeline.sql import standing
 from tests.outbox.pipeline.sql.frames import Check
 from tests.outbox.pipeline.sql.ids import judge_ids
@@ -57,10 +57,10 @@ def judge(check: Check, config: PipelineConfig, *, as_of: datetime, since: datet
     return Answer(sorted(findings), histograms, backlogs)
 
 
-def _to_the_end(minutes: list[Minute], as_of: datetime) -> list[Minute]:
+def _to_the_end(minutes: list[BacklogMinute], as_of: datetime) -> list[BacklogMinute]:
     """Add the last whole minute: a group that nothing happens to stands still."""
     last = int(as_of.timestamp()) // 60 - 1
-    return [*minutes, Minute(last)] if minutes[-1].minute < last else minutes
+    return [*minutes, BacklogMinute(last)] if minutes[-1].minute < last else minutes
 
 
 def _jumps(histograms: list[standing.Histogram], config: PipelineConfig) -> list[Finding]:
@@ -69,7 +69,7 @@ def _jumps(histograms: list[standing.Histogram], config: PipelineConfig) -> list
         whole[topic, hop, group] = add(whole.get((topic, hop, group), {}), {place: count})
     return [
         Finding(
-            *(Kind.CLOCK, STAGE_OF[hop], topic),
+            *(FindingKind.CLOCK, STAGE_OF[hop], topic),
             group=group,
             count=bins[BACKWARDS],
             detail=clock_has_jumped(config.clock_tolerance_seconds),

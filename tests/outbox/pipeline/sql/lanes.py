@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, Kind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, FindingKind, Stage, merge
 from tests.outbox.pipeline.sql.frames import Check
 
 HIGHEST = 32_768 << 34  # as in outbox.pipeline.spark.transforms.numbers: numbers from there on are none
@@ -122,7 +122,7 @@ JOIN quick_seen s ON (s.source, s.topic, s.lane) = (f.source, f.topic, f.lane) A
     AND s.stage = ANY(string_to_array(f.stages, ' ')) ORDER BY 1, 2, 3
 """
 
-NAMELESS = (Kind.UNKNOWN_LANE, Kind.NO_NUMBER)
+NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER)
 
 
 def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sources: Sequence[str]) -> list[Finding]:
@@ -133,12 +133,12 @@ def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sourc
     for kind, stage, topic, source, lane, group, first, last, count in check.run(
         JUDGE, {"seen_topics": list(config.seen_topics)}
     ).fetchall():
-        found.append(Finding(Kind(kind), Stage(stage), topic, source, lane, group, "", first, last, count))
+        found.append(Finding(FindingKind(kind), Stage(stage), topic, source, lane, group, "", first, last, count))
     for stage, topic, source, lane, first, last, count in check.run(BAD_NUMBERS, []).fetchall():
         span = last - first + 1
         detail = f"{count} of these {span} numbers" if count < span else ""
         numbers_of = {"first": first, "last": last, "count": count, "detail": detail}
-        found.append(Finding(Kind.NO_NUMBER, Stage(stage), topic, source, lane, **numbers_of))
+        found.append(Finding(FindingKind.NO_NUMBER, Stage(stage), topic, source, lane, **numbers_of))
     found += [_repeat(row, config.ids_per_finding) for row in check.run(REPEATED).fetchall()]
     return _with_ids(check, merge(found), config.ids_per_finding)
 
@@ -147,11 +147,11 @@ def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Finding]:
     found = []
     for source, topic, lane, first, last, count in check.run(UNKNOWN).fetchall():
         if source in sources and lane is None:
-            found.append(Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=count, detail=NUMBERS_WITHOUT_LANE))
+            found.append(Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=count, detail=NUMBERS_WITHOUT_LANE))
         elif source in sources:
             where = (topic, source, lane)
             found.append(
-                Finding(Kind.UNKNOWN_LANE, Stage.OUTBOX, *where, first=first, last=last, count=count, detail=NO_SUCH_LANE)
+                Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, *where, first=first, last=last, count=count, detail=NO_SUCH_LANE)
             )
             check.run(LEARN, [source, topic, lane, last])
     return found
@@ -160,7 +160,7 @@ def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Finding]:
 def _repeat(row: tuple[Any, ...], limit: int) -> Finding:
     stage, topic, source, lane, group, number, rows, ids = row
     is_one = len(ids) == 1
-    kind, count = (Kind.DUPLICATED, rows - 1) if is_one else (Kind.RENUMBERED, len(ids))
+    kind, count = (FindingKind.DUPLICATED, rows - 1) if is_one else (FindingKind.RENUMBERED, len(ids))
     return Finding(kind, Stage(stage), topic, source, lane, group, "", number, number, count, ids=tuple(ids[:limit]))
 
 
@@ -185,8 +185,8 @@ def _with_ids(check: Check, findings: list[Finding], limit: int) -> list[Finding
 
 def _stages_of(one: Finding) -> str:
     """Return which stages know the messages of a finding."""
-    if one.kind is Kind.LOST and one.stage is Stage.OUTBOX:
+    if one.kind is FindingKind.LOST and one.stage is Stage.OUTBOX:
         return ""
-    if one.kind is Kind.ORPHAN:
+    if one.kind is FindingKind.ORPHAN:
         return str(one.stage)
-    return "outbox broker" if one.kind is Kind.BEYOND_LAST or one.stage is Stage.INBOX else "outbox"
+    return "outbox broker" if one.kind is FindingKind.BEYOND_LAST or one.stage is Stage.INBOX else "outbox"

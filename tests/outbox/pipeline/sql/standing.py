@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
-from outbox.pipeline.spark.cause import Minute
+from outbox.pipeline.spark.cause import BacklogMinute
 from tests.outbox.pipeline.sql.frames import Check
 
 Histogram = tuple[str, str, str, int, int, int]  # topic, hop, consumer group, minute (seconds since 1970), bin, n
@@ -72,11 +72,11 @@ def read_histograms(check: Check, *, tolerance_seconds: float) -> list[Histogram
     ]
 
 
-def read_minutes(check: Check) -> dict[tuple[str, str], list[Minute]]:
+def read_minutes(check: Check) -> dict[tuple[str, str], list[BacklogMinute]]:
     """Count by group and topic, minute by minute."""
-    found: dict[tuple[str, str], list[Minute]] = defaultdict(list)
+    found: dict[tuple[str, str], list[BacklogMinute]] = defaultdict(list)
     for group, topic, *counts in check.run(MINUTES).fetchall():
-        found[group, topic].append(Minute(*counts))
+        found[group, topic].append(BacklogMinute(*counts))
     return dict(found)
 
 

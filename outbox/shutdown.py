@@ -40,12 +40,12 @@ GIVEN_UP = 1
 
 _in_handlers: set[int] = set()
 _given_up: set[int] = set()
-_exiting: set[Watch] = set()  # open watches that may exit this process
+_exiting: set[ShutdownWatch] = set()  # open watches that may exit this process
 
 
-def is_end_of_process(error: BaseException, *, is_requested: bool) -> bool:
+def is_shutdown(error: BaseException, *, is_requested: bool) -> bool:
     """
-    Return whether an exception means the end of the process, instead of an error of the code that raised it.
+    Return whether an exception shuts the process down, instead of being an error of the code that raised it.
 
     Args:
         is_requested: whether the end was requested. Without a request, `sys.exit()` is an error of its caller.
@@ -85,7 +85,7 @@ def give_up_handler(thread: int) -> bool:
     return bool(_exiting)
 
 
-class Watch(threading.Thread):
+class ShutdownWatch(threading.Thread):
     """
     Watches, from `start` to `close`, for a request to end a process or a task in it.
 
@@ -99,7 +99,7 @@ class Watch(threading.Thread):
     def __init__(
         self, requests: Callable[[], int], threads: Callable[[], Iterable[threading.Thread]], *, may_exit: bool = True
     ) -> None:
-        super().__init__(name="outbox ending", daemon=True)
+        super().__init__(name="outbox shutdown", daemon=True)
         self.requested = threading.Event()
         self._closed = threading.Event()
         self._requests = requests
@@ -188,9 +188,9 @@ class Watch(threading.Thread):
                 )
 
 
-class Ending:
+class GracefulShutdown:
     """
-    The graceful shutdown of a resident command on SIGTERM or SIGINT; for the main thread only.
+    The graceful shutdown of a long-running command on SIGTERM or SIGINT; for the main thread only.
 
     Args:
         threads: threads that the log names, beside the main thread, if they do not return.
@@ -198,7 +198,7 @@ class Ending:
 
     def __init__(self, threads: Iterable[threading.Thread] = ()) -> None:
         self._caught = 0
-        self._watch = Watch(lambda: self._caught, lambda: [*threads, threading.main_thread()])
+        self._watch = ShutdownWatch(lambda: self._caught, lambda: [*threads, threading.main_thread()])
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._count) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from django.conf import settings as django_settings
 
-from outbox.ending import UNFINISHED
 from outbox.message import TopicType
-from tests.journeys.endings import INVISIBLE
-from tests.journeys.endings.node import Node
-from tests.journeys.endings.scene import LIMIT, Scene, end, seconds_until, wait
+from outbox.shutdown import UNFINISHED
+from tests.journeys.shutdown import INVISIBLE
+from tests.journeys.shutdown.node import Node
+from tests.journeys.shutdown.scene import LIMIT, Scene, end, seconds_until, wait
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
     data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
     with Node(folder, Ports.free(), proxy={"minInvisibleTimeMillsForRecv": 100}, data=data) as node:
         node.make_topic("work", TopicType.TRANSACTION)
-        node.make_group("endings")
+        node.make_group("shutdown")
         yield node
     shutil.rmtree(data, ignore_errors=True)
 

@@ -6,15 +6,15 @@ import pytest
 
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.outages import Backoff
-from outbox.relay import resident
-from outbox.relay.resident import Resident
+from outbox.relay import loops
+from outbox.relay.loops import RepeatingThread
 from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 0.01)
-    monkeypatch.setattr(resident, "BACKOFF", Backoff(resident.BACKOFF.base, resident.BACKOFF.limit, lambda: 0.01))
+    monkeypatch.setattr(loops, "MAX_REFUSED_SECONDS", 0.01)
+    monkeypatch.setattr(loops, "BACKOFF", Backoff(loops.BACKOFF.base, loops.BACKOFF.limit, lambda: 0.01))
 
 
 class Work:
@@ -40,7 +40,7 @@ def start():
     started = []
 
     def start(work, pause=60.0):
-        started.append(Resident("The worker", work, pause=pause))
+        started.append(RepeatingThread("The worker", work, pause=pause))
         started[-1].start()
         return started[-1]
 
@@ -51,7 +51,7 @@ def start():
         assert not one.is_alive()
 
 
-class TestResident:
+class TestRepeatingThread:
     def test_goes_on_at_once_while_there_is_more_to_do(self, start):
         work = Work(True, True, False)
 
@@ -102,7 +102,7 @@ class TestResident:
         ]
 
     def test_does_not_try_again_at_once_what_was_refused(self, start, monkeypatch):
-        monkeypatch.setattr(resident, "MAX_REFUSED_SECONDS", 60.0)
+        monkeypatch.setattr(loops, "MAX_REFUSED_SECONDS", 60.0)
         work = Work(ValueError("no permission"), False)
 
         start(work)
@@ -111,7 +111,7 @@ class TestResident:
         assert work.turns == 1
 
     def test_waits_for_a_lane_and_says_so_once(self, start, caplog, monkeypatch):
-        monkeypatch.setattr(resident, "LANES_HELD_SECONDS", 0.01)
+        monkeypatch.setattr(loops, "LANES_HELD_SECONDS", 0.01)
         work = Work(LaneNotHeld("all held"), LaneNotHeld("all held"), False)
 
         start(work)
@@ -120,7 +120,7 @@ class TestResident:
         assert caplog.text.count("all held") == 1
 
     def test_looks_again_at_a_database_that_was_not_ready(self, start, caplog, monkeypatch):
-        monkeypatch.setattr(resident, "NOT_MIGRATED_SECONDS", 0.01)
+        monkeypatch.setattr(loops, "NOT_MIGRATED_SECONDS", 0.01)
         work = Work(NotMigrated("no tables"), False)
 
         start(work)
@@ -139,7 +139,7 @@ class TestResident:
         assert not worker.is_alive()
 
     def test_ends_when_it_is_stopped_in_a_back_off(self, start, monkeypatch):
-        monkeypatch.setattr(resident, "NOT_MIGRATED_SECONDS", 60.0)
+        monkeypatch.setattr(loops, "NOT_MIGRATED_SECONDS", 60.0)
         work = Work(NotMigrated("no tables"))
         worker = start(work)
         wait_until(lambda: work.turns)

@@ -1,9 +1,9 @@
 """
-Transactions that are certainly committed when they return, because an answer or acknowledgement follows.
+Guarded transactions: they are certainly committed when they return, because an answer or acknowledgement follows.
 
 An exception from outside of the database (a task's time limit, a signal handler) may be raised in the middle of Django's own
 COMMIT. The connection then stays in the transaction with autocommit off, and every later block, durable or not, silently commits
-nothing. So the outermost block checks the connection before it begins and after its end.
+nothing. So a guarded transaction checks the connection before it begins and after its end.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class _ConnectionState(NamedTuple):
 @contextmanager
 def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
     """
-    Open a transaction like Django's `atomic()`: a savepoint within a transaction, else `outermost_transaction`.
+    Open a block like Django's `atomic()`: a savepoint within a transaction, else a guarded transaction.
 
     Raises:
-        BrokenTransaction: as `outermost_transaction`, or the savepoint would be rolled back after an error that was caught; or
+        BrokenTransaction: as `guarded_transaction`, or the savepoint would be rolled back after an error that was caught; or
             autocommit was off outside of every block, and the connection was closed.
         RuntimeError: a durable block is not the outermost one.
     """
@@ -89,16 +89,17 @@ def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
             _refuse_marked(wrapper, "The transaction")
         return
     refuse_manual(using)
-    with outermost_transaction(using):
+    with guarded_transaction(using):
         yield
 
 
 @contextmanager
-def outermost_transaction(alias: str) -> Iterator[None]:
+def guarded_transaction(alias: str) -> Iterator[None]:
     """
-    Open the outermost transaction of a database, over Django's connection, and leave the connection in its state before.
+    Open a transaction, never a savepoint, over Django's connection; it returns only if all of it was committed.
 
-    A connection that was left in a broken state is closed first, which rolls its transaction back.
+    The connection is left in its state before. One that was left in a broken state is closed first, which rolls its transaction
+    back.
 
     Raises:
         BrokenTransaction: at the end of the block, the transaction is not committed, or this is unknown. The connection was

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.journeys.endings.scene import LIMIT, Scene, end
+from tests.journeys.shutdown.scene import LIMIT, Scene, end
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which exceptions end a process, and shutdown in pools whose process runs other tasks. More: tests/journeys/endings/."""
+"""Which exceptions end a process, and shutdown in pools whose process runs other tasks. More: tests/journeys/shutdown/."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from outbox import ending
-from outbox.ending import GIVEN_UP, Watch, give_up_handler, handler_runs, is_end_of_process
-from outbox.relay.resident import Resident
+from outbox import shutdown
+from outbox.relay.loops import RepeatingThread
+from outbox.shutdown import GIVEN_UP, ShutdownWatch, give_up_handler, handler_runs, is_shutdown
 from tests.waiting import wait_until
 
 SAID = "cannot end before it returns"
@@ -20,7 +20,7 @@ SAID = "cannot end before it returns"
 
 @pytest.fixture(autouse=True)
 def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(shutdown, "LIMIT_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def asked() -> list[int]:
 
 
 @pytest.fixture
-def watch(gate: threading.Event, asked: list[int]) -> Iterator[Watch]:
-    task = Resident("The task", lambda: gate.wait() and False, pause=60)
+def watch(gate: threading.Event, asked: list[int]) -> Iterator[ShutdownWatch]:
+    task = RepeatingThread("The task", lambda: gate.wait() and False, pause=60)
     task.start()
-    watch = Watch(lambda: len(asked), lambda: [task], may_exit=False)
+    watch = ShutdownWatch(lambda: len(asked), lambda: [task], may_exit=False)
     watch.start()
     yield watch
     watch.close()
@@ -41,7 +41,7 @@ def watch(gate: threading.Event, asked: list[int]) -> Iterator[Watch]:
 
 
 class TestWatch:
-    def test_stops_what_is_to_be_stopped(self, watch: Watch, asked: list[int]):
+    def test_stops_what_is_to_be_stopped(self, watch: ShutdownWatch, asked: list[int]):
         stopped = threading.Event()
         watch.on_request(stopped.set)
         assert not stopped.is_set()
@@ -50,7 +50,7 @@ class TestWatch:
 
         assert stopped.wait(5)
 
-    def test_stops_at_once_what_begins_later(self, watch: Watch, asked: list[int]):
+    def test_stops_at_once_what_begins_later(self, watch: ShutdownWatch, asked: list[int]):
         stopped = threading.Event()
         asked.append(1)
         assert watch.requested.wait(5)
@@ -59,13 +59,15 @@ class TestWatch:
 
         assert stopped.is_set()
 
-    def test_names_a_call_that_does_not_return(self, watch: Watch, asked: list[int], caplog: pytest.LogCaptureFixture):
+    def test_names_a_call_that_does_not_return(self, watch: ShutdownWatch, asked: list[int], caplog: pytest.LogCaptureFixture):
         asked.append(1)
 
         wait_until(lambda: SAID in caplog.text)
-        assert "The task has not returned from outbox.relay.resident.Resident.run() (it waits in " in caplog.text
+        assert "The task has not returned from outbox.relay.loops.RepeatingThread.run() (it waits in " in caplog.text
 
-    def test_says_nothing_when_all_came_to_its_end(self, watch: Watch, asked: list[int], caplog: pytest.LogCaptureFixture):
+    def test_says_nothing_when_all_came_to_its_end(
+        self, watch: ShutdownWatch, asked: list[int], caplog: pytest.LogCaptureFixture
+    ):
         asked.append(1)
         assert watch.requested.wait(5)
 
@@ -74,7 +76,7 @@ class TestWatch:
 
         assert SAID not in caplog.text
 
-    def test_waits_for_a_handler(self, watch: Watch, asked: list[int], caplog: pytest.LogCaptureFixture):
+    def test_waits_for_a_handler(self, watch: ShutdownWatch, asked: list[int], caplog: pytest.LogCaptureFixture):
         with handler_runs():
             asked.append(1)
             wait_until(lambda: "Waiting for a handler" in caplog.text)
@@ -119,7 +121,7 @@ class TestAHandlerThatWasGivenUp:
             looks.append(None)
             return 0
 
-        watch = Watch(look, list, may_exit=False)
+        watch = ShutdownWatch(look, list, may_exit=False)
 
         watch.start()
         wait_until(lambda: len(looks) >= 3)
@@ -128,8 +130,8 @@ class TestAHandlerThatWasGivenUp:
         watch.close()
 
     def test_ends_its_process_though_another_handler_runs_on(self, exits: list[int], monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(ending, "OTHERS_SECONDS", 1.0)
-        watch = Watch(lambda: 0, list)
+        monkeypatch.setattr(shutdown, "OTHERS_SECONDS", 1.0)
+        watch = ShutdownWatch(lambda: 0, list)
 
         with handler_runs():
             watch.start()
@@ -139,7 +141,7 @@ class TestAHandlerThatWasGivenUp:
         watch.close()
 
     def test_ends_its_process_when_the_other_handlers_have_returned(self, exits: list[int]):
-        watch = Watch(lambda: 0, list)
+        watch = ShutdownWatch(lambda: 0, list)
         with handler_runs():
             watch.start()
             assert watch.requested.wait(5)
@@ -171,23 +173,23 @@ def on_signal(monkeypatch) -> Callable[[], object]:
 
 class TestIsEndOfProcess:
     def test_is_an_exit_that_a_signal_asked_for(self, on_signal):
-        assert is_end_of_process(raised_by(on_signal), is_requested=False)
+        assert is_shutdown(raised_by(on_signal), is_requested=False)
 
     def test_is_any_exit_once_the_end_was_asked_for(self):
-        assert is_end_of_process(raised_by(sys.exit), is_requested=True)
+        assert is_shutdown(raised_by(sys.exit), is_requested=True)
 
     def test_is_no_exit_of_the_handlers_own(self):
-        assert not is_end_of_process(raised_by(sys.exit), is_requested=False)
+        assert not is_shutdown(raised_by(sys.exit), is_requested=False)
 
     def test_is_an_interrupt_of_the_main_thread_only(self):
         found = []
-        thread = threading.Thread(target=lambda: found.append(is_end_of_process(KeyboardInterrupt(), is_requested=False)))
+        thread = threading.Thread(target=lambda: found.append(is_shutdown(KeyboardInterrupt(), is_requested=False)))
         thread.start()
         thread.join()
 
         assert found == [False]
-        assert is_end_of_process(KeyboardInterrupt(), is_requested=False)
+        assert is_shutdown(KeyboardInterrupt(), is_requested=False)
 
     @pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit()])
     def test_is_nothing_else(self, error):
-        assert not is_end_of_process(error, is_requested=True)
+        assert not is_shutdown(error, is_requested=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from outbox import consumer
-from tests.journeys.endings import TIME_LIMIT
+from tests.journeys.shutdown import TIME_LIMIT
 
 limit = os.environ.get(TIME_LIMIT)
 
 
-@consumer(topic="work", group="endings", time_limit=timedelta(seconds=float(limit)) if limit else None)
+@consumer(topic="work", group="shutdown", time_limit=timedelta(seconds=float(limit)) if limit else None)
 def work(message: dict[str, Any], context: Any) -> None:
     if path := message.get("waits_while"):
         Path(path).with_suffix(".begun").touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.journeys.endings.scene import LIMIT, Scene, end, seconds_until
+from tests.journeys.shutdown.scene import LIMIT, Scene, end, seconds_until
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

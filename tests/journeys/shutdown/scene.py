@@ -17,7 +17,7 @@ from django.conf import settings as django_settings
 
 from outbox.models import State
 from outbox.testing.postgres import Postgres
-from tests.journeys.endings import VARIABLE
+from tests.journeys.shutdown import VARIABLE
 from tests.waiting import wait_until
 
 SENT = f"SELECT coalesce(sum(cardinality(message_ids) - cardinality(split)), 0) FROM outbox_batch WHERE state = {State.SENT}"
@@ -82,7 +82,7 @@ class Scene:
         self.folder = folder
         self.options = options
         self.processes: list[subprocess.Popen[str]] = []
-        self.publisher = self.start("tests.journeys.endings.publisher", stdin=subprocess.PIPE)
+        self.publisher = self.start("tests.journeys.shutdown.publisher", stdin=subprocess.PIPE)
 
     def start(self, *command: str, stdin: int | None = None, **environment: str) -> subprocess.Popen[str]:
         """Start `python -m ...`, its errors in a file of their own."""
@@ -92,7 +92,7 @@ class Scene:
             env={
                 **os.environ,
                 "DATABASE_URL": self.server.url,
-                "DJANGO_SETTINGS_MODULE": "tests.journeys.endings.settings",
+                "DJANGO_SETTINGS_MODULE": "tests.journeys.shutdown.settings",
                 VARIABLE: json.dumps(self.options),
                 **environment,
             },

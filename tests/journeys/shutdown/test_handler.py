@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox.ending import GIVEN_UP, UNFINISHED
-from tests.journeys.endings import TIME_LIMIT
-from tests.journeys.endings.scene import LIMIT, Scene, end
+from outbox.shutdown import GIVEN_UP, UNFINISHED
+from tests.journeys.shutdown import TIME_LIMIT
+from tests.journeys.shutdown.scene import LIMIT, Scene, end
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ class TestHandlerThatTakesLong:
         code = stubborn.wait(30)
 
         assert code == GIVEN_UP
-        assert "work of group 'endings' still runs 10 s after its time_limit of 0.5 s" in scene.said(stubborn)
+        assert "work of group 'shutdown' still runs 10 s after its time_limit of 0.5 s" in scene.said(stubborn)
         assert scene.handled() == 0
         gate.unlink()
         scene.start("django", "outbox_consume")

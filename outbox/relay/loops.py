@@ -1,6 +1,6 @@
 """
-Steps that are repeated, and outlast failures of database and broker: by threads until they are stopped (`Resident`), or by a task
-of Celery's beat, which does one at a time (`try_step`).
+Steps that are repeated, and outlast failures of database and broker: by threads until they are stopped (`RepeatingThread`), or by
+a task of Celery's beat, which does one at a time (`try_step`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outbox.ending import Ending
 from outbox.errors import LaneNotHeld, NotMigrated
 from outbox.logs import get_logger, log_fields
 from outbox.outages import BACKOFF, OUTAGES
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
+from outbox.shutdown import GracefulShutdown
 
 logger = get_logger(__name__)
 
@@ -24,7 +24,7 @@ LANES_HELD_SECONDS = 1.0
 MAX_REFUSED_SECONDS = 60.0  # wait of a step with longer pauses, such as the maintenance, before it tries again what was refused
 
 
-class Resident(threading.Thread):
+class RepeatingThread(threading.Thread):
     """
     A thread that repeats a step. After an error, which it logs, it waits with exponential back-off; after one that is
     not an outage at least for its pause, and at most a minute.
@@ -76,8 +76,8 @@ class Resident(threading.Thread):
         return wait if isinstance(error, OUTAGES) else max(wait, min(self._pause, MAX_REFUSED_SECONDS))
 
 
-class ResidentRelay(Resident):
-    """A relay that runs until it is stopped."""
+class RelayThread(RepeatingThread):
+    """A long-running relay: `outbox_relay` runs one per target."""
 
     def __init__(self, target: RelayTarget) -> None:
         super().__init__(f"Relay of {target}", self._run_relay, pause=0)
@@ -92,7 +92,7 @@ class ResidentRelay(Resident):
             runner.stop()
 
     def _run_relay(self) -> bool:
-        with open_runner(self.target, note="resident") as runner:
+        with open_runner(self.target, note="long-running") as runner:
             self._runner = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.stop()
@@ -109,13 +109,13 @@ class ResidentRelay(Resident):
         return True
 
 
-def run_until_stopped(residents: Sequence[Resident], ending: Ending) -> bool:
-    """Run residents until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
-    for resident in residents:
-        resident.start()
-    is_asked = ending.wait(lambda: all(resident.is_alive() for resident in residents))
-    for resident in residents:
-        resident.stop()
+def run_until_stopped(threads: Sequence[RepeatingThread], shutdown: GracefulShutdown) -> bool:
+    """Run threads until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
+    for thread in threads:
+        thread.start()
+    is_asked = shutdown.wait(lambda: all(thread.is_alive() for thread in threads))
+    for thread in threads:
+        thread.stop()
     return is_asked
 
 

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from outbox.ending import UNFINISHED
-from tests.journeys.endings.scene import LIMIT, Scene, end
+from outbox.shutdown import UNFINISHED
+from tests.journeys.shutdown.scene import LIMIT, Scene, end
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from django.conf import settings as django_settings
 
-from tests.journeys.endings.scene import Scene, Server, end
+from tests.journeys.shutdown.scene import Scene, Server, end
 from tests.waiting import wait_until
 
 collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_rocketmq.py"]
@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
         environment = {
             **os.environ,
             "DATABASE_URL": server.url,
-            "DJANGO_SETTINGS_MODULE": "tests.journeys.endings.settings",
+            "DJANGO_SETTINGS_MODULE": "tests.journeys.shutdown.settings",
         }
         command = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
         subprocess.run(command, env=environment, cwd=django_settings.BASE_DIR, check=True)

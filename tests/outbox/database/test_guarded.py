@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from outbox import database
-from outbox.database.outermost import atomic, outermost_transaction
+from outbox.database.guarded import atomic, guarded_transaction
 from outbox.errors import BrokenTransaction
 from tests.foreign_exceptions import Bomb, Place, TimeIsOver, planted
 
@@ -225,7 +225,7 @@ class TestAConnectionThatWasLeftBroken:
         break_it(bomb, nth)
         before = stored()
 
-        with outermost_transaction("default"):
+        with guarded_transaction("default"):
             Group.objects.create(name="c")
 
         assert stored() == before + 1

@@ -4,14 +4,14 @@ import json
 import os
 from datetime import timedelta
 
-from tests.journeys.endings import INVISIBLE, VARIABLE
+from tests.journeys.shutdown import INVISIBLE, VARIABLE
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, INSTALLED_APPS
 
 options = json.loads(os.environ.get(VARIABLE, "{}"))
 
 del DATABASES["other"]
-INSTALLED_APPS = [*(app for app in INSTALLED_APPS if not app.startswith("project.")), "tests.journeys.endings"]
+INSTALLED_APPS = [*(app for app in INSTALLED_APPS if not app.startswith("project.")), "tests.journeys.shutdown"]
 ROOT_URLCONF = None
 ROCKETMQ = {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
 OUTBOX = {

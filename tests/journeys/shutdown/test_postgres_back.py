@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from tests.journeys.endings.scene import LIMIT, Scene, Server, seconds_until, wait
+from tests.journeys.shutdown.scene import LIMIT, Scene, Server, seconds_until, wait
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
