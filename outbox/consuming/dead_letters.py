@@ -267,8 +267,8 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
         chosen.setdefault(one.broker, {}).setdefault((one.letter.group, one.using), []).append(one)
     for alias, by_group in chosen.items():
         with closing(conf.make_broker(alias)) as broker:
-            keeper = DeadLetters.of(broker)
-            settle = keeper.discard if discard else keeper.replay
+            store = DeadLetters.of(broker)
+            settle = store.discard if discard else store.replay
             for (group, using), found in by_group.items():
                 set_owner(broker, group, using)
                 for portion in (found[at : at + SETTLED_AT_ONCE] for at in range(0, len(found), SETTLED_AT_ONCE)):

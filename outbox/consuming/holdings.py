@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from outbox.brokers.base import Broker
-from outbox.consuming.keeper import Keeper
+from outbox.consuming.lease_thread import LeaseThread
 from outbox.database.heartbeats import Handling
 
 
@@ -30,20 +30,20 @@ class Holdings:
 
 _lock = threading.Lock()
 _clients: dict[tuple[str, str], WeakValueDictionary[str, Broker]] = {}  # broker and group -> by worker
-_keepers: dict[tuple[str, str], WeakValueDictionary[str, Keeper]] = {}
+_lease_threads: dict[tuple[str, str], WeakValueDictionary[str, LeaseThread]] = {}
 
 
-def note(alias: str, group: str, worker: str, broker: Broker, keeper: Keeper) -> None:
+def note(alias: str, group: str, worker: str, broker: Broker, lease_thread: LeaseThread) -> None:
     """Remember what a worker receives and handles with."""
     with _lock:
         _clients.setdefault((alias, group), WeakValueDictionary())[worker] = broker
-        _keepers.setdefault((alias, group), WeakValueDictionary())[worker] = keeper
+        _lease_threads.setdefault((alias, group), WeakValueDictionary())[worker] = lease_thread
 
 
 def forget(alias: str, group: str, worker: str) -> None:
     """Forget a worker whose broker client is closed."""
     with _lock:
-        for known in (_clients, _keepers):
+        for known in (_clients, _lease_threads):
             known.get((alias, group), WeakValueDictionary()).pop(worker, None)
 
 
@@ -51,11 +51,11 @@ def read(alias: str, group: str) -> Holdings:
     """Return the sum of all workers of a group at a broker."""
     with _lock:
         clients = list(_clients.get((alias, group), {}).values())
-        keepers = list(_keepers.get((alias, group), {}).values())
+        lease_threads = list(_lease_threads.get((alias, group), {}).values())
     total = Holdings()
     for broker in clients:
         total.held.update(broker.held(group))
         total.refusals.update(broker.refusals())
-    running = [one for one in (keeper.running() for keeper in keepers) if one is not None]
+    running = [one for one in (lease_thread.running() for lease_thread in lease_threads) if one is not None]
     total.handling = max(running, key=lambda one: one.seconds, default=None)
     return total

@@ -21,7 +21,7 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.consuming import failure_counts, holdings, wants
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
-from outbox.consuming.keeper import Held, Keeper, affordable
+from outbox.consuming.lease_thread import Held, LeaseThread, affordable
 from outbox.consuming.outcome import HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
@@ -143,7 +143,7 @@ class Worker:
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
-        self._keeper = self._new_keeper()
+        self._lease_thread = self._new_lease_thread()
         self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: unknown
@@ -224,7 +224,7 @@ class Worker:
         except Exception:  # the database is away
             broker.release(deliveries)
             raise
-        self._keeper.hold(broker, works, received_at=received_at)
+        self._lease_thread.hold(broker, works, received_at=received_at)
         handled = self._handle_all(broker)
         # A slow message is remembered for some receives, so that fewer are received and handed back.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
@@ -232,8 +232,8 @@ class Worker:
 
     def close(self) -> None:
         """Close the broker; the next step makes a new client."""
-        self._keeper.close()
-        self._keeper = self._new_keeper()
+        self._lease_thread.close()
+        self._lease_thread = self._new_lease_thread()
         self._used_at = 0.0
         holdings.forget(self.alias, self.group.name, self._name)
         broker, self._broker = self._broker, None
@@ -244,11 +244,11 @@ class Worker:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def _handle_all(self, broker: Broker) -> int:
-        """Handle the deliveries that the keeper holds; return their number. The rest is handed back, also after an error."""
+        """Handle the received deliveries; return their number. The rest is handed back, also after an error."""
         acked_at = time.monotonic()
         handled = 0
         try:
-            while not self._stop.is_set() and (taken := self._keeper.take()):
+            while not self._stop.is_set() and (taken := self._lease_thread.take()):
                 handled += len(taken)
                 if taken[0].delivery.delivery_count > 1:  # it may kill this process: acknowledge the others first
                     self._ack(broker)
@@ -269,9 +269,9 @@ class Worker:
         if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
             results = ignore(self.group, deliveries)
         elif len(deliveries) > 1:
-            results = handle_together(self.group, deliveries, self._keeper)
+            results = handle_together(self.group, deliveries, self._lease_thread)
         else:
-            results = [handle(self.group, deliveries[0], self._keeper)]
+            results = [handle(self.group, deliveries[0], self._lease_thread)]
         is_outage = any(result.is_outage for result in results)
         self._has_unended |= is_outage  # before settling, since the broker may be away too
         if any(not result.is_outage for result in results):  # a step without messages says nothing about the inbox
@@ -296,9 +296,9 @@ class Worker:
     def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
         self.tally.count(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
-            self._keeper.done(held)
+            self._lease_thread.done(held)
             return
-        delivery = self._keeper.end(held)
+        delivery = self._lease_thread.end(held)
         if result.is_busy:
             return
         try:
@@ -340,7 +340,7 @@ class Worker:
 
     def _end_all(self, broker: Broker) -> None:
         """Acknowledge handled messages and hand the rest back."""
-        left = self._keeper.end_waiting()
+        left = self._lease_thread.end_waiting()
         try:
             self._ack(broker)
         finally:
@@ -349,7 +349,7 @@ class Worker:
                 broker.release(left)
 
     def _ack(self, broker: Broker) -> None:
-        if done := self._keeper.end_done():
+        if done := self._lease_thread.end_done():
             for delivery, is_acked in zip(done, broker.ack(done), strict=True):
                 if not is_acked:
                     self._note_late(delivery)
@@ -396,8 +396,8 @@ class Worker:
                 wants.beat(self.group, self.alias, note=self._note)
             self._announced_at = time.monotonic()
 
-    def _new_keeper(self) -> Keeper:
-        return Keeper(self._stop, self._name, beat=self._beat_beside if self._note else None)
+    def _new_lease_thread(self) -> LeaseThread:
+        return LeaseThread(self._stop, self._name, beat=self._beat_beside if self._note else None)
 
     def _beat_beside(self) -> None:
         """Send a heartbeat while a handler runs, over a connection of its own."""
@@ -412,5 +412,5 @@ class Worker:
             broker = conf.make_broker(self.alias)
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
-            holdings.note(self.alias, self.group.name, self._name, self._broker, self._keeper)
+            holdings.note(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
         return self._broker

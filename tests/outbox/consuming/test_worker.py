@@ -11,7 +11,7 @@ from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import holdings, wants
 from outbox.consuming import worker as worker_module
-from outbox.consuming.keeper import affordable
+from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable, KeptByClient
@@ -50,7 +50,7 @@ class TestHeartbeat:
     @pytest.fixture(autouse=True)
     def _no_other_workers(self, monkeypatch):
         monkeypatch.setattr(holdings, "_clients", {})
-        monkeypatch.setattr(holdings, "_keepers", {})
+        monkeypatch.setattr(holdings, "_lease_threads", {})
 
     def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})

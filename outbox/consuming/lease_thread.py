@@ -116,10 +116,10 @@ def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> i
     return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
-class Keeper:
+class LeaseThread:
     """
-    Keeps the deliveries that a worker holds. The worker's thread makes every call; a second thread, started with the first
-    handler, looks after them.
+    Holds the deliveries of a worker, and has the thread that renews them. The worker's own thread makes every call; the lease
+    thread starts with the first handler.
 
     Args:
         stop: set when the worker should end.
@@ -221,7 +221,7 @@ class Keeper:
 
     def _begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"outbox keeper of {self.worker}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"outbox lease thread of {self.worker}", daemon=True)
             self._thread.start()
         if self._is_asleep:
             self._wake.set()

@@ -15,7 +15,7 @@ from django.db import connections
 
 from outbox import Retry, TimeLimitExceeded, conf, consumer, ending, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import keeper as keeper_module
+from outbox.consuming import lease_thread
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.ending import Watch
@@ -104,7 +104,7 @@ class TestSlowHandler:
         assert FailedDelivery.objects.count() == 2
 
     def test_hands_back_what_waits_behind_it(self, broker, beside, monkeypatch):
-        monkeypatch.setattr(keeper_module, "RELEASE_SECONDS", 0.1)
+        monkeypatch.setattr(lease_thread, "RELEASE_SECONDS", 0.1)
         release = threading.Event()
 
         @consumer(Placed, group="slow")
@@ -125,7 +125,7 @@ class TestSlowHandler:
         assert not FailureCount.objects.exists()
 
     def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
-        monkeypatch.setattr(keeper_module, "SLOW", 1)
+        monkeypatch.setattr(lease_thread, "SLOW", 1)
         heard = []
         signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
 
@@ -196,7 +196,7 @@ class TestTimeLimit:
         assert self.run(broker) == "failed 1 time, last: TimeoutError: of a service"
 
     def test_interrupts_a_handler_again_that_catches_it(self, broker, monkeypatch):
-        monkeypatch.setattr(keeper_module, "INTERRUPT_SECONDS", 0.1)
+        monkeypatch.setattr(lease_thread, "INTERRUPT_SECONDS", 0.1)
         caught = []
 
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2), retry=NO_RETRY)
@@ -220,7 +220,7 @@ class TestTimeLimit:
     def test_gives_up_a_handler_that_runs_on_and_says_what_becomes_of_its_process(
         self, broker, monkeypatch, caplog, may_exit, effect
     ):
-        monkeypatch.setattr(keeper_module, "GIVE_UP_SECONDS", 0.2)
+        monkeypatch.setattr(lease_thread, "GIVE_UP_SECONDS", 0.2)
         monkeypatch.setattr(ending, "LIMIT_SECONDS", 0.2)
         exits = []
         monkeypatch.setattr(os, "_exit", exits.append)
