@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, failure_counts, wants
+from outbox.consuming import failure, failure_counts, subscriptions
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
 from outbox.consuming.failure_counts import alone
@@ -281,10 +281,10 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], lease_thread: Leas
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
-    """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
+    """Ignore deliveries that no live process of the group subscribes to; hand back those of another release of its code."""
     with _own_statements(), outermost_transaction(group.using):
-        wanted = wants.ignore(group, deliveries)
-    return [FOR_ANOTHER if place in wanted else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
+        for_others = subscriptions.ignore(group, deliveries)
+    return [FOR_ANOTHER if place in for_others else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
 
 
 def _apply(one: _Run, consumer: Consumer) -> None:

@@ -13,7 +13,7 @@ from django.db import Error as DatabaseError
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, failure_counts, wants
+from outbox.consuming import failure, failure_counts, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.retry import Retry
@@ -40,7 +40,7 @@ class Outcome(enum.StrEnum):
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # the group had handled it before
-    IGNORED = "ignored"  # no live process of the group wants it
+    IGNORED = "ignored"  # no live process of the group has a handler for it
     RETRY = "retry"
     HANDED_BACK = "handed back"  # by a worker that did not call the handler, or whose handler could not finish
     DEAD_LETTER = "dead letter"
@@ -81,7 +81,7 @@ def judge(
     has_id = bool(delivery.message_id)  # else nothing may be concluded from what was decided about another one
     try:
         database.drop_if_lost(group.using)
-        if consumer is None and isinstance(error, UnknownMessageType) and wants.is_wanted(group, delivery):
+        if consumer is None and isinstance(error, UnknownMessageType) and subscriptions.has_subscriber(group, delivery):
             return FOR_ANOTHER
         with outermost_transaction(group.using):
             failure_counts.wait_for_nobody(group.using)

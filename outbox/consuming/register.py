@@ -132,7 +132,7 @@ class Consumer:
     Args:
         name: where the function stands: module and qualified name.
         type: the message type; None for a plain topic.
-        tags: the handler wants these tags only; None for all.
+        tags: the handler takes these tags only; None for all.
         batch_size: the handler takes so many messages at once, at most; None for one after the other.
         is_async: the function is a coroutine function; `handler` drives it.
     """
@@ -157,7 +157,7 @@ class Consumer:
         """What it handles, unique in its group: the type's name on the wire, or the topic."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
 
-    def wants(self, tag: str) -> bool:
+    def takes(self, tag: str) -> bool:
         return self.tags is None or tag in self.tags
 
 
@@ -211,10 +211,10 @@ class Group:
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
-        """Return the handler of a message: that of its type, else that of its topic; None where neither wants it."""
+        """Return the handler of a message: that of its type, else that of its topic; None where neither takes it."""
         for subject in (type_name, plain_subject(topic)):
             one = self.consumers.get(subject)
-            if one is not None and one.topic == topic and one.wants(tag):
+            if one is not None and one.topic == topic and one.takes(tag):
                 return one
         return None
 

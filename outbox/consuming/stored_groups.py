@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outbox.consuming.register import groups
-from outbox.consuming.wants import answers_to
+from outbox.consuming.subscriptions import matching_subscriptions
 from outbox.database import Connection
 
 # The names in the inbox, each found by the index of its primary key; and those of failure counts and of
@@ -22,12 +22,12 @@ WITH RECURSIVE handled AS (
 SELECT name FROM known
 """
 
-# Those of them whose consumers of the last hour want a message; of groups without such consumers, those that have received from
-# its topic. Numbered rows are found by an index.
+# Those of them whose consumers of the last hour subscribe to a message; of groups without such consumers, those that have
+# received from its topic. Numbered rows are found by an index.
 RECEIVES = f"""
 {STORED} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
     THEN EXISTS (
-        SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND wants && %(answers_to)s::text[])
+        SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND subscriptions && %(matching)s::text[])
     ELSE EXISTS (
         SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
       OR EXISTS (SELECT FROM outbox_failure_count WHERE consumer_group = name AND outbox_failure_count.topic = %(topic)s) END
@@ -45,8 +45,8 @@ def without_code(connection: Connection) -> list[str]:
 
 
 def without_code_for(connection: Connection, topic: str, type_name: str, tag: str) -> list[str]:
-    """Return those of `without_code` that want a message, or have received from its topic."""
-    values = {"topic": topic, "answers_to": answers_to(topic, type_name, tag)}
+    """Return those of `without_code` that subscribe to a message, or have received from its topic."""
+    values = {"topic": topic, "matching": matching_subscriptions(topic, type_name, tag)}
     return sorted(name for (name,) in connection.execute(RECEIVES, values).fetchall() if name not in groups())
 
 

@@ -18,7 +18,7 @@ from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import failure_counts, holdings, wants
+from outbox.consuming import failure_counts, holdings, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable
@@ -390,10 +390,10 @@ class Worker:
             self._has_unended = False
 
     def _announce(self) -> None:
-        """Send a heartbeat with the messages that this process wants, before the first receive and then periodically."""
+        """Send a heartbeat with the subscriptions of this process, before the first receive and then periodically."""
         if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
             with outermost_transaction(self.group.using):
-                wants.beat(self.group, self.alias, note=self._note)
+                subscriptions.beat(self.group, self.alias, note=self._note)
             self._announced_at = time.monotonic()
 
     def _new_lease_thread(self) -> LeaseThread:
@@ -405,7 +405,7 @@ class Worker:
         with database.connect(
             self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
         ) as connection:
-            wants.beat(self.group, self.alias, note=self._note, over=connection)
+            subscriptions.beat(self.group, self.alias, note=self._note, over=connection)
 
     def _connected(self) -> Broker:
         if self._broker is None:

@@ -15,7 +15,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from outbox import conf, database
-from outbox.consuming import wants
+from outbox.consuming import subscriptions
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
@@ -138,7 +138,7 @@ def _look(chosen: list[Group]) -> None:
 def _beat(consumers: ConsumerThreads) -> None:
     for using, alias, name in consumers.targets():
         database.ensure_fit(using, database.raw(using))
-        wants.beat(group(name), alias)
+        subscriptions.beat(group(name), alias)
 
 
 def _leave(consumers: ConsumerThreads) -> None:

@@ -72,9 +72,9 @@ class Storm:
         self.chance = random.Random(storm["unique"])
 
     def play(self, seconds: float) -> None:
-        """Send and hurt for so long, once both releases are there: what no live process wants is passed over."""
+        """Send and hurt for so long, once both releases are there: what no live process takes is ignored."""
         self._keep_running()
-        wait_until(lambda: Process.objects.values("wants").distinct().count() == 2, 120)
+        wait_until(lambda: Process.objects.values("subscriptions").distinct().count() == 2, 120)
         end = time.monotonic() + seconds
         next_act = time.monotonic() + PAUSE[1]
         while time.monotonic() < end:
@@ -224,7 +224,7 @@ class Storm:
             self.broker.replay(self.group, [letter.id])
 
     def _may_stop(self, place: int) -> bool:
-        """Return whether another process of the same release is well: what no live process wants is passed over."""
+        """Return whether another process of the same release is well: what no live process takes is ignored."""
         others = [
             self.processes[other] for other in range(place % 2, PROCESSES, 2) if other != place and other not in self.frozen
         ]

@@ -9,7 +9,7 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import holdings, wants
+from outbox.consuming import holdings, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
@@ -57,7 +57,7 @@ class TestHeartbeat:
         monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
-        wants.beat(worker.group, worker.alias)
+        subscriptions.beat(worker.group, worker.alias)
 
         process = Process.objects.get(kind="consumer")
         assert (process.holds, process.refusals) == ({"orders": 256}, {"parcels": "no such queue"})
@@ -67,14 +67,14 @@ class TestHeartbeat:
 
         @consumer(Placed, group="cart", time_limit=timedelta(seconds=90))
         def beat(message, context):
-            wants.beat(group("cart"), "default")
+            subscriptions.beat(group("cart"), "default")
             running.append(Process.objects.get(kind="consumer").handling)
 
         sent = outgoing(Placed("A1"))
         broker.send([sent])
         with closing(Worker(group("cart"), "default")) as worker:
             worker.step(NO_WAIT)
-            wants.beat(worker.group, worker.alias)
+            subscriptions.beat(worker.group, worker.alias)
 
         [one] = running
         assert (one["topic"], one["message_id"], one["limit_seconds"]) == (sent.topic, sent.message_id, 90)
@@ -86,7 +86,7 @@ class TestHeartbeat:
         worker.step(NO_WAIT)
 
         worker.close()
-        wants.beat(worker.group, worker.alias)
+        subscriptions.beat(worker.group, worker.alias)
 
         assert Process.objects.get(kind="consumer").holds == {}
 

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from outbox import Retry, atomic, conf, consumer, database, publish_raw
 from outbox.brokers.base import Broker, Delivery, Outgoing
-from outbox.consuming import register, wants
+from outbox.consuming import register, subscriptions
 from outbox.consuming.worker import Worker
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
@@ -245,7 +245,7 @@ class TestTwoProjects:
         work, _ = names
         ours = worker()
         ours.run(until_idle=True)
-        wants.beat(register.group("cart"), "default")
+        subscriptions.beat(register.group("cart"), "default")
 
         [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind is Kind.MISCONFIGURED]
         assert f"belongs to the outbox {BLOG}" in entry.error

@@ -1,8 +1,8 @@
 """
-The messages that a group's live processes want, so that two releases of a group can run side by side.
+The subscriptions of a group's live processes, so that two releases of a group can run side by side.
 
-The heartbeat of each process has the types and tags that its code handles. A message that this process does not know and another
-one wants is handed back; only a message that no live process wants is ignored for good.
+The heartbeat of each process has the topics, types and tags that its code has handlers for. A message that this process has no
+handler for and another one has is handed back; only a message that no live process subscribes to is ignored for good.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ SELECT FROM outbox_process p
 WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
 """
 
-IS_WANTED = f"SELECT EXISTS ({_LIVE} AND p.wants && %(answers_to)s::text[])"
+HAS_SUBSCRIBER = f"SELECT EXISTS ({_LIVE} AND p.subscriptions && %(matching)s::text[])"
 
 # Groups whose live processes have had different code for longer than a deployment takes.
 DIFFERING = """
 SELECT consumer_group FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
-GROUP BY consumer_group HAVING count(DISTINCT wants) > 1 ORDER BY consumer_group
+GROUP BY consumer_group HAVING count(DISTINCT subscriptions) > 1 ORDER BY consumer_group
 """
 
-# Records each message that no live process of the group wants, so that its number does not look lost; returns the places of
-# those that a process wants.
+# Records each message that no live process of the group subscribes to, so that its number does not look lost; returns the places
+# of the others.
 IGNORE = f"""
 WITH g AS MATERIALIZED (
-    SELECT g.*, EXISTS ({_LIVE} AND p.wants && string_to_array(g.answers_to, chr(10))) AS is_wanted
+    SELECT g.*, EXISTS ({_LIVE} AND p.subscriptions && string_to_array(g.matching, chr(10))) AS has_subscriber
     FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
-        %(answers_to)s::text[])
-        WITH ORDINALITY g (message_id, source, topic, lane, number, answers_to, place)
+        %(matching)s::text[])
+        WITH ORDINALITY g (message_id, source, topic, lane, number, matching, place)
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
-    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT is_wanted
+    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT has_subscriber
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 )
-SELECT place - 1 FROM g WHERE is_wanted
+SELECT place - 1 FROM g WHERE has_subscriber
 """
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write a heartbeat as a consumer of a group, with what it wants and holds; by default over Django's connection."""
+    """Write a heartbeat as a consumer of a group, with what it subscribes to and holds; by default over Django's connection."""
     connection = over or database.raw(group.using)
     found = holdings.read(alias, group.name)
     heartbeats.beat(
@@ -75,7 +75,7 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         broker=alias,
         consumer_group=group.name,
         note=note,
-        wants=wants_of(group),
+        subscriptions=subscriptions_of(group),
         holds=found.held,
         refusals=found.refusals,
         errors=loop_errors.read("consumer", group.using, alias, group.name),
@@ -92,30 +92,30 @@ def _lives_for(group: Group) -> timedelta:
     return REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
 
 
-def wants_of(group: Group) -> list[str]:
-    """Return what a group's handlers want, one string for each topic, subject and tag."""
+def subscriptions_of(group: Group) -> list[str]:
+    """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
     return sorted(_BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
-    """Ignore deliveries that no live process of the group wants. Return the places of the others in the sequence."""
+    """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
     columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
-    answers_to = ["\n".join(_answers_to(one)) for one in deliveries]
+    matching = ["\n".join(_matching(one)) for one in deliveries]
     with connections[group.using].cursor() as cursor:
-        cursor.execute(IGNORE, _values(group, answers_to=answers_to, **columns))
+        cursor.execute(IGNORE, _values(group, matching=matching, **columns))
         return {row[0] for row in cursor.fetchall()}
 
 
 def differing_groups(connection: database.Connection) -> list[str]:
-    """Return the groups whose live processes have wanted different messages for longer than a deployment takes."""
+    """Return the groups whose live processes have had different subscriptions for longer than a deployment takes."""
     rows = connection.execute(DIFFERING, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
     return [row[0] for row in rows]
 
 
-def is_wanted(group: Group, delivery: Delivery) -> bool:
-    """Return whether a live process of the group wants a delivery."""
+def has_subscriber(group: Group, delivery: Delivery) -> bool:
+    """Return whether a live process of the group subscribes to the message of a delivery."""
     with connections[group.using].cursor() as cursor:
-        cursor.execute(IS_WANTED, _values(group, answers_to=_answers_to(delivery)))
+        cursor.execute(HAS_SUBSCRIBER, _values(group, matching=_matching(delivery)))
         return bool(cursor.fetchone()[0])
 
 
@@ -123,10 +123,10 @@ def _values(group: Group, **more: Any) -> dict[str, Any]:
     return {"group": group.name, "lives_for": _lives_for(group), **more}
 
 
-def _answers_to(delivery: Delivery) -> list[str]:
-    return answers_to(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)
+def _matching(delivery: Delivery) -> list[str]:
+    return matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)
 
 
-def answers_to(topic: str, type_name: str, tag: str) -> list[str]:
-    """Return each string of `wants_of` that matches a message."""
+def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
+    """Return each string that `subscriptions_of` may have for a message."""
     return [_BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
