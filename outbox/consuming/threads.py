@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from django.db import connections
 
 from outbox.consuming.register import Group
-from outbox.consuming.worker import Tally, Worker
+from outbox.consuming.worker import Counts, Worker
 
 PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
 
@@ -65,12 +65,12 @@ class ConsumerThreads:
         for failure in self._failures:
             raise failure
 
-    def tally(self) -> dict[str, Tally]:
+    def counts(self) -> dict[str, Counts]:
         """Return the counts of outcomes by group."""
-        found: dict[str, Tally] = {}
+        found: dict[str, Counts] = {}
         for worker in self.workers:
-            tally = found.setdefault(worker.group.name, Tally())
-            tally += worker.tally
+            counts = found.setdefault(worker.group.name, Counts())
+            counts += worker.counts
         return found
 
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:

@@ -80,7 +80,7 @@ def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """The number of deliveries by outcome. `late`: settled too late for the broker, which delivers the message again."""
 
     handled: int = 0
@@ -91,17 +91,17 @@ class Tally:
     dead_letters: int = 0
     late: int = 0
 
-    def count(self, outcome: Outcome) -> None:
-        name = _TALLIED[outcome]
+    def add(self, outcome: Outcome) -> None:
+        name = _FIELDS[outcome]
         setattr(self, name, getattr(self, name) + 1)
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: Counts) -> Self:
         for name, number in asdict(other).items():
             setattr(self, name, getattr(self, name) + number)
         return self
 
 
-_TALLIED = {
+_FIELDS = {
     Outcome.HANDLED: "handled",
     Outcome.DUPLICATE: "duplicates",
     Outcome.IGNORED: "ignored",
@@ -134,7 +134,7 @@ class Worker:
     def __init__(self, group: Group, alias: str, *, stop: threading.Event | None = None, is_task: bool = False) -> None:
         self.group = group
         self.alias = alias
-        self.tally = Tally()
+        self.counts = Counts()
         self._topics = group.topics_of(alias)
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
@@ -158,7 +158,7 @@ class Worker:
 
     def run(
         self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None, patience: float | None = None
-    ) -> Tally:
+    ) -> Counts:
         """
         Handle messages until stopped. After an error of database or broker, try again.
 
@@ -196,7 +196,7 @@ class Worker:
         finally:
             for loop in (self._loop, self._inbox_loop):
                 loop_errors.clear(loop)
-        return self.tally
+        return self.counts
 
     def step(self, wait: timedelta) -> int:
         """
@@ -294,7 +294,7 @@ class Worker:
             connection.close()
 
     def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
-        self.tally.count(result.outcome)
+        self.counts.add(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
             self._lease_thread.done(held)
             return
@@ -331,7 +331,7 @@ class Worker:
         )
 
     def _note_late(self, delivery: Delivery) -> None:
-        self.tally.late += 1
+        self.counts.late += 1
         text = (
             "Message %s was settled too late by group %r: the broker delivers it again. If this happens often, increase "
             'OUTBOX["CONSUMER"]["INVISIBLE"].'
@@ -345,7 +345,7 @@ class Worker:
             self._ack(broker)
         finally:
             if left:
-                self.tally.handed_back += len(left)
+                self.counts.handed_back += len(left)
                 broker.release(left)
 
     def _ack(self, broker: Broker) -> None:

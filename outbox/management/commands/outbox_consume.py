@@ -83,12 +83,12 @@ class Command(BaseCommand):
         self._report(consumers, as_json=options["json"])
 
     def _report(self, consumers: ConsumerThreads, *, as_json: bool) -> None:
-        summary = {name: asdict(tally) for name, tally in consumers.tally().items()}
+        summary = {name: asdict(counts) for name, counts in consumers.counts().items()}
         if as_json:
             self.stdout.write(json.dumps(summary))
             return
-        for name, counts in summary.items():
-            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        for name, numbers in summary.items():
+            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in numbers.items() if count)
             self.stdout.write(f"{name}: {said or 'no messages'}")
 
 

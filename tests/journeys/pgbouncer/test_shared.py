@@ -137,7 +137,7 @@ class TestConsumers:
 
         assert sorted(int(entry.invoice) for entry in CartEntry.objects.all()) == list(range(200))
         assert InboxRow.objects.filter(consumer_group="cart").count() == 200
-        assert threads.tally()["cart"].handled == 200
+        assert threads.counts()["cart"].handled == 200
         assert left_behind() == []
 
     def test_find_what_comes_while_they_wait(self, left_behind):

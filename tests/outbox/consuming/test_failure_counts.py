@@ -349,4 +349,4 @@ class TestRestarts:
         worker = Worker(group("cart"), "default")
         worker.run(until_idle=True)
 
-        assert (worker.tally.handled, worker.tally.dead_letters) == (6, 0)
+        assert (worker.counts.handled, worker.counts.dead_letters) == (6, 0)

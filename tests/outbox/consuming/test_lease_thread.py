@@ -81,8 +81,8 @@ class TestSlowHandler:
         wait_until(lambda: applied() and not sum(broker.backlog("slow").values()))
 
         assert applied() == ["A1"]
-        assert first.tally.handled + second.tally.handled == 1
-        assert first.tally.duplicates + second.tally.duplicates + first.tally.late + second.tally.late == 0
+        assert first.counts.handled + second.counts.handled == 1
+        assert first.counts.duplicates + second.counts.duplicates + first.counts.late + second.counts.late == 0
 
     def test_that_fails_in_the_end_is_given_up_after_its_limit_and_stops_nobody(self, broker, beside):
         @consumer(Placed, group="slow", retry=Retry(limit=1, delays=[NO_WAIT], jitter=0))
@@ -140,7 +140,7 @@ class TestSlowHandler:
 
         signals.alert.disconnect(dispatch_uid="test")
         assert "set a time_limit" in heard[0]["reason"]
-        assert worker.tally.handled == 1
+        assert worker.counts.handled == 1
 
     def test_keeps_what_is_done_and_not_yet_acknowledged(self, broker):
         @consumer(Placed, group="slow")
@@ -155,7 +155,7 @@ class TestSlowHandler:
         worker.step(NO_WAIT)
         worker.close()
 
-        assert (worker.tally.handled, worker.tally.late) == (2, 0)
+        assert (worker.counts.handled, worker.counts.late) == (2, 0)
 
 
 class TestTimeLimit:
@@ -254,7 +254,7 @@ class TestTimeLimit:
         worker.run(until_idle=True)
         worker.close()
 
-        assert worker.tally.handled == 100
+        assert worker.counts.handled == 100
 
     def test_is_no_exception_that_a_handler_catches_by_chance(self):
         assert not issubclass(TimeLimitExceeded, Exception)
@@ -269,5 +269,5 @@ def test_keeps_nothing_alive_that_has_ended(broker):
     worker.run(until_idle=True)
     worker.close()
 
-    assert worker.tally.handled == 300
+    assert worker.counts.handled == 300
     assert conf.settings().consumer.invisible.total_seconds() == INVISIBLE

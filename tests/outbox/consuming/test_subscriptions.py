@@ -132,8 +132,8 @@ class TestWorker:
 
         worker.step(timedelta(0))
 
-        tally = worker.tally
-        assert (tally.handled, tally.ignored, tally.handed_back) == (1, 3, 1)
+        counts = worker.counts
+        assert (counts.handled, counts.ignored, counts.handed_back) == (1, 3, 1)
         assert broker.backlog("cart") == {"orders": 1}
         assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
 

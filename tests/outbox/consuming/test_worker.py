@@ -119,9 +119,9 @@ class TestWorker:
         twin = outgoing(Placed("A1"))
         broker.send([twin, twin, twin])
 
-        tally = worker.run(until_idle=True)
+        counts = worker.run(until_idle=True)
 
-        assert (tally.handled, tally.duplicates) == (1, 2)
+        assert (counts.handled, counts.duplicates) == (1, 2)
         assert applied() == ["A1"]
         assert broker.backlog("cart") == {"orders": 0}
 
@@ -138,7 +138,7 @@ class TestWorker:
 
         signals.dead_lettered.disconnect(dispatch_uid="test")
         assert applied() == ["A1"]
-        assert (worker.tally.retried, worker.tally.dead_letters) == (2, 1)
+        assert (worker.counts.retried, worker.counts.dead_letters) == (2, 1)
         assert [letter.delivery_count for letter in broker.dead_letters("cart")] == [3]
         assert "ValueError: bad" in heard[0]["reason"]
         assert heard[0]["group"] == "cart"
@@ -261,5 +261,5 @@ class TestWorker:
         second = Worker(group("cart"), "second")
         second.run(until_idle=True)
 
-        assert second.tally.handled == 1
+        assert second.counts.handled == 1
         assert Inbox.objects.get().topic == "elsewhere"

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.transforms.columns import coded, constant, times_of
-from outbox.pipeline.spark.transforms.tally import Tally
+from outbox.pipeline.spark.transforms.row_counts import RowCounts
 
 MINUTE = 60_000_000
 
@@ -25,7 +25,7 @@ HAPPENED = pa.schema(
 
 def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the counts per minute of a part of a frame."""
-    found = Tally(HAPPENED)
+    found = RowCounts(HAPPENED)
     for batch in batches:
         at, has_one = times_of(batch, "at")
         group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))

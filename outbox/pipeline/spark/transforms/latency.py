@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
 from outbox.pipeline.spark.transforms.columns import Bools, Coded, Ints, coded, constant, published_micros, times_of
-from outbox.pipeline.spark.transforms.tally import Tally
+from outbox.pipeline.spark.transforms.row_counts import RowCounts
 
 MINUTE = 60_000_000
 
@@ -61,7 +61,7 @@ class Latency:
         Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
         stored), `handle` (publish to handled, by group).
         """
-        found = Tally(HISTOGRAM)
+        found = RowCounts(HISTOGRAM)
         for batch in batches:
             topic = coded(batch, "topic")
             for hop in HOPS[frame](batch):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.transforms.columns import coded
-from outbox.pipeline.spark.transforms.tally import Tally
+from outbox.pipeline.spark.transforms.row_counts import RowCounts
 
 SCHEMA = pa.schema({"name": pa.string(), "place": pa.string(), "number": pa.int64(), "n": pa.int64()})
 TEXT = st.none() | st.sampled_from(["", "a", "b"])
@@ -25,11 +25,11 @@ def add(found, rows):
     found.add([coded(batch, "name"), coded(batch, "place")], [batch.column("number").to_numpy()])
 
 
-class TestATally:
+class TestRowCounts:
     @settings(deadline=None)
     @given(batches_of(NEAR) | batches_of(FAR))
     def test_counts_what_has_all_in_common(self, batches):
-        found = Tally(SCHEMA)
+        found = RowCounts(SCHEMA)
         for rows in batches:
             add(found, rows)
 
@@ -39,4 +39,4 @@ class TestATally:
 
     def test_refuses_numbers_that_no_key_can_name(self):
         with pytest.raises(ValueError, match="dim"):
-            add(Tally(SCHEMA), [("a", "b", np.iinfo(np.int64).min), ("a", "b", np.iinfo(np.int64).max)])
+            add(RowCounts(SCHEMA), [("a", "b", np.iinfo(np.int64).min), ("a", "b", np.iinfo(np.int64).max)])

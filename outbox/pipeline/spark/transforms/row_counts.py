@@ -11,7 +11,7 @@ import pyarrow as pa
 from outbox.pipeline.spark.transforms.columns import Coded, Ints
 
 
-class Tally:
+class RowCounts:
     """
     Counts rows by texts and numbers.
 
