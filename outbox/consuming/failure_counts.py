@@ -140,7 +140,7 @@ def count_failure(arrival: DeliveryInfo, worker: str, using: str) -> int:
 def decide(
     arrival: DeliveryInfo, using: str, *, after: timedelta = timedelta(), given_up: str = "", has_letter: bool = False
 ) -> None:
-    """Record when a message that failed is tried again, or why the group gives it up, and whether its dead letter is stored."""
+    """Record when a message that failed is due again, or why the group gives it up, and whether its dead letter is stored."""
     _execute(using, DECIDE, {**arrival.as_parameters(), "after": after, "given_up": given_up, "has_letter": has_letter})
 
 

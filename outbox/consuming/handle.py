@@ -3,7 +3,7 @@ Handle deliveries: everything that happens in the database. `worker.py` settles 
 
 The inbox: a group handles a message once. The row is inserted first, in the handler's own transaction, together with an
 advisory lock that is held until the transaction ends. A second delivery of the message in the meantime finds the lock taken;
-it does not wait, and is tried later. A timeout for idle transactions ends the one of a frozen process.
+it does not wait, and comes again later. A timeout for idle transactions ends the one of a frozen process.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: 
         if results := _results_despite(one, error):
             return results
         logger.warning(
-            "Group %r failed with %s messages at once, and now tries each alone: %s",
+            "Group %r failed with %s messages at once, and now handles each alone: %s",
             group.name,
             len(deliveries),
             failure.describe(error),

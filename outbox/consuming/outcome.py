@@ -126,7 +126,7 @@ def as_decided(decided: failure_counts.Decided) -> HandlingResult:
 
 
 def _most_crashes(result: HandlingResult, error: BaseException) -> int:
-    """Return how many crashes stay counted. A message that blocks its key has to be tried again, so one less than the limit."""
+    """Return how many crashes stay counted. A message that blocks its key has to be run again, so one less than the limit."""
     is_blocked = result.outcome is Outcome.RETRY and isinstance(error, NeverEnded)
     return failure_counts.CRASH_LIMIT - is_blocked
 

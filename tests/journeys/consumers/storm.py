@@ -99,13 +99,13 @@ class Storm:
                 self.sent[str(one)][0]
                 for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
             )
-            tried = list(
+            counted = list(
                 FailureCount.objects.filter(message_id__in=list(open_ones)[:9]).values(
                     "message_id", "failures", "crashes", "begun_at"
                 )
             )
             raise AssertionError(
-                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {tried}"
+                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {counted}"
             ) from None
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Storm:
         }
 
     def dead(self) -> dict[str, str]:
-        """Return the reasons of dead letters by message; where the broker keeps none, the last try that is on record."""
+        """Return the reasons of dead letters by message; where the broker keeps none, the last failure that is on record."""
         letters = [one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)]
         rows = FailedDelivery.objects.filter(message_id__in=letters).order_by("id").values_list("message_id", "outcome", "error")
         last = {str(message_id): f"{outcome}: {error}" for message_id, outcome, error in rows}

@@ -1,4 +1,4 @@
-"""Odd ways for a try to end: counted where the handler is to blame, and nowhere else."""
+"""Odd ways for a run to end: counted where the handler is to blame, and nowhere else."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class TestStaleTry:
 
     same = staticmethod(lambda delivery_count: delivery(Placed("A1"), named=ID, delivery_count=delivery_count))
 
-    def test_ends_no_try_that_another_worker_has_begun_since(self):
+    def test_ends_no_run_that_another_worker_has_begun_since(self):
         arrival = DeliveryInfo.of(self.same(2))
         failure_counts.begin(arrival, ID, "first", "default")
         failure_counts.begin(arrival, ID, "second", "default")

@@ -119,7 +119,7 @@ class TestWorker:
         assert worker.step(NO_WAIT) == 2
         assert worker.counts.handled == 2
 
-    def test_ends_its_tries_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
+    def test_ends_its_runs_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
         @consumer(Placed, group="both")
         def lose_the_database(message, context):
             with connection.cursor() as cursor:
