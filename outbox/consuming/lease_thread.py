@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.25
 TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
 RENEWALS = 3  # in each INVISIBLE
 INTERRUPT_SECONDS = 1.0  # between two interruptions of a handler beyond its time limit
-GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`coroutines.CANCEL_SECONDS`)
+GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`register.CANCEL_SECONDS`)
 SLOW = 5  # a handler that runs for this many times INVISIBLE is reported
 
 
@@ -85,7 +85,7 @@ class _Work:
         """
         Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
 
-        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`coroutines.py`),
+        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`register.py`),
         since their thread waits for an event loop.
         """
         now = time.monotonic()

@@ -15,8 +15,7 @@ from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
 from outbox.consuming import failure, failure_counts, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
-from outbox.consuming.register import Consumer, Group
-from outbox.consuming.retry import Retry
+from outbox.consuming.register import Consumer, Group, Retry
 from outbox.database.outermost import outermost_transaction
 from outbox.errors import InboxRefused, NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
 from outbox.logs import get_logger
