@@ -1,8 +1,8 @@
 """
-A worker: receive, handle, settle; in one thread, for one group and one broker, until it is stopped.
+Workers: receive, handle, settle; each in one thread, for one group and one broker, until it is stopped.
 
-It plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome.
+A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
+outcome. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
@@ -35,48 +35,12 @@ from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.outages import BACKOFF, OUTAGES
 
+logger = get_logger(__name__)
 
-def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
-    """
-    Return deliveries in the order of work, in lists that are handled together.
-
-    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
-    the others are done.
-    """
-    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
-    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
-    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
-
-
-def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
-    if len(deliveries) < 2:
-        return deliveries
-    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
-    unended = failure_counts.unended(group.name, ids, group.using)
-    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
-
-
-def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
-    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
-    collected: dict[str, list[Delivery]] = {}
-    for delivery in deliveries:
-        try:
-            consumer = find_consumer(group, delivery)
-        except UnknownMessageType:
-            yield [delivery]
-            continue
-        if consumer and not consumer.batch_size:
-            yield [delivery]
-            continue
-        work = collected.setdefault(consumer.subject if consumer else "", [])
-        work.append(delivery)
-        if _is_full(work, consumer):
-            yield collected.pop(consumer.subject if consumer else "")
-    yield from collected.values()
-
-
-def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
-    return consumer is not None and len(work) == consumer.batch_size
+ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
+IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
+IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
+PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
 
 
 @dataclass(slots=True)
@@ -109,13 +73,6 @@ _FIELDS = {
     Outcome.HANDED_BACK: "handed_back",
     Outcome.DEAD_LETTER: "dead_letters",
 }
-
-
-logger = get_logger(__name__)
-
-ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
-IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
-IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
 
 
 class Worker:
@@ -414,3 +371,117 @@ class Worker:
             self._broker = broker
             holdings.note(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
         return self._broker
+
+
+def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    """
+    Return deliveries in the order of work, in lists that are handled together.
+
+    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
+    the others are done.
+    """
+    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
+    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
+    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
+
+
+def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
+    if len(deliveries) < 2:
+        return deliveries
+    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
+    unended = failure_counts.unended(group.name, ids, group.using)
+    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
+
+
+def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
+    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
+    collected: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        try:
+            consumer = find_consumer(group, delivery)
+        except UnknownMessageType:
+            yield [delivery]
+            continue
+        if consumer and not consumer.batch_size:
+            yield [delivery]
+            continue
+        work = collected.setdefault(consumer.subject if consumer else "", [])
+        work.append(delivery)
+        if _is_full(work, consumer):
+            yield collected.pop(consumer.subject if consumer else "")
+    yield from collected.values()
+
+
+def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
+    return consumer is not None and len(work) == consumer.batch_size
+
+
+class ConsumerThreads:
+    """
+    Runs `threads` workers for each group and broker.
+
+    Raises:
+        UnknownTopic, ConfigurationError: a group's topics contradict the settings.
+    """
+
+    def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self.workers = [
+            Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
+        ]
+        self.threads: list[threading.Thread] = []
+
+    def start(self, *, until_idle: bool = False, once: bool = False) -> None:
+        """
+        Start the threads. Each ends when it is stopped, with `until_idle` when no message comes, with `once` after one batch.
+
+        With `until_idle` or `once`, a longer outage of database or broker ends all threads; otherwise they wait until it is over.
+        """
+        for worker in self.workers:
+            name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
+            thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def targets(self) -> set[tuple[str, str, str]]:
+        """Return the database, broker and group of each worker."""
+        return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
+
+    def stop(self) -> None:
+        """Ask each worker to finish its message and end; from any thread."""
+        for worker in self.workers:
+            worker.stop()
+
+    def is_working(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    def join(self) -> None:
+        """
+        Wait until all threads have ended.
+
+        Raises:
+            BaseException: what ended a worker that was not stopped.
+        """
+        for thread in self.threads:
+            thread.join()
+        for failure in self._failures:
+            raise failure
+
+    def counts(self) -> dict[str, Counts]:
+        """Return the counts of outcomes by group."""
+        found: dict[str, Counts] = {}
+        for worker in self.workers:
+            counts = found.setdefault(worker.group.name, Counts())
+            counts += worker.counts
+        return found
+
+    def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
+        try:
+            worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
+        except BaseException as error:  # an interrupt in a thread reaches nobody by itself
+            self._failures.append(error)
+            self._stop.set()
+        finally:
+            worker.close()
+            connections.close_all()

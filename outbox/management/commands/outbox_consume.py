@@ -19,7 +19,7 @@ from outbox.consuming import subscriptions
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.database.loop_errors import Loop, noting
 from outbox.ending import Ending

@@ -22,7 +22,7 @@ from standardwebhooks import Webhook
 from outbox import atomic, conf, database, publish, publish_raw
 from outbox.consuming import register
 from outbox.consuming.gaps import find_gaps
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.models import InboxRow, MessageRow, MessageState, State
 from outbox.monitoring.health import Health, health, readiness

@@ -7,7 +7,7 @@ import pytest
 from outbox import conf, consumer
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import groups
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.models import Inbox
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
