@@ -14,7 +14,6 @@ interrupted. Otherwise messages that were interrupted together would come back t
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -27,7 +26,6 @@ from uuid import UUID
 from django.db import connections
 
 from outbox.consuming.delivery_info import DeliveryInfo
-from outbox.database import heartbeats
 from outbox.database.locks import Lock
 
 CRASH_LIMIT = 5
@@ -84,8 +82,6 @@ SELECT message_id FROM outbox_failure_count WHERE consumer_group = %s AND messag
 
 Parameters = dict[str, Any] | list[Any]
 
-_serial = itertools.count(1)
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -109,11 +105,6 @@ class Decided:
     early: timedelta | None
     given_up: str
     has_letter: bool
-
-
-def new_worker_name() -> str:
-    """Return a unique name for a worker: process and a number."""
-    return f"{heartbeats.instance()}:{next(_serial)}"
 
 
 def begin(arrival: DeliveryInfo, key: str, worker: str, using: str) -> Begun | Decided | None:

@@ -16,8 +16,8 @@ from django.db import connections
 
 from outbox import database
 from outbox.brokers.base import Delivery
-from outbox.consuming import holdings
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of
+from outbox.consuming.lease_thread import read_holdings
 from outbox.consuming.register import Group, plain_subject
 from outbox.database import heartbeats, loop_errors
 from outbox.message import Header
@@ -68,7 +68,7 @@ SELECT place - 1 FROM g WHERE has_subscriber
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
     """Write a heartbeat as a consumer of a group, with what it subscribes to and holds; by default over Django's connection."""
     connection = over or database.raw(group.using)
-    found = holdings.read(alias, group.name)
+    found = read_holdings(alias, group.name)
     heartbeats.beat(
         connection,
         "consumer",

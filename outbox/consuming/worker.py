@@ -18,10 +18,10 @@ from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import failure_counts, holdings, subscriptions
+from outbox.consuming import failure_counts, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
-from outbox.consuming.lease_thread import Held, LeaseThread, affordable
+from outbox.consuming.lease_thread import Held, LeaseThread, affordable, forget_worker, new_worker_name, note_worker
 from outbox.consuming.outcome import HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
@@ -96,7 +96,7 @@ class Worker:
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
-        self._name = failure_counts.new_worker_name()
+        self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
@@ -192,7 +192,7 @@ class Worker:
         self._lease_thread.close()
         self._lease_thread = self._new_lease_thread()
         self._used_at = 0.0
-        holdings.forget(self.alias, self.group.name, self._name)
+        forget_worker(self.alias, self.group.name, self._name)
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -369,7 +369,7 @@ class Worker:
             broker = conf.make_broker(self.alias)
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
-            holdings.note(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
+            note_worker(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
         return self._broker
 
 

@@ -110,7 +110,7 @@ def beat(
     Args:
         note: what hosts it, for operators to read.
         subscriptions: the subscriptions of a consumer: `consuming/subscriptions.py`.
-        holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
+        holds, refusals: what a consumer holds and cannot receive: `consuming/lease_thread.py`.
         inserts_only: leave the row of a predecessor, for a process that may lack permissions.
         handling: the handler of a consumer that has been running for the longest time.
         errors: the last errors of loops of this process: `loop_errors.py`.

@@ -9,7 +9,7 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import holdings, subscriptions
+from outbox.consuming import lease_thread, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
@@ -49,8 +49,8 @@ def applied() -> list[str]:
 class TestHeartbeat:
     @pytest.fixture(autouse=True)
     def _no_other_workers(self, monkeypatch):
-        monkeypatch.setattr(holdings, "_clients", {})
-        monkeypatch.setattr(holdings, "_lease_threads", {})
+        monkeypatch.setattr(lease_thread, "_clients", {})
+        monkeypatch.setattr(lease_thread, "_lease_threads", {})
 
     def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
