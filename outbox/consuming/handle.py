@@ -24,20 +24,24 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, failure_counts, subscriptions
+from outbox.consuming import outcome, subscriptions
 from outbox.consuming.context import Context
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
-from outbox.consuming.failure_counts import alone
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import (
     BUSY,
+    CRASH_LIMIT,
     FOR_ANOTHER,
     HANDLED,
     NOT_NOW,
+    Begun,
+    Decided,
     HandlingResult,
     Outcome,
+    alone,
     as_decided,
     causes,
+    describe,
     is_conflict,
     judge,
     not_counted,
@@ -263,7 +267,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: 
             "Group %r failed with %s messages at once, and now handles each alone: %s",
             group.name,
             len(deliveries),
-            failure.describe(error),
+            describe(error),
             extra=fields_of(*deliveries),
         )
     return _one_by_one(group, deliveries, lease_thread)
@@ -300,7 +304,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
     if begun is None:
         one.results = [BUSY]
         return
-    if isinstance(begun, failure_counts.Decided):
+    if isinstance(begun, Decided):
         one.results = [as_decided(begun)]
         return
     with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
@@ -308,7 +312,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
             _apply_begun(one, consumer, messages, entries, failures=begun.failures)
             return
     with outermost_transaction(consumer.using):
-        failure_counts.end(entries[0].arrival, one.lease_thread.worker, consumer.using)
+        outcome.end_run(entries[0].arrival, one.lease_thread.worker, consumer.using)
     one.results = [NOT_NOW]
 
 
@@ -354,20 +358,20 @@ def _claim(entries: list[InboxEntry], using: str) -> list[Claim]:
     entry = entries[0]
     found = claim(entry, using)
     if entry.arrival.delivery_count > 1 and found in (Claim.MINE, Claim.HANDLED):
-        failure_counts.forget(entry.arrival.group, [entry.arrival.message_id], using)
+        outcome.forget_counts(entry.arrival.group, [entry.arrival.message_id], using)
     return [found]
 
 
-def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> failure_counts.Begun | failure_counts.Decided | None:
+def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> Begun | Decided | None:
     """
-    Record the beginning of another run, as `failure_counts.begin`.
+    Record the beginning of another run, as `outcome.begin_run`.
 
     Raises:
         NeverEnded: too many runs were begun and never ended.
     """
     with _own_statements(), outermost_transaction(consumer.using):
-        begun = failure_counts.begin(entry.arrival, entry.key, one.lease_thread.worker, consumer.using)
-    if isinstance(begun, failure_counts.Begun) and begun.crashes >= failure_counts.CRASH_LIMIT:
+        begun = outcome.begin_run(entry.arrival, entry.key, one.lease_thread.worker, consumer.using)
+    if isinstance(begun, Begun) and begun.crashes >= CRASH_LIMIT:
         raise NeverEnded(
             f"begun {begun.crashes} times, never ended: the process was killed or froze while {consumer.name} handled the "
             "message, or the handler ran beyond its time_limit"
@@ -382,7 +386,7 @@ def _result_of(claim: Claim, entry: InboxEntry, consumer: Consumer, worker: str)
         drop(entry, consumer.using)
         return HandlingResult(Outcome.DUPLICATE)
     if entry.arrival.delivery_count > 1:
-        failure_counts.end(entry.arrival, worker, consumer.using)
+        outcome.end_run(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
         return NOT_NOW
     return BUSY
@@ -466,7 +470,7 @@ def _hand_back(one: _Run, error: BaseException) -> HandlingResult:
         with outermost_transaction(one.group.using):
             for delivery in one.deliveries:
                 if delivery.delivery_count > 1:
-                    failure_counts.end(DeliveryInfo.of(delivery), one.lease_thread.worker, one.group.using)
+                    outcome.end_run(DeliveryInfo.of(delivery), one.lease_thread.worker, one.group.using)
     except Exception:
         text = "Message %s: the end of its run could not be recorded."
         logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))

@@ -18,7 +18,7 @@ from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import failure_counts, subscriptions
+from outbox.consuming import outcome, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, forget_worker, new_worker_name, note_worker
@@ -282,7 +282,7 @@ class Worker:
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         if delivery.message_id:
             with outermost_transaction(self.group.using):
-                failure_counts.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
+                outcome.record_decision(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )
@@ -343,7 +343,7 @@ class Worker:
             self._used_at = time.monotonic()
         if self._has_unended:
             with outermost_transaction(self.group.using):
-                failure_counts.end_all_of(self._name, self.group.using)
+                outcome.end_runs_of(self._name, self.group.using)
             self._has_unended = False
 
     def _announce(self) -> None:
@@ -389,7 +389,7 @@ def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
     if len(deliveries) < 2:
         return deliveries
     ids = [DeliveryInfo.of(one).message_id for one in deliveries]
-    unended = failure_counts.unended(group.name, ids, group.using)
+    unended = outcome.unended_runs(group.name, ids, group.using)
     return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
 
 

@@ -26,7 +26,7 @@ from django.db import connection
 
 from outbox.brokers.base import Outgoing
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.message import Header
 from outbox.models import FailedDelivery, FailureCount, Inbox, Process
 from tests.database_url import url_of
@@ -220,7 +220,7 @@ class Storm:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
         elif act == "replay" and (letters := self.broker.dead_letters(self.group)):
             letter = self.chance.choice(letters)
-            failure_counts.forget(self.group, [uuid.UUID(letter.message_id)], "default")
+            outcome.forget_counts(self.group, [uuid.UUID(letter.message_id)], "default")
             self.broker.replay(self.group, [letter.id])
 
     def _may_stop(self, place: int) -> bool:

@@ -26,7 +26,7 @@ from django.db import connection
 
 from outbox.brokers.rabbitmq.envelope import REASON
 from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
-from outbox.consuming.failure_counts import EARLY
+from outbox.consuming.outcome import EARLY
 from outbox.models import Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ

@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from outbox import Reject, Retry, RetryLater, consumer, database
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -56,7 +56,7 @@ def deliver(*, delivery_count: int = 1, key: str = "", is_early: bool = False) -
 def begin_and_die(delivery_count: int) -> None:
     """Begin a run that never ends."""
     same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", delivery_count=delivery_count)
-    failure_counts.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
+    outcome.begin_run(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
 
 
 class TestDelays:
@@ -194,7 +194,7 @@ class TestFailures:
 class TestCrashes:
     def test_are_runs_that_were_begun_and_never_ended(self):
         handler = Handler()
-        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+        for delivery_count in range(2, 2 + outcome.CRASH_LIMIT):
             begin_and_die(delivery_count)
 
         result = deliver(delivery_count=7)
@@ -236,7 +236,7 @@ class TestCrashes:
 
     def test_block_an_ordered_key_and_are_run_again(self, fifo, caplog):
         handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
-        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+        for delivery_count in range(2, 2 + outcome.CRASH_LIMIT):
             begin_and_die(delivery_count)
 
         blocked = deliver(delivery_count=7, key="A1")

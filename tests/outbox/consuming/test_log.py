@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import Reject, Retry, RetryLater, consumer
-from outbox.consuming import failure
+from outbox.consuming import outcome
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.models import FailedDelivery
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(failure, "_met", {})
+    monkeypatch.setattr(outcome, "_met", {})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -109,9 +109,7 @@ class TestWorker:
         clock.forward(timedelta(seconds=2))
         worker = Worker(group("late"), "default")
         with monkeypatch.context() as patch:
-            patch.setattr(
-                failure_counts, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL"
-            )
+            patch.setattr(outcome, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL")
             with pytest.raises(OperationalError):
                 worker.step(NO_WAIT)
         worker.close()
@@ -137,7 +135,7 @@ class TestWorker:
         worker = Worker(group("both"), "default")
         with monkeypatch.context() as patch:
             patch.setattr(type(broker), "retry", away)
-            patch.setattr(failure_counts, "end", still_away)
+            patch.setattr(outcome, "end_run", still_away)
             with pytest.raises(BrokerUnavailable):
                 worker.step(NO_WAIT)
         worker.close()
