@@ -25,8 +25,7 @@ from psycopg.pq import TransactionStatus
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
 from outbox.consuming import outcome, subscriptions
-from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
+from outbox.consuming.delivery_info import Context, DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import (
     BUSY,

@@ -21,7 +21,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
 from outbox.conf import RETRY_DELAYS
-from outbox.consuming.context import Context
+from outbox.consuming.delivery_info import Context
 from outbox.errors import ConfigurationError, TimeLimitExceeded
 from outbox.message import Message, TopicType
 

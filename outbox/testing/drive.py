@@ -20,7 +20,7 @@ from psycopg.pq import TransactionStatus
 from outbox import conf, database
 from outbox.check_backs.answer import answer_on
 from outbox.check_backs.sources import READ_SOURCE
-from outbox.consuming.context import Context
+from outbox.consuming.delivery_info import Context
 from outbox.consuming.register import Consumer, Group, groups
 from outbox.consuming.worker import Counts, Worker
 from outbox.database.outermost import is_in_callers_transaction
