@@ -10,7 +10,7 @@ Consumers: each message's database effects once per group.
 | What can an operator do with dead letters? | `dead_letters.py` |
 | Who renews a delivery while its handler runs, and ends it at its time limit? | `lease_thread.py` |
 | How does a delivery become a handler's message, and its `Context`? | `read.py`, `delivery_info.py` |
-| What happens while two releases of a group's code run? | `subscriptions.py` |
+| Which messages does each process of a group take, and which groups does a database know? | `subscriptions.py` |
 | Who finds numbers that never came? | `gaps.py` |
 | Who keeps two projects from sharing a group? | `owners.py` |
 | How is an effect outside of the database made once? | `idempotency_key.py`, `precondition.py` |
