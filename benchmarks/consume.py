@@ -116,7 +116,7 @@ def _broker_backend() -> int:
 
 
 def _drain(worker: Worker, count: int) -> None:
-    while worker.tally.handled < count:
+    while worker.counts.handled < count:
         worker.step(timedelta(seconds=1))
 
 

@@ -159,7 +159,7 @@ def _consumed(broker: Any, bare: amqp.Connection, count: int) -> float:
     _sent(broker, count)
     with closing(Worker(group(ONE), ALIAS)) as worker:
         began = time.perf_counter()
-        while worker.tally.handled < count:
+        while worker.counts.handled < count:
             worker.step(timedelta(seconds=1))
         return count / (time.perf_counter() - began)
 

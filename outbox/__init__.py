@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outbox.check_backs.register import check_back
-    from outbox.consuming.context import Context
+    from outbox.consuming.delivery_info import Context
     from outbox.consuming.idempotency_key import RedisIdempotencyKey
     from outbox.consuming.precondition import update_if, update_or_raise
     from outbox.consuming.register import Retry, consumer
@@ -55,7 +55,7 @@ _HOMES = {
     "atomic": "outbox.publishing.transactions",
     "transactional": "outbox.publishing.decorator",
     "consumer": "outbox.consuming.register",
-    "Context": "outbox.consuming.context",
+    "Context": "outbox.consuming.delivery_info",
     "Retry": "outbox.consuming.register",
     "update_if": "outbox.consuming.precondition",
     "update_or_raise": "outbox.consuming.precondition",

@@ -1,7 +1,7 @@
 """
 Outages of databases and brokers: the errors that loops expect, and how long they wait before they try again.
 
-Relays, consumers and check loops share both. A message whose handler failed waits by its own policy: `consuming/retry.py`.
+Relays, consumers and check loops share both. A message whose handler failed waits by its own policy: `consuming/register.py`.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def check_isolation(**kwargs: Any) -> list[CheckMessage]:
     W046: Transactions of a consumer group's database are REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
 
     If two handlers write rows that the other has read, PostgreSQL ends one of them with a serialization failure. Its message is
-    delivered again without counting a try, and effects outside of the database are repeated, too. Keep such handlers short, or
-    remove `isolation_level` and lock rows with `select_for_update()`. If the level is intended, silence this check.
+    delivered again without counting a failure, and effects outside of the database are repeated, too. Keep such handlers short,
+    or remove `isolation_level` and lock rows with `select_for_update()`. If the level is intended, silence this check.
     """
     return [
         Caution(

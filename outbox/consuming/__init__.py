@@ -1,8 +1,17 @@
 """
 Consumers: each message's database effects once per group.
 
-`worker.py` receives and acknowledges, `handle.py` runs one handler in one transaction with its inbox row. `outcome.py`
-decides what follows a failure: it is counted (`failure_counts.py`), recorded (`failure.py`), and retried as its policy says
-(`retry.py`), or the message becomes a dead letter (`dead_letters.py`). `register.py` has `@consumer`; `gaps.py` finds
-numbers that never came.
+| question | file |
+|---|---|
+| How is a handler registered, and with what `Retry`? | `register.py` |
+| Who receives messages, and acknowledges them at the broker? | `worker.py` |
+| Who runs a handler, in one transaction with its inbox row, and who drops duplicates? | `handle.py` |
+| Who decides whether a message is retried or becomes a dead letter, and what is counted? | `outcome.py`, in `judge` |
+| What can an operator do with dead letters? | `dead_letters.py` |
+| Who renews a delivery while its handler runs, and ends it at its time limit? | `lease_thread.py` |
+| How does a delivery become a handler's message, and its `Context`? | `read.py`, `delivery_info.py` |
+| Which messages does each process of a group take, and which groups does a database know? | `subscriptions.py` |
+| Who finds numbers that never came? | `gaps.py` |
+| Who keeps two projects from sharing a group? | `owners.py` |
+| How is an effect outside of the database made once? | `idempotency_key.py`, `precondition.py` |
 """

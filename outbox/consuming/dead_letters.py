@@ -19,10 +19,8 @@ from django.db import connections, router, transaction
 from outbox import conf, database
 from outbox.brokers.base import BrokerDeadLetter
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import failure_counts
 from outbox.consuming.delivery_info import identity_of
-from outbox.consuming.failure import shape_of
-from outbox.consuming.outcome import Outcome
+from outbox.consuming.outcome import Outcome, forget_counts, shape_of
 from outbox.consuming.owners import set_owner
 from outbox.consuming.register import groups
 from outbox.errors import BrokerUnavailable
@@ -101,7 +99,7 @@ def note_asked(
     with transaction.atomic(using):
         OperatorAct.objects.using(using).bulk_create(rows)
         for group in {letter.group for letter, _ in letters}:
-            failure_counts.forget(group, ids.values(), using)
+            forget_counts(group, ids.values(), using)
     return {letter.id: row.pk for (letter, _), row in zip(letters, rows, strict=True)}
 
 
@@ -267,8 +265,8 @@ def settle_letters(letters: Iterable[Letter], *, by: str, reason: str = "", disc
         chosen.setdefault(one.broker, {}).setdefault((one.letter.group, one.using), []).append(one)
     for alias, by_group in chosen.items():
         with closing(conf.make_broker(alias)) as broker:
-            keeper = DeadLetters.of(broker)
-            settle = keeper.discard if discard else keeper.replay
+            store = DeadLetters.of(broker)
+            settle = store.discard if discard else store.replay
             for (group, using), found in by_group.items():
                 set_owner(broker, group, using)
                 for portion in (found[at : at + SETTLED_AT_ONCE] for at in range(0, len(found), SETTLED_AT_ONCE)):

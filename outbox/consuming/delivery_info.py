@@ -1,19 +1,52 @@
-"""A delivery in the form of the tables: the message id as a UUID, and its number."""
+"""A delivery as its handler sees it, `Context`; and as the tables have it: the message id as a UUID, and its number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from outbox.brokers.base import Delivery
-from outbox.consuming.context import Context
 from outbox.errors import UnreadableBody
 from outbox.logs import log_fields
 from outbox.message import Header
 
+if TYPE_CHECKING:  # a handler is registered without importing any broker
+    from outbox.brokers.base import Delivery
+
 SOURCE_PREFIX = "urn:uuid:"  # of an outbox; its message ids are UUIDs
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """
+    The context that a handler receives with a message.
+
+    Args:
+        delivery_count: how often the broker has delivered the message to the group, this time included. Deployments and
+            outages cause deliveries too.
+        failures: how often the handler has failed with the message before.
+        idempotency_key: the same for each delivery of the message to the group. Pass it to services outside the database, so
+            that they act once.
+        source, lane, number: the position of the message among those of one relay, gap-free per source, topic and lane; lane and
+            number are None for messages of other producers.
+        stored_at: when the broker made the message visible; None where the broker does not say.
+    """
+
+    message_id: str
+    group: str
+    topic: str
+    key: str
+    tag: str
+    headers: Mapping[str, str]
+    delivery_count: int
+    idempotency_key: str
+    source: str
+    lane: int | None
+    number: int | None
+    stored_at: datetime | None
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

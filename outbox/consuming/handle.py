@@ -3,7 +3,7 @@ Handle deliveries: everything that happens in the database. `worker.py` settles 
 
 The inbox: a group handles a message once. The row is inserted first, in the handler's own transaction, together with an
 advisory lock that is held until the transaction ends. A second delivery of the message in the meantime finds the lock taken;
-it does not wait, and is tried later. A timeout for idle transactions ends the one of a frozen process.
+it does not wait, and comes again later. A timeout for idle transactions ends the one of a frozen process.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
-from outbox.consuming import failure, failure_counts, wants
-from outbox.consuming.context import Context
-from outbox.consuming.delivery_info import DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
-from outbox.consuming.failure_counts import alone
-from outbox.consuming.keeper import Keeper
+from outbox.consuming import outcome, subscriptions
+from outbox.consuming.delivery_info import Context, DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
+from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import (
     BUSY,
+    CRASH_LIMIT,
     FOR_ANOTHER,
     HANDLED,
     NOT_NOW,
+    Begun,
+    Decided,
     HandlingResult,
     Outcome,
+    alone,
     as_decided,
     causes,
+    describe,
     is_conflict,
     judge,
     not_counted,
@@ -54,7 +57,7 @@ from outbox.models import Duplicate
 from outbox.shutdown import handler_runs, is_shutdown
 from outbox.unawaited import awaiting_all
 
-IDLE_SHARE = 0.75  # of INVISIBLE; the keeper sends a statement in each quarter
+IDLE_SHARE = 0.75  # of INVISIBLE; the lease thread sends a statement in each quarter
 
 # Nothing is written where the group has handled the key, where another process handles it now, or where another process handles a
 # message with the same key of an ordered topic (`order`, NULL elsewhere). Sets the timeout of the idle transaction to `idle`,
@@ -208,22 +211,22 @@ class _Run:
 
     group: Group
     deliveries: Sequence[Delivery]
-    keeper: Keeper
+    lease_thread: LeaseThread
     consumer: Consumer | None = None
     results: list[HandlingResult] = field(default_factory=list)  # of each delivery; complete before the commit
     is_committed: bool = False
 
 
-def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> HandlingResult:
+def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = None) -> HandlingResult:
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
     Exceptions of the handler, and a message that cannot be decoded, result in an outcome; they are not raised.
     """
-    if keeper is None:
-        with closing(Keeper()) as own:
+    if lease_thread is None:
+        with closing(LeaseThread()) as own:
             return handle(group, delivery, own)
-    one = _Run(group, [delivery], keeper)
+    one = _Run(group, [delivery], lease_thread)
     before = connections[group.using].connection
     try:
         require_id(delivery)
@@ -238,15 +241,15 @@ def handle(group: Group, delivery: Delivery, keeper: Keeper | None = None) -> Ha
             return results[0]
         if isinstance(error, InboxRefused):
             return not_counted(delivery, error)
-        return judge(group, one.consumer, delivery, error, worker=keeper.worker, is_outage=_is_outage(error, before))
+        return judge(group, one.consumer, delivery, error, worker=lease_thread.worker, is_outage=_is_outage(error, before))
     return one.results[0]
 
 
-def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[HandlingResult]:
+def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
     """
     Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
     """
-    one = _Run(group, deliveries, keeper)
+    one = _Run(group, deliveries, lease_thread)
     try:
         for delivery in deliveries:
             require_id(delivery)
@@ -260,31 +263,31 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], keeper: Keeper
         if results := _results_despite(one, error):
             return results
         logger.warning(
-            "Group %r failed with %s messages at once, and now tries each alone: %s",
+            "Group %r failed with %s messages at once, and now handles each alone: %s",
             group.name,
             len(deliveries),
-            failure.describe(error),
+            describe(error),
             extra=fields_of(*deliveries),
         )
-    return _one_by_one(group, deliveries, keeper)
+    return _one_by_one(group, deliveries, lease_thread)
 
 
-def _one_by_one(group: Group, deliveries: Sequence[Delivery], keeper: Keeper) -> list[HandlingResult]:
+def _one_by_one(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
     results: list[HandlingResult] = []
     for delivery in deliveries:
         last = results[-1] if results else None
-        if keeper.stop.is_set() or (last and (last.is_outage or last.ends_with)):
+        if lease_thread.stop.is_set() or (last and (last.is_outage or last.ends_with)):
             results.append(HandlingResult(Outcome.HANDED_BACK, is_outage=bool(last and last.is_outage)))
         else:
-            results.append(handle(group, delivery, keeper))
+            results.append(handle(group, delivery, lease_thread))
     return results
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
-    """Ignore deliveries that no live process of the group wants; hand back those that another release of its code wants."""
+    """Ignore deliveries that no live process of the group subscribes to; hand back those of another release of its code."""
     with _own_statements(), guarded_transaction(group.using):
-        wanted = wants.ignore(group, deliveries)
-    return [FOR_ANOTHER if place in wanted else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
+        for_others = subscriptions.ignore(group, deliveries)
+    return [FOR_ANOTHER if place in for_others else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
 
 
 def _apply(one: _Run, consumer: Consumer) -> None:
@@ -300,7 +303,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
     if begun is None:
         one.results = [BUSY]
         return
-    if isinstance(begun, failure_counts.Decided):
+    if isinstance(begun, Decided):
         one.results = [as_decided(begun)]
         return
     with alone(entries[0].arrival.message_id) if begun.crashes else nullcontext(True) as is_alone:
@@ -308,7 +311,7 @@ def _apply(one: _Run, consumer: Consumer) -> None:
             _apply_begun(one, consumer, messages, entries, failures=begun.failures)
             return
     with guarded_transaction(consumer.using):
-        failure_counts.end(entries[0].arrival, one.keeper.worker, consumer.using)
+        outcome.end_run(entries[0].arrival, one.lease_thread.worker, consumer.using)
     one.results = [NOT_NOW]
 
 
@@ -321,12 +324,15 @@ def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: li
         with _own_statements():
             claims = _claim(entries, consumer.using)
             one.results = [
-                _result_of(claim, entry, consumer, one.keeper.worker) for claim, entry in zip(claims, entries, strict=True)
+                _result_of(claim, entry, consumer, one.lease_thread.worker) for claim, entry in zip(claims, entries, strict=True)
             ]
         mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
         if mine:
             contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]
-            with one.keeper.handler_at_work(connection.connection, consumer), tracing.process(consumer.group, one.deliveries):
+            with (
+                one.lease_thread.handler_at_work(connection.connection, consumer),
+                tracing.process(consumer.group, one.deliveries),
+            ):
                 _call(consumer, [messages[place] for place in mine], contexts)
             _check_transaction(consumer)
         failpoint("consumer.after_handler")
@@ -351,20 +357,20 @@ def _claim(entries: list[InboxEntry], using: str) -> list[Claim]:
     entry = entries[0]
     found = claim(entry, using)
     if entry.arrival.delivery_count > 1 and found in (Claim.MINE, Claim.HANDLED):
-        failure_counts.forget(entry.arrival.group, [entry.arrival.message_id], using)
+        outcome.forget_counts(entry.arrival.group, [entry.arrival.message_id], using)
     return [found]
 
 
-def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> failure_counts.Begun | failure_counts.Decided | None:
+def _begin(one: _Run, consumer: Consumer, entry: InboxEntry) -> Begun | Decided | None:
     """
-    Record the beginning of another run, as `failure_counts.begin`.
+    Record the beginning of another run, as `outcome.begin_run`.
 
     Raises:
         NeverEnded: too many runs were begun and never ended.
     """
     with _own_statements(), guarded_transaction(consumer.using):
-        begun = failure_counts.begin(entry.arrival, entry.key, one.keeper.worker, consumer.using)
-    if isinstance(begun, failure_counts.Begun) and begun.crashes >= failure_counts.CRASH_LIMIT:
+        begun = outcome.begin_run(entry.arrival, entry.key, one.lease_thread.worker, consumer.using)
+    if isinstance(begun, Begun) and begun.crashes >= CRASH_LIMIT:
         raise NeverEnded(
             f"begun {begun.crashes} times, never ended: the process was killed or froze while {consumer.name} handled the "
             "message, or the handler ran beyond its time_limit"
@@ -379,7 +385,7 @@ def _result_of(claim: Claim, entry: InboxEntry, consumer: Consumer, worker: str)
         drop(entry, consumer.using)
         return HandlingResult(Outcome.DUPLICATE)
     if entry.arrival.delivery_count > 1:
-        failure_counts.end(entry.arrival, worker, consumer.using)
+        outcome.end_run(entry.arrival, worker, consumer.using)
     if claim is Claim.BEHIND:
         return NOT_NOW
     return BUSY
@@ -444,7 +450,7 @@ def _is_outage(error: BaseException, before: Any) -> bool:
 
 def _results_despite(one: _Run, error: BaseException) -> list[HandlingResult]:
     """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
-    ends = is_shutdown(error, is_requested=one.keeper.stop.is_set())
+    ends = is_shutdown(error, is_requested=one.lease_thread.stop.is_set())
     if one.is_committed:
         ids = ", ".join(delivery.message_id for delivery in one.deliveries)
         logger.error(
@@ -463,7 +469,7 @@ def _hand_back(one: _Run, error: BaseException) -> HandlingResult:
         with guarded_transaction(one.group.using):
             for delivery in one.deliveries:
                 if delivery.delivery_count > 1:
-                    failure_counts.end(DeliveryInfo.of(delivery), one.keeper.worker, one.group.using)
+                    outcome.end_run(DeliveryInfo.of(delivery), one.lease_thread.worker, one.group.using)
     except Exception:
         text = "Message %s: the end of its run could not be recorded."
         logger.warning(text, one.deliveries[0].message_id, exc_info=True, extra=fields_of(one.deliveries[0]))

@@ -1,27 +1,34 @@
-"""Which function handles which messages: `@consumer`, and the groups that follow from it."""
+"""
+Which function handles which messages, and how: `@consumer` with its `Retry`, and the groups that follow from it.
+
+A handler that is a coroutine function is run by the worker's thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import random
+import threading
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
-from outbox.consuming.context import Context
-from outbox.consuming.coroutines import driven
-from outbox.consuming.retry import Retry
-from outbox.errors import ConfigurationError
+from outbox.conf import RETRY_DELAYS
+from outbox.consuming.delivery_info import Context
+from outbox.errors import ConfigurationError, TimeLimitExceeded
 from outbox.message import Message, TopicType
 
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
 NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}  # names that say that the arguments were taken for others
+CANCEL_SECONDS = 5.0  # a cancelled coroutine has this time to end
 MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
 
 M = TypeVar("M", contravariant=True)
@@ -29,6 +36,10 @@ C = TypeVar("C", contravariant=True)
 T = TypeVar("T")
 U = TypeVar("U")
 Result = TypeVar("Result")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+M1 = TypeVar("M1", bound=Message)
+M2 = TypeVar("M2", bound=Message)
+M3 = TypeVar("M3", bound=Message)
 
 
 class Options(TypedDict, total=False):
@@ -58,70 +69,45 @@ class Decorator(Protocol[T, U]):
     def __call__(self, target: Callable[[T, U], Result], /) -> Callable[[T, U], Result]: ...
 
 
-def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
-    if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
-        raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for none.")
-    if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
-        raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
-    if batch_size is not None and ordered:
-        raise ConfigurationError("ordered=True delivers one message of a key at a time; omit batch_size.")
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """
+    How often, and after which delays, a message is retried before it becomes a dead letter.
 
+    Args:
+        limit: number of retries after the first failure; 0 for none. Errors of the handler count, deliveries do not:
+            docs/explanation/deliveries.md.
+        delays: the delays before the first retry, the second, …; the last one is used for all further ones.
+        jitter: each delay is randomly longer or shorter by up to this share (0 to 1), so that messages that failed together
+            are not retried together.
+        on: exceptions to retry; any other makes the message a dead letter at once.
+    """
 
-def check_policies(retry: object, dedupe: object) -> None:
-    if not isinstance(retry, Retry):
-        raise ConfigurationError(f"retry must be a policy, such as Retry(limit=3), not {retry!r}.")
-    if dedupe is not None and not callable(dedupe):
-        raise ConfigurationError(f"dedupe must be a function of the message, such as lambda message: message.id, not {dedupe!r}.")
+    limit: int = 16
+    delays: Sequence[timedelta] = RETRY_DELAYS
+    jitter: float = 0.1
+    on: tuple[type[Exception], ...] = (Exception,)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.limit, int) or self.limit < 0 or not 0 <= self.jitter <= 1:
+            raise ConfigurationError(
+                f"Retry(limit={self.limit!r}, jitter={self.jitter}) is not valid: limit must be an integer from 0, jitter a "
+                "number from 0 to 1."
+            )
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
+            raise ConfigurationError(f"Retry(on={self.on!r}) is not valid: pass exception classes.")
+        object.__setattr__(self, "on", tuple(self.on))
+        if not self.delays or not all(isinstance(one, timedelta) and one >= timedelta(0) for one in self.delays):
+            raise ConfigurationError("Retry(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
-def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
-    for type_ in types:
-        if not (isinstance(type_, type) and issubclass(type_, Message)):
-            raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
-        if not type_._meta.topic:
-            raise ConfigurationError(f"{type_.__name__} has no topic.", hint="Add `topic` to its class Meta.")
-    if not (group and isinstance(group, str)):
-        raise ConfigurationError('@consumer needs the name of a group: @consumer(OrderPlaced, group="cart").')
-    if bool(types) == bool(topic):
-        raise ConfigurationError(
-            'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
-            '@consumer(topic="orders", group="cart").'
-        )
-    if on_dead not in get_args(OnDead):
-        raise ConfigurationError(f'on_dead must be "block" or "skip", not {on_dead!r}.')
-    if isinstance(tags, str) or (tags is not None and not tags):
-        raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
+    def allows(self, failures: int) -> bool:
+        """Return whether another delivery is allowed after a number of failures."""
+        return failures <= self.limit
 
-
-def handler_of(target: Callable[..., Any]) -> Handler:
-    handler = target
-    if isinstance(target, type):
-        handler = getattr(target(), "handle", None)  # type: ignore[assignment]
-    shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
-    try:
-        signature = inspect.signature(handler)
-        signature.bind("message", "context")
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
-    first = next(iter(signature.parameters), "")
-    if first in NOT_A_MESSAGE:
-        raise ConfigurationError(
-            f"The first argument of {name_of(target)} is the message, but is named {first!r}.",
-            hint=f"Write {shape}; to use a method, decorate its class.",
-        )
-    return handler
-
-
-def name_of(target: Callable[..., Any]) -> str:
-    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
-
-
-__all__ = ["Consumer", "Group", "Retry", "consumer", "group", "groups"]
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-M1 = TypeVar("M1", bound=Message)
-M2 = TypeVar("M2", bound=Message)
-M3 = TypeVar("M3", bound=Message)
+    def delay(self, failures: int) -> timedelta:
+        """Return the delay after a number of failures (1 or more)."""
+        base = self.delays[min(failures, len(self.delays)) - 1]
+        return base * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +118,7 @@ class Consumer:
     Args:
         name: where the function stands: module and qualified name.
         type: the message type; None for a plain topic.
-        tags: the handler wants these tags only; None for all.
+        tags: the handler takes these tags only; None for all.
         batch_size: the handler takes so many messages at once, at most; None for one after the other.
         is_async: the function is a coroutine function; `handler` drives it.
     """
@@ -157,7 +143,7 @@ class Consumer:
         """What it handles, unique in its group: the type's name on the wire, or the topic."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
 
-    def wants(self, tag: str) -> bool:
+    def takes(self, tag: str) -> bool:
         return self.tags is None or tag in self.tags
 
 
@@ -211,10 +197,10 @@ class Group:
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
-        """Return the handler of a message: that of its type, else that of its topic; None where neither wants it."""
+        """Return the handler of a message: that of its type, else that of its topic; None where neither takes it."""
         for subject in (type_name, plain_subject(topic)):
             one = self.consumers.get(subject)
-            if one is not None and one.topic == topic and one.wants(tag):
+            if one is not None and one.topic == topic and one.takes(tag):
                 return one
         return None
 
@@ -274,7 +260,7 @@ def consumer(
     *types: type[Message],
     group: str = "",
     topic: str = "",
-    retry: Retry = Retry(),  # noqa: B008  (frozen)
+    retry: Retry = Retry(),
     ordered: bool = False,
     on_dead: OnDead = "block",
     dedupe: Callable[[Any], object] | None = None,
@@ -372,3 +358,105 @@ def _add(new: Consumer) -> None:
                 hint="A group keeps its inbox in one; give one of them another group.",
             )
     registered[new.group] = Group(new.group, {**members, new.subject: new})
+
+
+def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
+    if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
+        raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for none.")
+    if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
+        raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
+    if batch_size is not None and ordered:
+        raise ConfigurationError("ordered=True delivers one message of a key at a time; omit batch_size.")
+
+
+def check_policies(retry: object, dedupe: object) -> None:
+    if not isinstance(retry, Retry):
+        raise ConfigurationError(f"retry must be a policy, such as Retry(limit=3), not {retry!r}.")
+    if dedupe is not None and not callable(dedupe):
+        raise ConfigurationError(f"dedupe must be a function of the message, such as lambda message: message.id, not {dedupe!r}.")
+
+
+def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
+    for type_ in types:
+        if not (isinstance(type_, type) and issubclass(type_, Message)):
+            raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
+        if not type_._meta.topic:
+            raise ConfigurationError(f"{type_.__name__} has no topic.", hint="Add `topic` to its class Meta.")
+    if not (group and isinstance(group, str)):
+        raise ConfigurationError('@consumer needs the name of a group: @consumer(OrderPlaced, group="cart").')
+    if bool(types) == bool(topic):
+        raise ConfigurationError(
+            'A handler takes message types or a plain topic: @consumer(OrderPlaced, group="cart") or '
+            '@consumer(topic="orders", group="cart").'
+        )
+    if on_dead not in get_args(OnDead):
+        raise ConfigurationError(f'on_dead must be "block" or "skip", not {on_dead!r}.')
+    if isinstance(tags, str) or (tags is not None and not tags):
+        raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
+
+
+def handler_of(target: Callable[..., Any]) -> Handler:
+    handler = target
+    if isinstance(target, type):
+        handler = getattr(target(), "handle", None)  # type: ignore[assignment]
+    shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
+    try:
+        signature = inspect.signature(handler)
+        signature.bind("message", "context")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
+    first = next(iter(signature.parameters), "")
+    if first in NOT_A_MESSAGE:
+        raise ConfigurationError(
+            f"The first argument of {name_of(target)} is the message, but is named {first!r}.",
+            hint=f"Write {shape}; to use a method, decorate its class.",
+        )
+    return handler
+
+
+def name_of(target: Callable[..., Any]) -> str:
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def driven(handler: Callable[[Any, Any], Any], limit: timedelta | None) -> Callable[[Any, Any], object]:
+    """Return a plain function that runs a coroutine function, and cancels it at its time limit."""
+
+    async def run(message: Any, context: Any) -> object:
+        try:
+            async with asyncio.timeout(None if limit is None else limit.total_seconds()) as timeout:
+                return await handler(message, context)
+        except TimeoutError as error:
+            if timeout.expired():
+                raise TimeLimitExceeded from error
+            raise
+
+    def drive(message: Any, context: Any) -> object:
+        running = _Running()
+        try:
+            return async_to_sync(running.run)(run(message, context))
+        except BaseException:
+            running.cancel()  # where only this thread's wait was interrupted
+            raise
+
+    return drive
+
+
+class _Running:
+    """A coroutine that runs in the event loop of another thread."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._is_over = threading.Event()
+
+    async def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        self._task = asyncio.current_task()
+        try:
+            return await coroutine
+        finally:
+            self._is_over.set()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine if it has not ended, and wait a moment for its end."""
+        if self._task is not None and not self._is_over.is_set():
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+            self._is_over.wait(CANCEL_SECONDS)

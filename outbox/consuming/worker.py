@@ -1,8 +1,8 @@
 """
-A worker: receive, handle, settle; in one thread, for one group and one broker, until it is stopped.
+Workers: receive, handle, settle; each in one thread, for one group and one broker, until it is stopped.
 
-It plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome.
+A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
+outcome. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import failure_counts, holdings, wants
+from outbox.consuming import outcome, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
-from outbox.consuming.keeper import Held, Keeper, affordable
+from outbox.consuming.lease_thread import Held, LeaseThread, affordable, forget_worker, new_worker_name, note_worker
 from outbox.consuming.outcome import HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
@@ -35,52 +35,16 @@ from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.outages import BACKOFF, OUTAGES
 
+logger = get_logger(__name__)
 
-def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
-    """
-    Return deliveries in the order of work, in lists that are handled together.
-
-    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
-    the others are done.
-    """
-    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
-    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
-    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
-
-
-def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
-    if len(deliveries) < 2:
-        return deliveries
-    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
-    unended = failure_counts.unended(group.name, ids, group.using)
-    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
-
-
-def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
-    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
-    collected: dict[str, list[Delivery]] = {}
-    for delivery in deliveries:
-        try:
-            consumer = find_consumer(group, delivery)
-        except UnknownMessageType:
-            yield [delivery]
-            continue
-        if consumer and not consumer.batch_size:
-            yield [delivery]
-            continue
-        work = collected.setdefault(consumer.subject if consumer else "", [])
-        work.append(delivery)
-        if _is_full(work, consumer):
-            yield collected.pop(consumer.subject if consumer else "")
-    yield from collected.values()
-
-
-def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
-    return consumer is not None and len(work) == consumer.batch_size
+ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
+IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
+IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
+PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """The number of deliveries by outcome. `late`: settled too late for the broker, which delivers the message again."""
 
     handled: int = 0
@@ -91,17 +55,17 @@ class Tally:
     dead_letters: int = 0
     late: int = 0
 
-    def count(self, outcome: Outcome) -> None:
-        name = _TALLIED[outcome]
+    def add(self, outcome: Outcome) -> None:
+        name = _FIELDS[outcome]
         setattr(self, name, getattr(self, name) + 1)
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: Counts) -> Self:
         for name, number in asdict(other).items():
             setattr(self, name, getattr(self, name) + number)
         return self
 
 
-_TALLIED = {
+_FIELDS = {
     Outcome.HANDLED: "handled",
     Outcome.DUPLICATE: "duplicates",
     Outcome.IGNORED: "ignored",
@@ -109,13 +73,6 @@ _TALLIED = {
     Outcome.HANDED_BACK: "handed_back",
     Outcome.DEAD_LETTER: "dead_letters",
 }
-
-
-logger = get_logger(__name__)
-
-ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
-IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
-IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
 
 
 class Worker:
@@ -134,16 +91,16 @@ class Worker:
     def __init__(self, group: Group, alias: str, *, stop: threading.Event | None = None, is_task: bool = False) -> None:
         self.group = group
         self.alias = alias
-        self.tally = Tally()
+        self.counts = Counts()
         self._topics = group.topics_of(alias)
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
         self._broker: Broker | None = None
-        self._name = failure_counts.new_worker_name()
+        self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
-        self._keeper = self._new_keeper()
+        self._lease_thread = self._new_lease_thread()
         self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: unknown
@@ -158,7 +115,7 @@ class Worker:
 
     def run(
         self, *, until_idle: bool = False, once: bool = False, seconds: float | None = None, patience: float | None = None
-    ) -> Tally:
+    ) -> Counts:
         """
         Handle messages until stopped. After an error of database or broker, try again.
 
@@ -196,7 +153,7 @@ class Worker:
         finally:
             for loop in (self._loop, self._inbox_loop):
                 loop_errors.clear(loop)
-        return self.tally
+        return self.counts
 
     def step(self, wait: timedelta) -> int:
         """
@@ -224,7 +181,7 @@ class Worker:
         except Exception:  # the database is away
             broker.release(deliveries)
             raise
-        self._keeper.hold(broker, works, received_at=received_at)
+        self._lease_thread.hold(broker, works, received_at=received_at)
         handled = self._handle_all(broker)
         # A slow message is remembered for some receives, so that fewer are received and handed back.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
@@ -232,10 +189,10 @@ class Worker:
 
     def close(self) -> None:
         """Close the broker; the next step makes a new client."""
-        self._keeper.close()
-        self._keeper = self._new_keeper()
+        self._lease_thread.close()
+        self._lease_thread = self._new_lease_thread()
         self._used_at = 0.0
-        holdings.forget(self.alias, self.group.name, self._name)
+        forget_worker(self.alias, self.group.name, self._name)
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -244,11 +201,11 @@ class Worker:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def _handle_all(self, broker: Broker) -> int:
-        """Handle the deliveries that the keeper holds; return their number. The rest is handed back, also after an error."""
+        """Handle the received deliveries; return their number. The rest is handed back, also after an error."""
         acked_at = time.monotonic()
         handled = 0
         try:
-            while not self._stop.is_set() and (taken := self._keeper.take()):
+            while not self._stop.is_set() and (taken := self._lease_thread.take()):
                 handled += len(taken)
                 if taken[0].delivery.delivery_count > 1:  # it may kill this process: acknowledge the others first
                     self._ack(broker)
@@ -269,9 +226,9 @@ class Worker:
         if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
             results = ignore(self.group, deliveries)
         elif len(deliveries) > 1:
-            results = handle_together(self.group, deliveries, self._keeper)
+            results = handle_together(self.group, deliveries, self._lease_thread)
         else:
-            results = [handle(self.group, deliveries[0], self._keeper)]
+            results = [handle(self.group, deliveries[0], self._lease_thread)]
         is_outage = any(result.is_outage for result in results)
         self._has_unended |= is_outage  # before settling, since the broker may be away too
         if any(not result.is_outage for result in results):  # a step without messages says nothing about the inbox
@@ -294,11 +251,11 @@ class Worker:
             connection.close()
 
     def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
-        self.tally.count(result.outcome)
+        self.counts.add(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
-            self._keeper.done(held)
+            self._lease_thread.done(held)
             return
-        delivery = self._keeper.end(held)
+        delivery = self._lease_thread.end(held)
         if result.is_busy:
             return
         try:
@@ -325,13 +282,13 @@ class Worker:
     def _note_dead(self, delivery: Delivery, reason: str) -> None:
         if delivery.message_id:
             with guarded_transaction(self.group.using):
-                failure_counts.decide(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
+                outcome.record_decision(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
         signals.dead_lettered.send_robust(
             sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
         )
 
     def _note_late(self, delivery: Delivery) -> None:
-        self.tally.late += 1
+        self.counts.late += 1
         text = (
             "Message %s was settled too late by group %r: the broker delivers it again. If this happens often, increase "
             'OUTBOX["CONSUMER"]["INVISIBLE"].'
@@ -340,16 +297,16 @@ class Worker:
 
     def _end_all(self, broker: Broker) -> None:
         """Acknowledge handled messages and hand the rest back."""
-        left = self._keeper.end_waiting()
+        left = self._lease_thread.end_waiting()
         try:
             self._ack(broker)
         finally:
             if left:
-                self.tally.handed_back += len(left)
+                self.counts.handed_back += len(left)
                 broker.release(left)
 
     def _ack(self, broker: Broker) -> None:
-        if done := self._keeper.end_done():
+        if done := self._lease_thread.end_done():
             for delivery, is_acked in zip(done, broker.ack(done), strict=True):
                 if not is_acked:
                     self._note_late(delivery)
@@ -386,18 +343,18 @@ class Worker:
             self._used_at = time.monotonic()
         if self._has_unended:
             with guarded_transaction(self.group.using):
-                failure_counts.end_all_of(self._name, self.group.using)
+                outcome.end_runs_of(self._name, self.group.using)
             self._has_unended = False
 
     def _announce(self) -> None:
-        """Send a heartbeat with the messages that this process wants, before the first receive and then periodically."""
+        """Send a heartbeat with the subscriptions of this process, before the first receive and then periodically."""
         if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
             with guarded_transaction(self.group.using):
-                wants.beat(self.group, self.alias, note=self._note)
+                subscriptions.beat(self.group, self.alias, note=self._note)
             self._announced_at = time.monotonic()
 
-    def _new_keeper(self) -> Keeper:
-        return Keeper(self._stop, self._name, beat=self._beat_beside if self._note else None)
+    def _new_lease_thread(self) -> LeaseThread:
+        return LeaseThread(self._stop, self._name, beat=self._beat_beside if self._note else None)
 
     def _beat_beside(self) -> None:
         """Send a heartbeat while a handler runs, over a connection of its own."""
@@ -405,12 +362,126 @@ class Worker:
         with database.connect(
             self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
         ) as connection:
-            wants.beat(self.group, self.alias, note=self._note, over=connection)
+            subscriptions.beat(self.group, self.alias, note=self._note, over=connection)
 
     def _connected(self) -> Broker:
         if self._broker is None:
             broker = conf.make_broker(self.alias)
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
-            holdings.note(self.alias, self.group.name, self._name, self._broker, self._keeper)
+            note_worker(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
         return self._broker
+
+
+def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    """
+    Return deliveries in the order of work, in lists that are handled together.
+
+    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
+    the others are done.
+    """
+    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
+    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
+    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
+
+
+def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
+    if len(deliveries) < 2:
+        return deliveries
+    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
+    unended = outcome.unended_runs(group.name, ids, group.using)
+    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
+
+
+def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
+    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
+    collected: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        try:
+            consumer = find_consumer(group, delivery)
+        except UnknownMessageType:
+            yield [delivery]
+            continue
+        if consumer and not consumer.batch_size:
+            yield [delivery]
+            continue
+        work = collected.setdefault(consumer.subject if consumer else "", [])
+        work.append(delivery)
+        if _is_full(work, consumer):
+            yield collected.pop(consumer.subject if consumer else "")
+    yield from collected.values()
+
+
+def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
+    return consumer is not None and len(work) == consumer.batch_size
+
+
+class ConsumerThreads:
+    """
+    Runs `threads` workers for each group and broker.
+
+    Raises:
+        UnknownTopic, ConfigurationError: a group's topics contradict the settings.
+    """
+
+    def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self.workers = [
+            Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
+        ]
+        self.threads: list[threading.Thread] = []
+
+    def start(self, *, until_idle: bool = False, once: bool = False) -> None:
+        """
+        Start the threads. Each ends when it is stopped, with `until_idle` when no message comes, with `once` after one batch.
+
+        With `until_idle` or `once`, a longer outage of database or broker ends all threads; otherwise they wait until it is over.
+        """
+        for worker in self.workers:
+            name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
+            thread = threading.Thread(target=self._work, args=(worker, until_idle, once), name=name, daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def targets(self) -> set[tuple[str, str, str]]:
+        """Return the database, broker and group of each worker."""
+        return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
+
+    def stop(self) -> None:
+        """Ask each worker to finish its message and end; from any thread."""
+        for worker in self.workers:
+            worker.stop()
+
+    def is_working(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    def join(self) -> None:
+        """
+        Wait until all threads have ended.
+
+        Raises:
+            BaseException: what ended a worker that was not stopped.
+        """
+        for thread in self.threads:
+            thread.join()
+        for failure in self._failures:
+            raise failure
+
+    def counts(self) -> dict[str, Counts]:
+        """Return the counts of outcomes by group."""
+        found: dict[str, Counts] = {}
+        for worker in self.workers:
+            counts = found.setdefault(worker.group.name, Counts())
+            counts += worker.counts
+        return found
+
+    def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
+        try:
+            worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
+        except BaseException as error:  # an interrupt in a thread reaches nobody by itself
+            self._failures.append(error)
+            self._stop.set()
+        finally:
+            worker.close()
+            connections.close_all()

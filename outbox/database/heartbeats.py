@@ -20,7 +20,7 @@ SWEEP = "sweep"  # the kind of heartbeats that relays of Celery's beat send
 WAKEUP = "wakeup"  # that of workers of Celery which took a wakeup, and did not relay because other relays hold all lanes
 BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
-CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/wants.py reads the subscriptions of past consumers
+CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/subscriptions.py reads the subscriptions of past consumers
 
 # Containers on one network may have the same host name and process id; a new process deletes the old row of its predecessor.
 FORGET_BEFORE = """
@@ -31,13 +31,13 @@ WITH before AS (
 """
 
 BEAT = """
-INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, wants, holds,
-    refusals, errors, handling)
-VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(wants)s, %(holds)s,
-    %(refusals)s, %(errors)s, %(handling)s)
+INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, subscriptions,
+    holds, refusals, errors, handling)
+VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(subscriptions)s,
+    %(holds)s, %(refusals)s, %(errors)s, %(handling)s)
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
-SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, wants = excluded.wants, holds = excluded.holds,
-    refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling,
+SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subscriptions = excluded.subscriptions,
+    holds = excluded.holds, refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling,
     beat_at = clock_timestamp()
 """
 
@@ -97,7 +97,7 @@ def beat(
     lane: int | None = None,
     breaker: str = "closed",
     note: str = "",
-    wants: Sequence[str] = (),
+    subscriptions: Sequence[str] = (),
     holds: Mapping[str, int] | None = None,
     refusals: Mapping[str, str] | None = None,
     errors: Mapping[str, str] | None = None,
@@ -109,14 +109,21 @@ def beat(
 
     Args:
         note: what hosts it, for operators to read.
-        wants: the subscriptions of a consumer: `consuming/wants.py`.
-        holds, refusals: what a consumer holds and cannot receive: `consuming/holdings.py`.
+        subscriptions: the subscriptions of a consumer: `consuming/subscriptions.py`.
+        holds, refusals: what a consumer holds and cannot receive: `consuming/lease_thread.py`.
         inserts_only: leave the row of a predecessor, for a process that may lack permissions.
         handling: the handler of a consumer that has been running for the longest time.
         errors: the last errors of loops of this process: `loop_errors.py`.
     """
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
-    what = {"broker": broker, "group": consumer_group, "lane": lane, "breaker": breaker, "note": note, "wants": list(wants)}
+    what = {
+        "broker": broker,
+        "group": consumer_group,
+        "lane": lane,
+        "breaker": breaker,
+        "note": note,
+        "subscriptions": list(subscriptions),
+    }
     said = {"refusals": refusals or {}, "errors": errors or {}}
     texts = {name: Jsonb({one: cut(storable(text)) for one, text in found.items()}) for name, found in said.items()}
     work = {"holds": Jsonb(holds or {}), "handling": Jsonb(asdict(handling) if handling else {})}

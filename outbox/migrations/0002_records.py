@@ -287,7 +287,7 @@ class Migration(migrations.Migration):
                 ("breaker", models.TextField(default="closed")),
                 ("note", models.TextField(default="")),
                 (
-                    "wants",
+                    "subscriptions",
                     django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), db_default=[], size=None),
                 ),
                 ("holds", models.JSONField(db_default={})),

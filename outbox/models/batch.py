@@ -137,7 +137,9 @@ class Process(models.Model):
     consumer_group = models.TextField(default="")
     breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open
     note = models.TextField(default="")
-    wants = ArrayField(models.TextField(), db_default=[])  # of a consumer: the types and tags that its code handles
+    subscriptions = ArrayField(
+        models.TextField(), db_default=[]
+    )  # of a consumer: the topics, types and tags that its code handles
     # Of a consumer: the messages that it holds and the broker's backlog lacks, by topic; and the topics that it cannot receive
     # from as configured, with the reasons.
     holds = models.JSONField(db_default={})

@@ -11,8 +11,8 @@ class Inbox(models.Model):
     A message that a group has handled; inserted in the handler's transaction.
 
     `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
-    carried none. `delivery_count`: which delivery to the group was the one that was handled, from 1; 0: no handler wanted the
-    message.
+    carried none. `delivery_count`: which delivery to the group was the one that was handled, from 1; 0: the group had no
+    handler for the message.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")

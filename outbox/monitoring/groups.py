@@ -16,7 +16,7 @@ from outbox.brokers.base import Broker, BrokerStatus, DeadLetterCount, DelayedCo
 from outbox.brokers.capabilities import DeadLetters
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, groups
-from outbox.consuming.stored_groups import without_code
+from outbox.consuming.subscriptions import groups_without_code
 from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
@@ -227,7 +227,7 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
 
 def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
     """Yield the groups without code that the database knows, each with the brokers that may keep messages for it."""
-    known = set(without_code(connection))
+    known = set(groups_without_code(connection))
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)

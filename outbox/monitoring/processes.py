@@ -20,7 +20,7 @@ UNKNOWN_INTERVAL = timedelta(minutes=2)
 
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
-    ARRAY(SELECT DISTINCT split_part(wanted, chr(31), 1) FROM unnest(wants) wanted ORDER BY 1) AS topics,
+    ARRAY(SELECT DISTINCT split_part(one, chr(31), 1) FROM unnest(subscriptions) one ORDER BY 1) AS topics,
     holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
     errors::text AS errors, handling::text AS handling,
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,

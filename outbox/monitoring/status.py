@@ -15,7 +15,7 @@ from outbox import conf
 from outbox.brokers.base import BrokerStatus, DeadLetterCount, DelayedCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.outcome import Outcome
-from outbox.consuming.wants import differing_groups
+from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
 from outbox.models import UNFINISHED, State

@@ -224,7 +224,7 @@ def _of_record(record: _Record) -> TimelineEntry:
             return replace(entry, what=f"Check-back: {answer}", text=text, severity=severity)
         case "inbox":
             if record.count == 0:
-                return replace(entry, what="Ignored", text="no handler of the group wanted it")
+                return replace(entry, what="Ignored", text="the group had no handler for it")
             return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
         case "delivery":
             what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"

@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from outbox import conf
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import groups
-from outbox.consuming.stored_groups import without_code_for
+from outbox.consuming.subscriptions import groups_without_code_for
 from outbox.database import Connection
 from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, Act, State
@@ -186,7 +186,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
     subscribed = [one for one in groups().values() if one.find(message.topic, type_name, tag)]
     waiting = [one for one in subscribed if one.name not in handled]
-    without_handler = [one for one in without_code_for(connection, message.topic, type_name, tag) if one not in handled]
+    without_handler = [one for one in groups_without_code_for(connection, message.topic, type_name, tag) if one not in handled]
     if waiting or without_handler:
         yield "It was sent."
     else:

@@ -20,9 +20,9 @@ from psycopg.pq import TransactionStatus
 from outbox import conf, database
 from outbox.check_backs.answer import answer_on
 from outbox.check_backs.sources import READ_SOURCE
-from outbox.consuming.context import Context
+from outbox.consuming.delivery_info import Context
 from outbox.consuming.register import Consumer, Group, groups
-from outbox.consuming.worker import Tally, Worker
+from outbox.consuming.worker import Counts, Worker
 from outbox.database.guarded import is_in_callers_transaction
 from outbox.errors import Reject, RetryLater
 from outbox.half_first.message import HalfFirstMessage
@@ -157,16 +157,16 @@ class Consumers:
         self.failures: list[Failure] = []
         self._intended = 0  # retries and dead letters that a handler asked for
 
-    def run(self, databases: Sequence[str]) -> Tally:
+    def run(self, databases: Sequence[str]) -> Counts:
         """Run the worker of each group once."""
-        tally = Tally()
+        counts = Counts()
         for group in groups().values():
             if group.using in databases:
                 for alias in group.brokers:
-                    tally += self._work(group, alias)
-        return tally
+                    counts += self._work(group, alias)
+        return counts
 
-    def _work(self, group: Group, alias: str) -> Tally:
+    def _work(self, group: Group, alias: str) -> Counts:
         known = len(self.failures)
         self._intended = 0
         worker = Worker(replace(group, consumers={key: self._watch(one) for key, one in group.consumers.items()}), alias)
@@ -174,11 +174,11 @@ class Consumers:
             worker.step(timedelta(0))
         finally:
             worker.close()
-        failed = worker.tally.retried + worker.tally.dead_letters - self._intended
+        failed = worker.counts.retried + worker.counts.dead_letters - self._intended
         if failed > len(self.failures) - known:  # it failed outside of the handler: read the error from its row
             row = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).latest("id")
             self.failures.append(Failure(f"Group {group.name!r}", f"message {row.message_id}", row.error))
-        return worker.tally
+        return worker.counts
 
     def _watch(self, consumer: Consumer) -> Consumer:
         """Return the consumer with a handler that notes errors, and with retries at exact times."""

@@ -212,7 +212,7 @@ class InboxFactory(factory.django.DjangoModelFactory):
 
 
 class FailedDeliveryFactory(factory.django.DjangoModelFactory):
-    """A failed try of a handler; with `dead_letter=True` the last one, after which the message is a dead letter."""
+    """A failed delivery; with `dead_letter=True` the last one, after which the message is a dead letter."""
 
     class Meta:
         model = models.FailedDelivery

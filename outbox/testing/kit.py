@@ -13,7 +13,7 @@ from uuid import uuid4
 from outbox import conf
 from outbox.brokers.base import BrokerDeadLetter, Outgoing
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming.worker import Tally
+from outbox.consuming.worker import Counts
 from outbox.logs import forget_lines
 from outbox.message import Half, Header, Message, Resolution
 from outbox.publishing.draft import Draft, compose, compose_raw
@@ -33,7 +33,7 @@ class RunResult:
     """The result of `run_until_idle()`: messages sent to brokers, and deliveries by outcome."""
 
     sent: int
-    deliveries: Tally
+    deliveries: Counts
 
 
 class Outbox:
@@ -92,21 +92,21 @@ class Outbox:
         Args:
             raise_errors: raise the first error of a handler. False: its message is retried, as in production.
         """
-        sent, deliveries = 0, Tally()
+        sent, deliveries = 0, Counts()
         with self._clock.still():
             for _ in range(MAX_ROUNDS):
                 drained = self._relays.run(self._ready_databases())
-                tally = self._consume(raise_errors=raise_errors)
+                counts = self._consume(raise_errors=raise_errors)
                 sent += drained.sent
-                deliveries += tally
-                if not drained.batches and tally == Tally():
+                deliveries += counts
+                if not drained.batches and counts == Counts():
                     return RunResult(sent, deliveries)
         newest = ", ".join(str(one) for one in self.published()[-3:])
         raise AssertionError(
             f"Not idle after {MAX_ROUNDS:,} rounds. Does a handler publish what it handles? Published last: {newest}."
         )
 
-    def deliver(self, message: Message, *, times: int = 1, headers: Mapping[str, str] | None = None) -> Tally:
+    def deliver(self, message: Message, *, times: int = 1, headers: Mapping[str, str] | None = None) -> Counts:
         """
         Deliver a message to its consumers, `times` times, as a broker does. It need not have been published.
 
@@ -129,7 +129,7 @@ class Outbox:
         type_name: str = "",
         version: int = 1,
         times: int = 1,
-    ) -> Tally:
+    ) -> Counts:
         """
         Deliver any body to the consumers of a topic, like a message of another producer.
 
@@ -202,21 +202,21 @@ class Outbox:
             require_commit(alias)
         return found
 
-    def _consume(self, *, raise_errors: bool) -> Tally:
+    def _consume(self, *, raise_errors: bool) -> Counts:
         consumers = Consumers()
-        tally = consumers.run(self._ready_databases())
+        counts = consumers.run(self._ready_databases())
         if raise_errors and consumers.failures:
             _raise(consumers.failures[0])
-        return tally
+        return counts
 
-    def _deliver(self, message: Outgoing, times: int) -> Tally:
+    def _deliver(self, message: Outgoing, times: int) -> Counts:
         for _ in range(times):
             self.brokers[conf.topic_settings(message.topic).broker].show(message)
-        total = Tally()
+        total = Counts()
         with self._clock.still():
-            while (tally := self._consume(raise_errors=True)) != Tally():
-                total += tally
-        if total == Tally():
+            while (counts := self._consume(raise_errors=True)) != Counts():
+                total += counts
+        if total == Counts():
             raise AssertionError(
                 f"No consumer handles {message.headers.get(Header.TYPE, 'the message')} of topic {message.topic!r}. Is its "
                 "module called consumers.py, its app in INSTALLED_APPS, and may the test use the database that it writes to?"

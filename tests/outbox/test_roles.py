@@ -149,11 +149,11 @@ class TestARoleWithTheGrantsOfThePage:
                     publish(OrderMade(order_id=number))
             done = run_once(TARGET, note="test", at_most=timedelta(seconds=10), idle_timeout=NO_IDLE_TIMEOUT)
             with closing(Worker(register.group("points"), "default")) as worker:
-                tally = worker.run(until_idle=True)
+                counts = worker.run(until_idle=True)
 
         assert done.sent == 2
         assert sorted(handled) == [1, 2]
-        assert (tally.handled, tally.dead_letters) == (1, 1)
+        assert (counts.handled, counts.dead_letters) == (1, 1)
 
     def test_retries_a_dead_message_whose_day_was_dropped(self, granted):
         gone, topic = message_id(OLD), TopicFactory(name="old")
@@ -264,7 +264,7 @@ class TestAConsumerWhoseInboxIsRefused:
             try:
                 named = wait_until(self._named)
                 as_owner(f"GRANT INSERT ON {table} TO {ROLE}")
-                wait_until(lambda: worker.tally.dead_letters)
+                wait_until(lambda: worker.counts.dead_letters)
                 wait_until(lambda: not self._named())
             finally:
                 stop.set()
@@ -272,7 +272,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
         assert f"permission denied for table {table}" in named[0]
         assert "Group 'points': The consumer of process " in named[0]
-        assert worker.tally.dead_letters == 1
+        assert worker.counts.dead_letters == 1
 
     def test_gives_up_no_message_that_nobody_wants(self, granted, as_owner):
         consumer(OrderMade, group="points", tags=["other"])(lambda message, context: None)
@@ -285,9 +285,9 @@ class TestAConsumerWhoseInboxIsRefused:
             with pytest.raises(InboxRefused):
                 worker.step(timedelta(0))
             as_owner(f"GRANT INSERT ON outbox_inbox TO {ROLE}")
-            wait_until(lambda: worker.step(timedelta(0)) and worker.tally.ignored)
+            wait_until(lambda: worker.step(timedelta(0)) and worker.counts.ignored)
 
-        assert worker.tally.dead_letters == 0
+        assert worker.counts.dead_letters == 0
 
     def _run(self, worker: Worker) -> None:
         try:

@@ -46,7 +46,7 @@ def consume(group):
     with closing(Worker(register.group(group), "default")) as worker:
         while worker.step(timedelta(0)):
             pass
-        return worker.tally
+        return worker.counts
 
 
 def publish_in(alias, number, **options):
@@ -164,11 +164,11 @@ class TestAMirror:
         publish_in("default", 2)
         relay("default")
 
-        tally = consume("cart")
+        counts = consume("cart")
 
         assert [number for number, _ in sorted(seen)] == [1, 2]
         assert len({source for _, source in seen}) == 1
-        assert (tally.handled, tally.duplicates) == (2, 0)
+        assert (counts.handled, counts.duplicates) == (2, 0)
 
     def test_has_its_messages_sent_once_in_a_test(self, mirror, outbox):
         publish_in("default", 1)

@@ -15,11 +15,11 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from outbox import conf, database
-from outbox.consuming import wants
+from outbox.consuming import subscriptions
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.database.loop_errors import Loop, noting
 from outbox.errors import ConfigurationError, OutboxError
@@ -83,12 +83,12 @@ class Command(BaseCommand):
         self._report(consumers, as_json=options["json"])
 
     def _report(self, consumers: ConsumerThreads, *, as_json: bool) -> None:
-        summary = {name: asdict(tally) for name, tally in consumers.tally().items()}
+        summary = {name: asdict(counts) for name, counts in consumers.counts().items()}
         if as_json:
             self.stdout.write(json.dumps(summary))
             return
-        for name, counts in summary.items():
-            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        for name, numbers in summary.items():
+            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in numbers.items() if count)
             self.stdout.write(f"{name}: {said or 'no messages'}")
 
 
@@ -138,7 +138,7 @@ def _look(chosen: list[Group]) -> None:
 def _beat(consumers: ConsumerThreads) -> None:
     for using, alias, name in consumers.targets():
         database.ensure_fit(using, database.raw(using))
-        wants.beat(group(name), alias)
+        subscriptions.beat(group(name), alias)
 
 
 def _leave(consumers: ConsumerThreads) -> None:

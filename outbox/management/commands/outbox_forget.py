@@ -13,7 +13,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import conf
-from outbox.consuming import stored_groups
+from outbox.consuming import subscriptions
 from outbox.consuming.owners import set_owner
 from outbox.consuming.register import groups
 from outbox.errors import OutboxError
@@ -122,7 +122,7 @@ def _require_stopped(group: str, topics: Sequence[str]) -> None:
 def _drop(group: str, one: Dropped) -> None:
     _forget(group, one.broker, [one.topic], one.database)
     with connected(one.database, "outbox forget") as connection:
-        stored_groups.forget(connection, group, one.topic)
+        subscriptions.forget_group(connection, group, one.topic)
     logger.warning(
         "Group %r was forgotten in topic %r by %s: %s waiting messages and %s dead letters were dropped.",
         group,

@@ -26,7 +26,7 @@ from django.db import connection
 
 from outbox.brokers.base import Outgoing
 from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.message import Header
 from outbox.models import FailedDelivery, FailureCount, Inbox, Process
 from tests.database_url import url_of
@@ -72,9 +72,9 @@ class Storm:
         self.chance = random.Random(storm["unique"])
 
     def play(self, seconds: float) -> None:
-        """Send and hurt for so long, once both releases are there: what no live process wants is passed over."""
+        """Send and hurt for so long, once both releases are there: what no live process takes is ignored."""
         self._keep_running()
-        wait_until(lambda: Process.objects.values("wants").distinct().count() == 2, 120)
+        wait_until(lambda: Process.objects.values("subscriptions").distinct().count() == 2, 120)
         end = time.monotonic() + seconds
         next_act = time.monotonic() + PAUSE[1]
         while time.monotonic() < end:
@@ -99,13 +99,13 @@ class Storm:
                 self.sent[str(one)][0]
                 for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
             )
-            tried = list(
+            counted = list(
                 FailureCount.objects.filter(message_id__in=list(open_ones)[:9]).values(
                     "message_id", "failures", "crashes", "begun_at"
                 )
             )
             raise AssertionError(
-                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {tried}"
+                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {counted}"
             ) from None
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Storm:
         }
 
     def dead(self) -> dict[str, str]:
-        """Return the reasons of dead letters by message; where the broker keeps none, the last try that is on record."""
+        """Return the reasons of dead letters by message; where the broker keeps none, the last failure that is on record."""
         letters = [one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)]
         rows = FailedDelivery.objects.filter(message_id__in=letters).order_by("id").values_list("message_id", "outcome", "error")
         last = {str(message_id): f"{outcome}: {error}" for message_id, outcome, error in rows}
@@ -220,11 +220,11 @@ class Storm:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
         elif act == "replay" and (letters := self.broker.dead_letters(self.group)):
             letter = self.chance.choice(letters)
-            failure_counts.forget(self.group, [uuid.UUID(letter.message_id)], "default")
+            outcome.forget_counts(self.group, [uuid.UUID(letter.message_id)], "default")
             self.broker.replay(self.group, [letter.id])
 
     def _may_stop(self, place: int) -> bool:
-        """Return whether another process of the same release is well: what no live process wants is passed over."""
+        """Return whether another process of the same release is well: what no live process takes is ignored."""
         others = [
             self.processes[other] for other in range(place % 2, PROCESSES, 2) if other != place and other not in self.frozen
         ]

@@ -22,7 +22,7 @@ from standardwebhooks import Webhook
 from outbox import atomic, conf, database, publish, publish_raw
 from outbox.consuming import register
 from outbox.consuming.gaps import find_gaps
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.database import heartbeats
 from outbox.models import InboxRow, MessageRow, MessageState, State
 from outbox.monitoring.health import Health, health, readiness
@@ -137,7 +137,7 @@ class TestConsumers:
 
         assert sorted(int(entry.invoice) for entry in CartEntry.objects.all()) == list(range(200))
         assert InboxRow.objects.filter(consumer_group="cart").count() == 200
-        assert threads.tally()["cart"].handled == 200
+        assert threads.counts()["cart"].handled == 200
         assert left_behind() == []
 
     def test_find_what_comes_while_they_wait(self, left_behind):

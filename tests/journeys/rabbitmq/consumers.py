@@ -1,7 +1,7 @@
 """
 Handlers that do what their message says, and write down what they did; nothing keeps them from writing it twice but the inbox.
 
-What they try is written down over a connection of its own, so that it stays when the handler fails.
+Each run is written down over a connection of its own, so that it stays when the handler fails.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ VARIABLE = "RABBITMQ_STORM"
 given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
 
 SETTLE = timedelta(seconds=5)
-DELAY = timedelta(seconds=2)  # between tries of a message that fails for ever
+DELAY = timedelta(seconds=2)  # between runs with a message that fails for ever
 LIMIT = 3  # retries of it
 
 

@@ -26,7 +26,7 @@ from django.db import connection
 
 from outbox.brokers.rabbitmq.envelope import REASON
 from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
-from outbox.consuming.failure_counts import EARLY
+from outbox.consuming.outcome import EARLY
 from outbox.models import Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
@@ -406,7 +406,7 @@ class Count:
             "copies too many": more,
             "left": self.left,
             "shortest time to use up retries (s)": round(min((seconds for *_, seconds in self._spans()), default=0), 1),
-            "most tries to use them up": max((times for _, times, _ in self._spans()), default=0),
+            "most runs to use them up": max((times for _, times, _ in self._spans()), default=0),
             "longest until sending went on, after (s)": self._pauses(),
         }
 
@@ -437,9 +437,9 @@ class Count:
 
     def _hasty(self) -> list[tuple[tuple[str, int], int, float]]:
         """
-        Return the messages that used up their retries faster than the delays between them allow, or were tried too often.
+        Return the messages that used up their retries faster than the delays between them allow, or were handled too often.
 
-        A process that is killed after a failure, and before it is counted, makes a try more.
+        A process that is killed after a failure, and before it is counted, makes one run more.
         """
         spans = self._spans()
         return [(one, times, seconds) for one, times, seconds in spans if seconds < SHORTEST or times > LIMIT + 1 + UNCOUNTED]
@@ -460,7 +460,7 @@ SPANS = """
 SELECT consumer_group, number, count(*), extract(epoch FROM max(failed_at) - min(failed_at))::float8
 FROM storm_failed GROUP BY 1, 2
 """
-UNCOUNTED = 2  # tries
+UNCOUNTED = 2  # runs
 SHORTEST = LIMIT * (DELAY - EARLY).total_seconds()
 
 PLACES = """

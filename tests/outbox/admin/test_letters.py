@@ -176,7 +176,7 @@ class TestSettleLetters:
 
         assert OperatorAct.objects.filter(act="discarded").values("source", "lane", "number").get() == place
 
-    def test_asks_the_outbox_for_the_number_where_no_try_is_on_record(self, given_up, orders):
+    def test_asks_the_outbox_for_the_number_where_no_failure_is_on_record(self, given_up, orders):
         row = MessageRowFactory(topic=orders)
         BatchFactory(topic=orders, message_ids=[row.id], state=State.SENT, lane=3, first_seq=9)
         given_up(str(row.id))

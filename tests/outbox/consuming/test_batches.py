@@ -60,7 +60,7 @@ class TestBatch:
             worker = step()
 
         assert handler.calls == [[f"A{number}" for number in range(10)]]
-        assert worker.tally.handled == Inbox.objects.count() == 10
+        assert worker.counts.handled == Inbox.objects.count() == 10
         assert sum("INSERT INTO outbox_inbox" in query["sql"] for query in queries) == 1
         assert broker.backlog("many") == {"orders": 0}
 
@@ -79,7 +79,7 @@ class TestBatch:
         worker = step()
 
         assert handler.calls == [["A1", "bad", "A2"], ["A1"], ["bad"], ["A2"]]
-        assert (worker.tally.handled, worker.tally.dead_letters) == (2, 1)
+        assert (worker.counts.handled, worker.counts.dead_letters) == (2, 1)
         assert applied() == ["A1", "A2"]
 
     def test_drops_what_the_group_has_handled(self, broker):
@@ -92,7 +92,7 @@ class TestBatch:
         worker = step()
 
         assert handler.calls == [["A1"], ["A2"]]
-        assert (worker.tally.handled, worker.tally.duplicates) == (1, 1)
+        assert (worker.counts.handled, worker.counts.duplicates) == (1, 1)
         assert Duplicate.objects.count() == 1
 
     def test_drops_a_copy_within_it(self, broker):
@@ -103,7 +103,7 @@ class TestBatch:
         worker = step()
 
         assert handler.calls == [["A1", "A2"]]
-        assert (worker.tally.handled, worker.tally.duplicates) == (2, 2)
+        assert (worker.counts.handled, worker.counts.duplicates) == (2, 2)
 
     def test_leaves_what_comes_again_alone(self, broker, clock):
         handler = Handler(retry=Retry(limit=1, delays=[timedelta(seconds=1)], jitter=0))

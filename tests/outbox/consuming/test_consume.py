@@ -17,7 +17,7 @@ from django.db import connection
 
 from outbox import COMMIT, consumer
 from outbox.brokers.base import HalfRef
-from outbox.consuming import threads
+from outbox.consuming import worker
 from outbox.embedded import EmbeddedBroker
 from outbox.failpoints import VARIABLE
 from outbox.message import TopicSpec, TopicType
@@ -152,7 +152,7 @@ class TestConsume:
     @pytest.mark.parametrize("end", ["--until-idle", "--once"])
     def test_ends_with_2_when_its_database_stays_away(self, monkeypatch, end):
         consumer(Placed, group="cart")(lambda message, context: None)
-        monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr(worker, "PATIENCE_SECONDS", 0.3)
         connection.close()
 
         with monkeypatch.context() as patch:

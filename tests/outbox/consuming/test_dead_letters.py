@@ -34,7 +34,9 @@ def given_up(broker, monkeypatch):
 def failed(delivery, *, delivery_count, **fields):
     """A delivery that failed."""
     row = {"consumer_group": "cart", "message_id": delivery.message_id, "topic": "orders", "outcome": "retry"} | fields
-    FailedDelivery.objects.create(delivery_count=delivery_count, error=f"ValueError: try {delivery_count}", fingerprint="", **row)
+    FailedDelivery.objects.create(
+        delivery_count=delivery_count, error=f"ValueError: number {delivery_count}", fingerprint="", **row
+    )
 
 
 class TestReadLetters:
@@ -46,14 +48,14 @@ class TestReadLetters:
 
         [found] = read_letters().found
 
-        assert (found.letter.reason, found.letter.delivery_count) == ("delivery 2: ValueError: try 2", 2)
+        assert (found.letter.reason, found.letter.delivery_count) == ("delivery 2: ValueError: number 2", 2)
 
     def test_says_where_the_broker_has_given_it_up_by_itself(self, given_up):
         failed(given_up, delivery_count=2)
 
         [found] = read_letters().found
 
-        assert found.letter.reason == "given up by the broker itself, after its own limit; last: delivery 2: ValueError: try 2"
+        assert found.letter.reason == "given up by the broker itself, after its own limit; last: delivery 2: ValueError: number 2"
 
     def test_says_where_there_is_no_record_of_a_failure(self, given_up):
         [found] = read_letters().found

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from outbox.consuming import failure
-from outbox.consuming.failure import fingerprint
+from outbox.consuming import outcome
+from outbox.consuming.outcome import fingerprint
 
 
 def error_of(call, *arguments) -> Exception:
@@ -26,22 +26,22 @@ def read(text):
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(failure, "_met", {})
+    monkeypatch.setattr(outcome, "_met", {})
 
 
 class TestIsNew:
     def test_is_true_once_for_errors_that_look_alike(self):
-        answers = [failure.is_new(error_of(refuse, f"order {number}")) for number in range(3)]
+        answers = [outcome.is_new_error(error_of(refuse, f"order {number}")) for number in range(3)]
 
         assert answers == [True, False, False]
 
     def test_forgets_what_was_not_met_for_long(self, monkeypatch):
-        monkeypatch.setattr(failure, "MAX_REMEMBERED", 2)
+        monkeypatch.setattr(outcome, "MAX_REMEMBERED", 2)
         for what in ("a", "b", "a", "c"):
-            failure.is_new(error_of(refuse, what))
+            outcome.is_new_error(error_of(refuse, what))
 
-        assert failure.is_new(error_of(refuse, "b"))
-        assert not failure.is_new(error_of(refuse, "c"))
+        assert outcome.is_new_error(error_of(refuse, "b"))
+        assert not outcome.is_new_error(error_of(refuse, "c"))
 
 
 class TestFingerprint:

@@ -1,4 +1,4 @@
-"""What is counted of a message, and what is not: failures of its handler, and tries that never ended."""
+"""What is counted of a message, and what is not: failures of its handler, and runs that never ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from outbox import Reject, Retry, RetryLater, consumer, database
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -54,9 +54,9 @@ def deliver(*, delivery_count: int = 1, key: str = "", is_early: bool = False) -
 
 
 def begin_and_die(delivery_count: int) -> None:
-    """Begin a try that never ends."""
+    """Begin a run that never ends."""
     same = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309", delivery_count=delivery_count)
-    failure_counts.begin(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
+    outcome.begin_run(DeliveryInfo.of(same), same.message_id, "a process that is gone", "default")
 
 
 class TestDelays:
@@ -64,7 +64,7 @@ class TestDelays:
 
     LATER = Retry(limit=1, delays=[timedelta(minutes=5)], jitter=0)
 
-    def test_are_kept_by_a_message_that_comes_early_without_another_try(self):
+    def test_are_kept_by_a_message_that_comes_early_without_another_run(self):
         handler = Handler(retry=self.LATER)
         handler.errors = [ValueError("1"), ValueError("2")]
 
@@ -192,9 +192,9 @@ class TestFailures:
 
 
 class TestCrashes:
-    def test_are_tries_that_were_begun_and_never_ended(self):
+    def test_are_runs_that_were_begun_and_never_ended(self):
         handler = Handler()
-        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+        for delivery_count in range(2, 2 + outcome.CRASH_LIMIT):
             begin_and_die(delivery_count)
 
         result = deliver(delivery_count=7)
@@ -215,7 +215,7 @@ class TestCrashes:
         row = FailureCount.objects.get()
         assert (row.failures, row.crashes, row.begun_at) == (1, 2, None)
 
-    def test_are_none_where_a_try_ends_whatever_its_end(self):
+    def test_are_none_where_a_run_ends_whatever_its_end(self):
         handler = Handler()
         handler.errors = [ValueError("1"), RetryLater(1), RetryLater(1)]
         for delivery_count in range(2, 5):
@@ -234,17 +234,17 @@ class TestCrashes:
 
         assert FailureCount.objects.get().begun_at is None
 
-    def test_block_an_ordered_key_and_are_tried_again(self, fifo, caplog):
+    def test_block_an_ordered_key_and_are_run_again(self, fifo, caplog):
         handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
-        for delivery_count in range(2, 2 + failure_counts.CRASH_LIMIT):
+        for delivery_count in range(2, 2 + outcome.CRASH_LIMIT):
             begin_and_die(delivery_count)
 
         blocked = deliver(delivery_count=7, key="A1")
-        tried = deliver(delivery_count=8, key="A1")
+        result = deliver(delivery_count=8, key="A1")
 
         assert (blocked.outcome, blocked.after) == (Outcome.RETRY, SECOND)
         assert "holds back all later messages of the key 'A1'" in caplog.text
-        assert tried.outcome is Outcome.HANDLED
+        assert result.outcome is Outcome.HANDLED
         assert len(handler.contexts) == 1
 
 
@@ -254,7 +254,7 @@ def fifo(settings) -> None:
 
 
 class TestOrdered:
-    def test_unknown_type_blocks_its_key_when_its_tries_are_used_up(self, fifo):
+    def test_unknown_type_blocks_its_key_when_its_retries_are_used_up(self, fifo):
         Handler(ordered=True)
         unknown = delivery(Placed("A1"), headers={Header.TYPE: "OrderFrobbed"}, key="A1")
         FailureCount.objects.create(consumer_group="cart", message_id=unknown.message_id, topic="orders", failures=99)
@@ -327,7 +327,7 @@ class TestConflict:
 
 @pytest.mark.django_db(transaction=True)
 class TestRestarts:
-    def test_clean_ones_use_up_no_try(self, broker, clock):
+    def test_clean_ones_count_no_failure(self, broker, clock):
         """A worker is stopped in front of its messages, again and again; then each fails once."""
         handler = Handler(retry=Retry(limit=3, delays=[NO_WAIT], jitter=0))
         broker.send([outgoing(Placed(f"A{number}")) for number in range(6)])
@@ -349,4 +349,4 @@ class TestRestarts:
         worker = Worker(group("cart"), "default")
         worker.run(until_idle=True)
 
-        assert (worker.tally.handled, worker.tally.dead_letters) == (6, 0)
+        assert (worker.counts.handled, worker.counts.dead_letters) == (6, 0)

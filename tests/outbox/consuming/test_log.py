@@ -1,4 +1,4 @@
-"""What the log says of tries that failed: each in a line, and a traceback where it says something new."""
+"""What the log says of runs that failed: each in a line, and a traceback where it says something new."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import Reject, Retry, RetryLater, consumer
-from outbox.consuming import failure
+from outbox.consuming import outcome
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.models import FailedDelivery
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(failure, "_met", {})
+    monkeypatch.setattr(outcome, "_met", {})
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def records(caplog):
 
 
 class TestTheLog:
-    def test_shows_a_traceback_at_the_first_try_and_at_the_last(self, records):
+    def test_shows_a_traceback_at_the_first_failure_and_at_the_last(self, records):
         found = records(ValueError("order 17 is odd"), deliveries=3)
 
         assert [(record.levelname, bool(record.exc_info)) for record in found] == [

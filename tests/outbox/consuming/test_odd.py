@@ -1,4 +1,4 @@
-"""Odd ways for a try to end: counted where the handler is to blame, and nowhere else."""
+"""Odd ways for a run to end: counted where the handler is to blame, and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from outbox import Retry, apublish, consumer, database, signals
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.consuming.dead_letters import read_letters, settle_letters
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.consuming.handle import handle
@@ -241,13 +241,13 @@ class TestStaleTry:
 
     same = staticmethod(lambda delivery_count: delivery(Placed("A1"), named=ID, delivery_count=delivery_count))
 
-    def test_ends_no_try_that_another_worker_has_begun_since(self):
+    def test_ends_no_run_that_another_worker_has_begun_since(self):
         arrival = DeliveryInfo.of(self.same(2))
-        failure_counts.begin(arrival, ID, "first", "default")
-        failure_counts.begin(arrival, ID, "second", "default")
+        outcome.begin_run(arrival, ID, "first", "default")
+        outcome.begin_run(arrival, ID, "second", "default")
 
-        failure_counts.end(arrival, "first", "default")
-        failure_counts.count_failure(arrival, "first", "default")
+        outcome.end_run(arrival, "first", "default")
+        outcome.count_failure(arrival, "first", "default")
 
         row = FailureCount.objects.get()
         assert (row.begun_by, row.begun_at is None, row.failures, row.crashes) == ("second", False, 1, 1)

@@ -11,7 +11,7 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
-from outbox.consuming import failure_counts
+from outbox.consuming import outcome
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -90,7 +90,7 @@ class TestWorker:
         worker.step(NO_WAIT)
 
         assert CartEntry.objects.count() == 1
-        assert (worker.tally.retried, worker.tally.dead_letters, worker.tally.handled) == (1, 0, 1)
+        assert (worker.counts.retried, worker.counts.dead_letters, worker.counts.handled) == (1, 0, 1)
         assert FailedDelivery.objects.get().outcome == "retry"
 
     def test_hands_the_others_of_its_batch_back(self, worker, broker, clock):
@@ -109,17 +109,15 @@ class TestWorker:
         clock.forward(timedelta(seconds=2))
         worker = Worker(group("late"), "default")
         with monkeypatch.context() as patch:
-            patch.setattr(
-                failure_counts, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL"
-            )
+            patch.setattr(outcome, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL")
             with pytest.raises(OperationalError):
                 worker.step(NO_WAIT)
         worker.close()
 
         assert worker.step(NO_WAIT) == 2
-        assert worker.tally.handled == 2
+        assert worker.counts.handled == 2
 
-    def test_ends_its_tries_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
+    def test_ends_its_runs_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
         @consumer(Placed, group="both")
         def lose_the_database(message, context):
             with connection.cursor() as cursor:
@@ -137,7 +135,7 @@ class TestWorker:
         worker = Worker(group("both"), "default")
         with monkeypatch.context() as patch:
             patch.setattr(type(broker), "retry", away)
-            patch.setattr(failure_counts, "end", still_away)
+            patch.setattr(outcome, "end_run", still_away)
             with pytest.raises(BrokerUnavailable):
                 worker.step(NO_WAIT)
         worker.close()
@@ -158,7 +156,7 @@ class TestWorker:
 
         worker.step(NO_WAIT)
 
-        assert (worker.tally.handled, worker.tally.retried) == (1, 0)
+        assert (worker.counts.handled, worker.counts.retried) == (1, 0)
 
     def test_takes_no_message_while_the_database_is_away(self, broker, monkeypatch):
         consumer(Placed, group="patient")(lambda message, context: None)
@@ -177,10 +175,10 @@ class TestWorker:
         consumer(Placed, group="patient")(lambda message, context: seen.append(context.delivery_count))
         broker.send([outgoing(Placed("A1"))])
 
-        tally = worker.run(until_idle=True)
+        counts = worker.run(until_idle=True)
 
         assert troubles == []
-        assert (tally.handled, tally.retried) == (1, 0)
+        assert (counts.handled, counts.retried) == (1, 0)
 
     @pytest.mark.parametrize("how", [{"until_idle": True}, {"once": True}])
     def test_gives_up_when_trouble_lasts_longer_than_its_patience(self, worker, monkeypatch, how):

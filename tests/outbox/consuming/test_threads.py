@@ -7,7 +7,7 @@ import pytest
 from outbox import conf, consumer
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import groups
-from outbox.consuming.threads import ConsumerThreads
+from outbox.consuming.worker import ConsumerThreads
 from outbox.models import Inbox
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
@@ -33,7 +33,7 @@ class TestConsumerThreads:
         consumers.start(until_idle=True)
         consumers.join()
 
-        assert consumers.tally()["cart"].handled == 2
+        assert consumers.counts()["cart"].handled == 2
         assert CartEntry.objects.count() == 2
 
     def test_serves_each_group_and_broker(self, broker):
@@ -49,7 +49,7 @@ class TestConsumerThreads:
         consumers.stop()
         consumers.join()
 
-        assert {name: tally.handled for name, tally in consumers.tally().items()} == {"cart": 2, "points": 1}
+        assert {name: counts.handled for name, counts in consumers.counts().items()} == {"cart": 2, "points": 1}
         assert consumers.targets() == {
             ("default", "default", "cart"), ("default", "second", "cart"), ("default", "default", "points"),
         }  # fmt: skip

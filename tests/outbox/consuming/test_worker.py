@@ -9,9 +9,9 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import holdings, wants
+from outbox.consuming import lease_thread, subscriptions
 from outbox.consuming import worker as worker_module
-from outbox.consuming.keeper import affordable
+from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable, KeptByClient
@@ -49,15 +49,15 @@ def applied() -> list[str]:
 class TestHeartbeat:
     @pytest.fixture(autouse=True)
     def _no_other_workers(self, monkeypatch):
-        monkeypatch.setattr(holdings, "_clients", {})
-        monkeypatch.setattr(holdings, "_keepers", {})
+        monkeypatch.setattr(lease_thread, "_clients", {})
+        monkeypatch.setattr(lease_thread, "_lease_threads", {})
 
     def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
         monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
-        wants.beat(worker.group, worker.alias)
+        subscriptions.beat(worker.group, worker.alias)
 
         process = Process.objects.get(kind="consumer")
         assert (process.holds, process.refusals) == ({"orders": 256}, {"parcels": "no such queue"})
@@ -67,14 +67,14 @@ class TestHeartbeat:
 
         @consumer(Placed, group="cart", time_limit=timedelta(seconds=90))
         def beat(message, context):
-            wants.beat(group("cart"), "default")
+            subscriptions.beat(group("cart"), "default")
             running.append(Process.objects.get(kind="consumer").handling)
 
         sent = outgoing(Placed("A1"))
         broker.send([sent])
         with closing(Worker(group("cart"), "default")) as worker:
             worker.step(NO_WAIT)
-            wants.beat(worker.group, worker.alias)
+            subscriptions.beat(worker.group, worker.alias)
 
         [one] = running
         assert (one["topic"], one["message_id"], one["limit_seconds"]) == (sent.topic, sent.message_id, 90)
@@ -86,7 +86,7 @@ class TestHeartbeat:
         worker.step(NO_WAIT)
 
         worker.close()
-        wants.beat(worker.group, worker.alias)
+        subscriptions.beat(worker.group, worker.alias)
 
         assert Process.objects.get(kind="consumer").holds == {}
 
@@ -119,9 +119,9 @@ class TestWorker:
         twin = outgoing(Placed("A1"))
         broker.send([twin, twin, twin])
 
-        tally = worker.run(until_idle=True)
+        counts = worker.run(until_idle=True)
 
-        assert (tally.handled, tally.duplicates) == (1, 2)
+        assert (counts.handled, counts.duplicates) == (1, 2)
         assert applied() == ["A1"]
         assert broker.backlog("cart") == {"orders": 0}
 
@@ -138,7 +138,7 @@ class TestWorker:
 
         signals.dead_lettered.disconnect(dispatch_uid="test")
         assert applied() == ["A1"]
-        assert (worker.tally.retried, worker.tally.dead_letters) == (2, 1)
+        assert (worker.counts.retried, worker.counts.dead_letters) == (2, 1)
         assert [letter.delivery_count for letter in broker.dead_letters("cart")] == [3]
         assert "ValueError: bad" in heard[0]["reason"]
         assert heard[0]["group"] == "cart"
@@ -261,5 +261,5 @@ class TestWorker:
         second = Worker(group("cart"), "second")
         second.run(until_idle=True)
 
-        assert second.tally.handled == 1
+        assert second.counts.handled == 1
         assert Inbox.objects.get().topic == "elsewhere"

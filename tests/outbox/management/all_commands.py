@@ -48,7 +48,7 @@ def run(command: str) -> dict[str, object]:
 
 def main(commands: list[str]) -> None:
     django.setup()
-    with mock.patch("outbox.consuming.threads.PATIENCE_SECONDS", 0.5):
+    with mock.patch("outbox.consuming.worker.PATIENCE_SECONDS", 0.5):
         for command in commands or CALLS:
             sys.stdout.write(f"{json.dumps(run(command))}\n")
 

@@ -99,8 +99,10 @@ class TestForget:
 
     def test_refuses_where_a_consumer_has_started_during_the_confirmation(self, mail, monkeypatch):
         def answer(warning):
-            wants = ["orders\x1ftopic orders\x1f*"]
-            Process.objects.create(kind="consumer", host="web", pid=7, broker="default", consumer_group="mail", wants=wants)
+            subscriptions = ["orders\x1ftopic orders\x1f*"]
+            Process.objects.create(
+                kind="consumer", host="web", pid=7, broker="default", consumer_group="mail", subscriptions=subscriptions
+            )
 
         monkeypatch.setattr(outbox_forget, "confirm", answer)
 
@@ -120,8 +122,10 @@ class TestForget:
 
     @pytest.mark.parametrize("silent", [0, 50])
     def test_refuses_while_a_process_of_another_release_takes_the_messages(self, silent, mail):
-        wants = ["orders\x1ftopic orders\x1f*"]
-        made = Process.objects.create(kind="consumer", host="web", pid=7, broker="other", consumer_group="mail", wants=wants)
+        subscriptions = ["orders\x1ftopic orders\x1f*"]
+        made = Process.objects.create(
+            kind="consumer", host="web", pid=7, broker="other", consumer_group="mail", subscriptions=subscriptions
+        )
         Process.objects.filter(id=made.id).update(beat_at=datetime.now(UTC) - timedelta(minutes=silent))
 
         with pytest.raises(CommandError, match="A consumer of group 'mail' takes topic 'orders': process web:7"):

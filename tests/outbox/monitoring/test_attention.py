@@ -537,7 +537,7 @@ class TestGroups:
         assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
-        a_process("consumer", consumer_group="cart", wants=["parcels\x1fattention.parcel\x1f*"])
+        a_process("consumer", consumer_group="cart", subscriptions=["parcels\x1fattention.parcel\x1f*"])
         handled(seconds=40)
 
         [one] = read()
@@ -581,9 +581,9 @@ class TestGroups:
         a_backlog("a", "b")
         handled(seconds=1)
         monkeypatch.setattr(register, "registered", {})
-        wants = ["parcels\x1fattention.parcel\x1f*"]
-        a_process("consumer", broker="another", consumer_group="cart", silent=silent, wants=wants)
-        a_process("consumer", consumer_group="cart", silent=silent, wants=wants)
+        subscriptions = ["parcels\x1fattention.parcel\x1f*"]
+        a_process("consumer", broker="another", consumer_group="cart", silent=silent, subscriptions=subscriptions)
+        a_process("consumer", consumer_group="cart", silent=silent, subscriptions=subscriptions)
 
         assert [one.kind for one in read()] == kinds
 
@@ -592,8 +592,8 @@ class TestGroups:
         monkeypatch.setattr(register, "registered", {})
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
         consumer(topic="letters", group="cart")(lambda message, context: None)
-        a_process("consumer", consumer_group="cart", silent=60, wants=["parcels\x1fattention.parcel\x1f*"])
-        a_process("consumer", consumer_group="cart", age=30, wants=["letters\x1ftopic letters\x1f*"])
+        a_process("consumer", consumer_group="cart", silent=60, subscriptions=["parcels\x1fattention.parcel\x1f*"])
+        a_process("consumer", consumer_group="cart", age=30, subscriptions=["letters\x1ftopic letters\x1f*"])
 
         assert [one.kind for one in read()] == [AttentionKind.NO_HANDLER]
 
@@ -602,7 +602,7 @@ class TestGroups:
         monkeypatch.setattr(register, "registered", {})
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
         consumer(topic="letters", group="cart")(lambda message, context: None)
-        a_process("consumer", consumer_group="cart", wants=["letters\x1ftopic letters\x1f*"])
+        a_process("consumer", consumer_group="cart", subscriptions=["letters\x1ftopic letters\x1f*"])
 
         assert [(one.kind, one.subject) for one in read()] == [(AttentionKind.NO_HANDLER, "group 'cart'")]
 

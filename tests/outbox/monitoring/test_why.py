@@ -196,8 +196,10 @@ class TestSent:
         Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
         about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
-        wants = ["orders\x1fshop.Billed\x1f*"]
-        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="mail", wants=wants)
+        subscriptions = ["orders\x1fshop.Billed\x1f*"]
+        Process.objects.create(
+            kind="consumer", host="h", pid=1, broker="default", consumer_group="mail", subscriptions=subscriptions
+        )
 
         assert ask(message) == "It was sent, and every known group has handled it."
 

@@ -40,10 +40,10 @@ class TestAdvance:
         assert seen == [ReminderSet(text="!")]
 
     def test_lets_each_retry_come_exactly_when_it_is_due(self, outbox, handled):
-        tries = []
+        runs = []
 
         def fail(order):
-            tries.append(order)
+            runs.append(order)
             raise RuntimeError
 
         handled(OrderMade, fail, retry=Retry(delays=[timedelta(seconds=10), timedelta(minutes=1)]))
@@ -54,7 +54,7 @@ class TestAdvance:
         for seconds in (9, 1, 59, 1):
             outbox.advance(timedelta(seconds=seconds))
             outbox.run_until_idle(raise_errors=False)
-            made.append(len(tries))
+            made.append(len(runs))
 
         assert made == [1, 2, 2, 3]
 

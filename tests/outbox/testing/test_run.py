@@ -127,9 +127,9 @@ class TestRunUntilIdle:
         handled(OrderMade, mean_it)
         commit()
 
-        tally = outbox.run_until_idle().deliveries
+        counts = outbox.run_until_idle().deliveries
 
-        assert tally.retried + tally.dead_letters == 1
+        assert counts.retried + counts.dead_letters == 1
 
     def test_tells_of_what_reached_no_handler(self, outbox, handled, monkeypatch):
         commit()
@@ -207,10 +207,10 @@ class TestDeliver:
     def test_hands_a_message_to_its_consumers_without_publishing_it(self, outbox, handled):
         seen = handled(OrderMade)
 
-        tally = outbox.deliver(ORDER, times=3)
+        counts = outbox.deliver(ORDER, times=3)
 
         assert seen == [ORDER]
-        assert (tally.handled, tally.duplicates) == (1, 2)
+        assert (counts.handled, counts.duplicates) == (1, 2)
         outbox.assert_nothing_published()
 
     def test_hands_over_other_producers_messages(self, outbox):

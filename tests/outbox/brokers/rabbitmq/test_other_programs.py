@@ -111,10 +111,10 @@ class TestTheirMessage:
     def test_needs_an_id_and_no_more(self, theirs, handle, seen):
         theirs(b"plain", message_id="a-1")
 
-        tally = handle()
+        counts = handle()
 
         [(message, context)] = seen
-        assert tally.handled == 1
+        assert counts.handled == 1
         assert (message, context.message_id, context.source, context.key, context.tag) == (b"plain", "a-1", "", "", "")
 
     def test_is_decoded_by_the_content_type_of_amqp(self, theirs, handle, seen):
@@ -155,18 +155,18 @@ class TestTheirMessage:
         for source in ("shipping", "billing", "shipping"):
             theirs(source.encode(), message_id="1", headers={"ce-source": source})
 
-        tally = handle()
+        counts = handle()
 
-        assert (tally.handled, tally.duplicates) == (2, 1)
+        assert (counts.handled, counts.duplicates) == (2, 1)
         assert sorted(message for message, _ in seen) == [b"billing", b"shipping"]
 
     def test_without_a_source_is_identified_by_its_id(self, theirs, handle, seen):
         for number in ("1", "2", "1"):
             theirs(number.encode(), message_id=number)
 
-        tally = handle()
+        counts = handle()
 
-        assert (tally.handled, tally.duplicates) == (2, 1)
+        assert (counts.handled, counts.duplicates) == (2, 1)
 
     def test_without_an_id_becomes_a_dead_letter_and_the_group_goes_on(self, theirs, handle, seen):
         theirs(b"first")
@@ -206,9 +206,9 @@ class TestTheirMessage:
         theirs(message_id="1", headers=headers)
         theirs(message_id="2", headers={"outbox-delivery-count": "often", "outbox-died-at": "later"})
 
-        tally = handle()
+        counts = handle()
 
-        assert (tally.handled, len(seen)) == (2, 2)
+        assert (counts.handled, len(seen)) == (2, 2)
 
     def test_that_died_with_such_headers_is_listed(self, theirs, handle, seen):
         theirs(b"{", message_id="1", content_type=JSON, headers={"outbox-delivery-count": "often", "outbox-died-at": "later"})

@@ -82,7 +82,7 @@ def letter(topic: str, applied: list[int], open_broker: Callable[[], RabbitMQBro
         patch.setattr(dying._held, "ack", lambda deliveries: [False])
         dying.dead_letter(held, "no such customer")
     dying.close()
-    wait_until(lambda: worker.run(once=True) and worker.tally.handled)
+    wait_until(lambda: worker.run(once=True) and worker.counts.handled)
     Inbox.objects.update(handled_at=datetime.now(UTC) - LONG)
     [letter] = wait_until(lambda: broker.dead_letters("cart"))
     assert applied == [1]
@@ -91,7 +91,7 @@ def letter(topic: str, applied: list[int], open_broker: Callable[[], RabbitMQBro
 
 def handle_again(worker: Worker) -> None:
     """Receive until the replayed message has come."""
-    wait_until(lambda: worker.run(once=True) and (worker.tally.duplicates or worker.tally.handled > 1))
+    wait_until(lambda: worker.run(once=True) and (worker.counts.duplicates or worker.counts.handled > 1))
 
 
 class TestPrune:

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from outbox import Retry, atomic, conf, consumer, database, publish_raw
 from outbox.brokers.base import Broker, Delivery, Outgoing
-from outbox.consuming import register, wants
+from outbox.consuming import register, subscriptions
 from outbox.consuming.worker import Worker
 from outbox.message import read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
@@ -101,9 +101,9 @@ class TestShop:
 
         publish(work, *range(300))
         sent = relay()
-        tally = worker().run(until_idle=True)
+        counts = worker().run(until_idle=True)
 
-        assert sent == tally.handled == InboxRow.objects.count() == 300
+        assert sent == counts.handled == InboxRow.objects.count() == 300
         assert sorted(seen) == list(range(300))
         assert set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
 
@@ -121,9 +121,9 @@ class TestShop:
         with closing(conf.make_broker("default")) as broker:
             broker.send([Outgoing(str(row.id), work, b'{"n": 1}', headers=read_headers(row.headers))])
 
-        tally = worker().run(until_idle=True)
+        counts = worker().run(until_idle=True)
 
-        assert (tally.handled, tally.duplicates, seen) == (1, 1, [1])
+        assert (counts.handled, counts.duplicates, seen) == (1, 1, [1])
 
     def test_retries_then_gives_up_while_others_go_on(self, names, relay, worker):
         work, _ = names
@@ -138,10 +138,10 @@ class TestShop:
         publish(work, 12, 13, 14)
         relay()
         one = worker()
-        step_until(one, lambda: one.tally.dead_letters)
+        step_until(one, lambda: one.counts.dead_letters)
 
         assert sorted(seen) == [12, 14]
-        assert one.tally.retried == 2
+        assert one.counts.retried == 2
         with closing(conf.make_broker("default")) as broker:
             [letter] = broker.dead_letters("cart")
             assert (letter.delivery_count, "ValueError" in letter.reason) == (3, True)
@@ -165,7 +165,7 @@ class TestShop:
             step_until(one, lambda: len(called_at) == 3)
         finally:
             node.control("set_vm_memory_high_watermark", "0.6")
-        step_until(one, lambda: one.tally.dead_letters)
+        step_until(one, lambda: one.counts.dead_letters)
 
         assert len(called_at) == 4
         assert min(b - a for a, b in pairwise(called_at)) > 2.9
@@ -211,7 +211,7 @@ class TestShop:
         node.start()
         one = worker()
         wait_until(lambda: relay() == 1)
-        step_until(one, lambda: one.tally.handled == 2)
+        step_until(one, lambda: one.counts.handled == 2)
 
         assert sent_meanwhile == 0
         assert DeadMessage.objects.count() == 0
@@ -245,7 +245,7 @@ class TestTwoProjects:
         work, _ = names
         ours = worker()
         ours.run(until_idle=True)
-        wants.beat(register.group("cart"), "default")
+        subscriptions.beat(register.group("cart"), "default")
 
         [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind is AttentionKind.MISCONFIGURED]
         assert f"belongs to the outbox {BLOG}" in entry.error

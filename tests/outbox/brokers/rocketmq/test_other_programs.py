@@ -74,7 +74,7 @@ def handle_until(topic: str) -> Iterator[Callable[[Callable[[Any], object]], Any
     def handle_until(condition: Callable[[Any], object]) -> Any:
         made.append(Worker(register.group("cart"), "default"))
         wait_until(lambda: condition(made[-1].run(once=True)), 60)
-        return made[-1].tally
+        return made[-1].counts
 
     yield handle_until
     for one in made:
@@ -165,10 +165,10 @@ class TestTheirMessage:
             theirs(source.encode(), ce_id="1", ce_source=source)
         theirs(b"last", ce_id="2")
 
-        tally = handle_until(lambda tally: tally.handled + tally.duplicates == 4)
+        counts = handle_until(lambda counts: counts.handled + counts.duplicates == 4)
 
         assert sorted(message for message, _ in seen) == [b"billing", b"last", b"shipping"]
-        assert tally.duplicates == 1
+        assert counts.duplicates == 1
 
     def test_that_cannot_be_read_becomes_a_dead_letter_or_is_handled_and_the_group_goes_on(self, theirs, handle_until, seen):
         theirs(b"{", ce_id="1", **JSON)

@@ -5,27 +5,32 @@ A handler may be slow: the thread renews its delivery at the broker, keeps its i
 deliveries that wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process, unless
 the process runs other work, too. The inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends
 that of a frozen process; the thread of a live process sends a statement from time to time.
+
+`read_holdings` returns what all workers of this process hold and handle, and which topics they cannot receive from, for its
+heartbeats.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from outbox import conf, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import failure_counts
 from outbox.consuming.register import Consumer
+from outbox.database import heartbeats
 from outbox.database.heartbeats import BEAT_SECONDS, Handling
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from outbox.logs import get_logger, log_fields
@@ -38,8 +43,10 @@ LOOK_SECONDS = 0.25
 TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
 RENEWALS = 3  # in each INVISIBLE
 INTERRUPT_SECONDS = 1.0  # between two interruptions of a handler beyond its time limit
-GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`coroutines.CANCEL_SECONDS`)
+GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`register.CANCEL_SECONDS`)
 SLOW = 5  # a handler that runs for this many times INVISIBLE is reported
+
+_serial = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -50,76 +57,10 @@ class Held:
     is_lost: bool = False  # it has expired, or another worker has it
 
 
-@dataclass(slots=True)
-class _Work:
+class LeaseThread:
     """
-    A running handler.
-
-    The lock is held to end it and to use its connection: a statement after its COMMIT would open a transaction.
-    """
-
-    connection: psycopg.Connection[Any]
-    consumer: Consumer
-    thread: int = field(default_factory=threading.get_ident)
-    began_at: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    touched_at: float = field(default_factory=time.monotonic)
-    is_over: bool = False
-    is_broken_off: bool = False
-    interrupted_at: float = float("-inf")
-    is_given_up: bool = False
-    ends_process: bool = False
-    is_reported: bool = False
-
-    def keep_alive(self) -> None:
-        """Send a statement if the connection is idle."""
-        with self.lock:
-            if self.is_over or self.connection.lock.locked():
-                return
-            if self.connection.info.transaction_status is TransactionStatus.INTRANS:
-                with suppress(psycopg.Error):  # the handler sees the error at its next statement
-                    psycopg.Cursor(self.connection).execute("SELECT 1")
-        self.touched_at = time.monotonic()
-
-    def break_off(self) -> None:
-        """
-        Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
-
-        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`coroutines.py`),
-        since their thread waits for an event loop.
-        """
-        now = time.monotonic()
-        with self.lock:
-            self.is_broken_off = True
-            if self.is_over:
-                return
-            if not self.consumer.is_async and now - self.interrupted_at >= INTERRUPT_SECONDS:
-                self.interrupted_at = now
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TimeLimitExceeded))
-            if self.connection.lock.locked():
-                with suppress(psycopg.Error):
-                    self.connection.cancel_safe(timeout=LOOK_SECONDS)
-
-    def give_up(self) -> bool:
-        """End the process, if it may exit, without waiting for the handler; return whether this is the first call."""
-        with self.lock:
-            if self.is_over or self.is_given_up:
-                return False
-            self.is_given_up = True
-            self.ends_process = give_up_handler(self.thread)
-            return True
-
-
-def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before waiting ones are handed back: at least one, and not more than `most`."""
-    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
-    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
-
-
-class Keeper:
-    """
-    Keeps the deliveries that a worker holds. The worker's thread makes every call; a second thread, started with the first
-    handler, looks after them.
+    Holds the deliveries of a worker, and has the thread that renews them. The worker's own thread makes every call; the lease
+    thread starts with the first handler.
 
     Args:
         stop: set when the worker should end.
@@ -129,7 +70,7 @@ class Keeper:
 
     def __init__(self, stop: threading.Event | None = None, worker: str = "", *, beat: Callable[[], None] | None = None) -> None:
         self.stop = stop or threading.Event()
-        self.worker = worker or failure_counts.new_worker_name()
+        self.worker = worker or new_worker_name()
         self._beat = beat
         self._beat_at = 0.0
         self._invisible = conf.settings().consumer.invisible.total_seconds()
@@ -221,7 +162,7 @@ class Keeper:
 
     def _begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"outbox keeper of {self.worker}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"outbox lease thread of {self.worker}", daemon=True)
             self._thread.start()
         if self._is_asleep:
             self._wake.set()
@@ -308,3 +249,123 @@ class Keeper:
         name, group = work.consumer.name, work.consumer.group
         logger.error(text, extra=log_fields(group=group, topic=work.consumer.topic))
         signals.alert.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})
+
+
+@dataclass(slots=True)
+class _Work:
+    """
+    A running handler.
+
+    The lock is held to end it and to use its connection: a statement after its COMMIT would open a transaction.
+    """
+
+    connection: psycopg.Connection[Any]
+    consumer: Consumer
+    thread: int = field(default_factory=threading.get_ident)
+    began_at: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    touched_at: float = field(default_factory=time.monotonic)
+    is_over: bool = False
+    is_broken_off: bool = False
+    interrupted_at: float = float("-inf")
+    is_given_up: bool = False
+    ends_process: bool = False
+    is_reported: bool = False
+
+    def keep_alive(self) -> None:
+        """Send a statement if the connection is idle."""
+        with self.lock:
+            if self.is_over or self.connection.lock.locked():
+                return
+            if self.connection.info.transaction_status is TransactionStatus.INTRANS:
+                with suppress(psycopg.Error):  # the handler sees the error at its next statement
+                    psycopg.Cursor(self.connection).execute("SELECT 1")
+        self.touched_at = time.monotonic()
+
+    def break_off(self) -> None:
+        """
+        Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
+
+        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`register.py`),
+        since their thread waits for an event loop.
+        """
+        now = time.monotonic()
+        with self.lock:
+            self.is_broken_off = True
+            if self.is_over:
+                return
+            if not self.consumer.is_async and now - self.interrupted_at >= INTERRUPT_SECONDS:
+                self.interrupted_at = now
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TimeLimitExceeded))
+            if self.connection.lock.locked():
+                with suppress(psycopg.Error):
+                    self.connection.cancel_safe(timeout=LOOK_SECONDS)
+
+    def give_up(self) -> bool:
+        """End the process, if it may exit, without waiting for the handler; return whether this is the first call."""
+        with self.lock:
+            if self.is_over or self.is_given_up:
+                return False
+            self.is_given_up = True
+            self.ends_process = give_up_handler(self.thread)
+            return True
+
+
+def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
+    """Return how many messages can be handled before waiting ones are handed back: at least one, and not more than `most`."""
+    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
+    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
+
+
+def new_worker_name() -> str:
+    """Return a unique name for a worker: process and a number."""
+    return f"{heartbeats.instance()}:{next(_serial)}"
+
+
+@dataclass(slots=True)
+class Holdings:
+    """
+    The state of workers.
+
+    Args:
+        held: topic -> messages that the broker's backlog lacks.
+        refusals: topic -> why it cannot be received from as configured.
+        handling: the handler that has been running for the longest time; None if none runs.
+    """
+
+    held: Counter[str] = field(default_factory=Counter)
+    refusals: dict[str, str] = field(default_factory=dict)
+    handling: Handling | None = None
+
+
+_workers_lock = threading.Lock()
+_clients: dict[tuple[str, str], WeakValueDictionary[str, Broker]] = {}  # broker and group -> by worker
+_lease_threads: dict[tuple[str, str], WeakValueDictionary[str, LeaseThread]] = {}
+
+
+def note_worker(alias: str, group: str, worker: str, broker: Broker, lease_thread: LeaseThread) -> None:
+    """Remember what a worker receives and handles with."""
+    with _workers_lock:
+        _clients.setdefault((alias, group), WeakValueDictionary())[worker] = broker
+        _lease_threads.setdefault((alias, group), WeakValueDictionary())[worker] = lease_thread
+
+
+def forget_worker(alias: str, group: str, worker: str) -> None:
+    """Forget a worker whose broker client is closed."""
+    with _workers_lock:
+        for known in (_clients, _lease_threads):
+            known.get((alias, group), WeakValueDictionary()).pop(worker, None)
+
+
+def read_holdings(alias: str, group: str) -> Holdings:
+    """Return the sum of all workers of a group at a broker."""
+    with _workers_lock:
+        clients = list(_clients.get((alias, group), {}).values())
+        lease_threads = list(_lease_threads.get((alias, group), {}).values())
+    total = Holdings()
+    for broker in clients:
+        total.held.update(broker.held(group))
+        total.refusals.update(broker.refusals())
+    running = [one for one in (lease_thread.running() for lease_thread in lease_threads) if one is not None]
+    total.handling = max(running, key=lambda one: one.seconds, default=None)
+    return total

@@ -15,7 +15,7 @@ from django.db import connections
 
 from outbox import Retry, TimeLimitExceeded, conf, consumer, shutdown, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import keeper as keeper_module
+from outbox.consuming import lease_thread
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.models import FailedDelivery, FailureCount
@@ -81,8 +81,8 @@ class TestSlowHandler:
         wait_until(lambda: applied() and not sum(broker.backlog("slow").values()))
 
         assert applied() == ["A1"]
-        assert first.tally.handled + second.tally.handled == 1
-        assert first.tally.duplicates + second.tally.duplicates + first.tally.late + second.tally.late == 0
+        assert first.counts.handled + second.counts.handled == 1
+        assert first.counts.duplicates + second.counts.duplicates + first.counts.late + second.counts.late == 0
 
     def test_that_fails_in_the_end_is_given_up_after_its_limit_and_stops_nobody(self, broker, beside):
         @consumer(Placed, group="slow", retry=Retry(limit=1, delays=[NO_WAIT], jitter=0))
@@ -104,7 +104,7 @@ class TestSlowHandler:
         assert FailedDelivery.objects.count() == 2
 
     def test_hands_back_what_waits_behind_it(self, broker, beside, monkeypatch):
-        monkeypatch.setattr(keeper_module, "RELEASE_SECONDS", 0.1)
+        monkeypatch.setattr(lease_thread, "RELEASE_SECONDS", 0.1)
         release = threading.Event()
 
         @consumer(Placed, group="slow")
@@ -125,7 +125,7 @@ class TestSlowHandler:
         assert not FailureCount.objects.exists()
 
     def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
-        monkeypatch.setattr(keeper_module, "SLOW", 1)
+        monkeypatch.setattr(lease_thread, "SLOW", 1)
         heard = []
         signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
 
@@ -140,7 +140,7 @@ class TestSlowHandler:
 
         signals.alert.disconnect(dispatch_uid="test")
         assert "set a time_limit" in heard[0]["reason"]
-        assert worker.tally.handled == 1
+        assert worker.counts.handled == 1
 
     def test_keeps_what_is_done_and_not_yet_acknowledged(self, broker):
         @consumer(Placed, group="slow")
@@ -155,7 +155,7 @@ class TestSlowHandler:
         worker.step(NO_WAIT)
         worker.close()
 
-        assert (worker.tally.handled, worker.tally.late) == (2, 0)
+        assert (worker.counts.handled, worker.counts.late) == (2, 0)
 
 
 class TestTimeLimit:
@@ -196,7 +196,7 @@ class TestTimeLimit:
         assert self.run(broker) == "failed 1 time, last: TimeoutError: of a service"
 
     def test_interrupts_a_handler_again_that_catches_it(self, broker, monkeypatch):
-        monkeypatch.setattr(keeper_module, "INTERRUPT_SECONDS", 0.1)
+        monkeypatch.setattr(lease_thread, "INTERRUPT_SECONDS", 0.1)
         caught = []
 
         @consumer(Placed, group="limited", time_limit=timedelta(seconds=0.2), retry=NO_RETRY)
@@ -220,7 +220,7 @@ class TestTimeLimit:
     def test_gives_up_a_handler_that_runs_on_and_says_what_becomes_of_its_process(
         self, broker, monkeypatch, caplog, may_exit, effect
     ):
-        monkeypatch.setattr(keeper_module, "GIVE_UP_SECONDS", 0.2)
+        monkeypatch.setattr(lease_thread, "GIVE_UP_SECONDS", 0.2)
         monkeypatch.setattr(shutdown, "LIMIT_SECONDS", 0.2)
         exits = []
         monkeypatch.setattr(os, "_exit", exits.append)
@@ -254,7 +254,7 @@ class TestTimeLimit:
         worker.run(until_idle=True)
         worker.close()
 
-        assert worker.tally.handled == 100
+        assert worker.counts.handled == 100
 
     def test_is_no_exception_that_a_handler_catches_by_chance(self):
         assert not issubclass(TimeLimitExceeded, Exception)
@@ -269,5 +269,5 @@ def test_keeps_nothing_alive_that_has_ended(broker):
     worker.run(until_idle=True)
     worker.close()
 
-    assert worker.tally.handled == 300
+    assert worker.counts.handled == 300
     assert conf.settings().consumer.invisible.total_seconds() == INVISIBLE

@@ -1,4 +1,4 @@
-"""Two releases of a group side by side: what one wants and the other does not know is handed on."""
+"""Two releases of a group side by side: what one has a handler for and the other has not is handed on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from django.utils.timezone import now
 
 from outbox import consumer, database
-from outbox.consuming import register, wants
+from outbox.consuming import register, subscriptions
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, group
@@ -33,7 +33,7 @@ def other_release(monkeypatch, *types, **options) -> None:
         patch.setattr(register, "registered", {})
         patch.setattr(heartbeats, "_started", "elsewhere")  # in a container of the same host name and process id
         takes(*types, **options)
-        wants.beat(group("cart"), "default")
+        subscriptions.beat(group("cart"), "default")
 
 
 class TestOtherRelease:
@@ -51,7 +51,9 @@ class TestOtherRelease:
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
         cancelled = delivery(Cancelled("A1"), headers={Header.TYPE: "tests.Gone"})
-        Process.objects.update(wants=[text.replace("tests.Cancelled", "tests.Gone") for text in Process.objects.get().wants])
+        Process.objects.update(
+            subscriptions=[text.replace("tests.Cancelled", "tests.Gone") for text in Process.objects.get().subscriptions]
+        )
 
         result = handle(group("cart"), cancelled)
 
@@ -59,7 +61,7 @@ class TestOtherRelease:
         assert not FailedDelivery.objects.exists()
 
     @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.HANDED_BACK), ("returned", Outcome.IGNORED)])
-    def test_wants_other_tags(self, monkeypatch, tag, outcome):
+    def test_takes_other_tags(self, monkeypatch, tag, outcome):
         takes(Placed, tags={"wholesale"})
         other_release(monkeypatch, Placed, tags={"wholesale", "placed"})
 
@@ -71,7 +73,7 @@ class TestOtherRelease:
 
         assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.HANDED_BACK
 
-    def test_wants_the_type_on_another_topic(self, monkeypatch):
+    def test_takes_the_type_on_another_topic(self, monkeypatch):
         takes(Placed)
         other_release(monkeypatch, Cancelled)
 
@@ -88,10 +90,10 @@ class TestOtherRelease:
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
         Process.objects.update(beat_at=now() - timedelta(minutes=40), host="elsewhere")
-        monkeypatch.setattr(wants, "_beats", {})
+        monkeypatch.setattr(subscriptions, "_beats", {})
         assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
 
-        wants.beat(group("cart"), "default")
+        subscriptions.beat(group("cart"), "default")
 
         assert handle(group("cart"), delivery(Cancelled("A2"))).outcome is Outcome.HANDED_BACK
 
@@ -111,7 +113,7 @@ class TestOtherRelease:
 
 
 class TestWorker:
-    def test_says_what_it_wants_before_it_receives(self, broker):
+    def test_writes_its_subscriptions_before_it_receives(self, broker):
         takes(Placed)
         takes_all = Worker(group("cart"), "default")
 
@@ -119,9 +121,9 @@ class TestWorker:
 
         (process,) = Process.objects.all()
         assert (process.kind, process.consumer_group, process.broker) == ("consumer", "cart", "default")
-        assert process.wants == wants.wants_of(group("cart"))
+        assert process.subscriptions == subscriptions.subscriptions_of(group("cart"))
 
-    def test_passes_over_together_what_nobody_wants_and_hands_the_rest_back(self, broker, monkeypatch, clock):
+    def test_ignores_together_what_nobody_takes_and_hands_the_rest_back(self, broker, monkeypatch, clock):
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
         plain = [outgoing(Placed(f"A{n}"), headers={Header.TYPE: "tests.Ignored", **numbered(n)}) for n in range(3)]
@@ -130,31 +132,31 @@ class TestWorker:
 
         worker.step(timedelta(0))
 
-        tally = worker.tally
-        assert (tally.handled, tally.ignored, tally.handed_back) == (1, 3, 1)
+        counts = worker.counts
+        assert (counts.handled, counts.ignored, counts.handed_back) == (1, 3, 1)
         assert broker.backlog("cart") == {"orders": 1}
         assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
 
 
 def test_processes_that_differ_for_long_need_attention(monkeypatch):
     takes(Placed)
-    wants.beat(group("cart"), "default")
+    subscriptions.beat(group("cart"), "default")
     other_release(monkeypatch, Placed, Cancelled)
 
-    assert wants.differing_groups(database.raw("default")) == []
+    assert subscriptions.differing_groups(database.raw("default")) == []
     Process.objects.update(started_at="2020-01-01T00:00:00Z")
 
-    assert wants.differing_groups(database.raw("default")) == ["cart"]
+    assert subscriptions.differing_groups(database.raw("default")) == ["cart"]
     found = read_attention(database.raw("default"), "default")
     assert "group 'cart'" in [one.subject for one in found if one.kind is AttentionKind.CODE_DIFFERS]
 
 
-def test_wants_of_a_group_name_topic_subject_and_tag():
+def test_subscriptions_of_a_group_name_topic_subject_and_tag():
     def handler(message, context):
         pass
 
     consumer(Placed, group="cart", tags={"b", "a"})(handler)
 
-    found = wants.wants_of(Group("cart", group("cart").consumers))
+    found = subscriptions.subscriptions_of(Group("cart", group("cart").consumers))
 
     assert [text.split("\x1f") for text in found] == [["orders", "tests.Placed", "a"], ["orders", "tests.Placed", "b"]]

@@ -1,0 +1,183 @@
+"""
+The subscriptions of a group's live processes, so that two releases of a group can run side by side.
+
+The heartbeat of each process has the topics, types and tags that its code has handlers for. A message that this process has no
+handler for and another one has is handed back; only a message that no live process subscribes to is ignored for good.
+
+Also the groups that a database knows, whether or not this process has code for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+
+from outbox import database
+from outbox.brokers.base import Delivery
+from outbox.consuming.delivery_info import DeliveryInfo, columns_of
+from outbox.consuming.lease_thread import read_holdings
+from outbox.consuming.register import Group, groups, plain_subject
+from outbox.database import heartbeats, loop_errors
+from outbox.message import Header
+
+# Since the last heartbeat of a process that did not deregister: a Celery task beats between two handlers.
+LIVES_FOR = timedelta(minutes=15)
+REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just started: after an outage the others may beat a moment later
+JUST_BEGUN_SECONDS = 60.0
+DEPLOYED_IN = timedelta(hours=1)
+
+# Database and group -> first and last heartbeat of an uninterrupted series.
+_beats: dict[tuple[str, str], tuple[float, float]] = {}
+
+_ANY = "*"
+_BETWEEN = "\x1f"  # separates the parts of a text below; no topic, type or tag contains it
+
+_LIVE = """
+SELECT FROM outbox_process p
+WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
+"""
+
+HAS_SUBSCRIBER = f"SELECT EXISTS ({_LIVE} AND p.subscriptions && %(matching)s::text[])"
+
+# Groups whose live processes have had different code for longer than a deployment takes.
+DIFFERING = """
+SELECT consumer_group FROM outbox_process
+WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
+GROUP BY consumer_group HAVING count(DISTINCT subscriptions) > 1 ORDER BY consumer_group
+"""
+
+# Records each message that no live process of the group subscribes to, so that its number does not look lost; returns the places
+# of the others.
+IGNORE = f"""
+WITH g AS MATERIALIZED (
+    SELECT g.*, EXISTS ({_LIVE} AND p.subscriptions && string_to_array(g.matching, chr(10))) AS has_subscriber
+    FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
+        %(matching)s::text[])
+        WITH ORDINALITY g (message_id, source, topic, lane, number, matching, place)
+), i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT has_subscriber
+    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+)
+SELECT place - 1 FROM g WHERE has_subscriber
+"""
+
+
+def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
+    """Write a heartbeat as a consumer of a group, with what it subscribes to and holds; by default over Django's connection."""
+    connection = over or database.raw(group.using)
+    found = read_holdings(alias, group.name)
+    heartbeats.beat(
+        connection,
+        "consumer",
+        broker=alias,
+        consumer_group=group.name,
+        note=note,
+        subscriptions=subscriptions_of(group),
+        holds=found.held,
+        refusals=found.refusals,
+        errors=loop_errors.read("consumer", group.using, alias, group.name),
+        handling=found.handling,
+    )
+    now = time.monotonic()
+    began, last = _beats.get((group.using, group.name), (now, now))
+    _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)
+
+
+def _lives_for(group: Group) -> timedelta:
+    """Return how long a silent process that did not deregister still counts as alive."""
+    began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
+    return REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
+
+
+def subscriptions_of(group: Group) -> list[str]:
+    """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
+    return sorted(_BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
+
+
+def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
+    """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
+    columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
+    matching = ["\n".join(_matching(one)) for one in deliveries]
+    with connections[group.using].cursor() as cursor:
+        cursor.execute(IGNORE, _values(group, matching=matching, **columns))
+        return {row[0] for row in cursor.fetchall()}
+
+
+def differing_groups(connection: database.Connection) -> list[str]:
+    """Return the groups whose live processes have had different subscriptions for longer than a deployment takes."""
+    rows = connection.execute(DIFFERING, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
+    return [row[0] for row in rows]
+
+
+def has_subscriber(group: Group, delivery: Delivery) -> bool:
+    """Return whether a live process of the group subscribes to the message of a delivery."""
+    with connections[group.using].cursor() as cursor:
+        cursor.execute(HAS_SUBSCRIBER, _values(group, matching=_matching(delivery)))
+        return bool(cursor.fetchone()[0])
+
+
+def _values(group: Group, **more: Any) -> dict[str, Any]:
+    return {"group": group.name, "lives_for": _lives_for(group), **more}
+
+
+def _matching(delivery: Delivery) -> list[str]:
+    return matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)
+
+
+def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
+    """Return each string that `subscriptions_of` may have for a message."""
+    return [_BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
+
+
+# The names in the inbox, each found by the index of its primary key; and those of failure counts and of
+# consumers of the last hour.
+STORED = """
+WITH RECURSIVE handled AS (
+    (SELECT consumer_group AS name FROM outbox_inbox ORDER BY consumer_group LIMIT 1)
+    UNION ALL
+    SELECT (SELECT consumer_group FROM outbox_inbox WHERE consumer_group > handled.name ORDER BY consumer_group LIMIT 1)
+    FROM handled WHERE handled.name IS NOT NULL
+), known AS (
+    SELECT name FROM handled WHERE name IS NOT NULL
+    UNION SELECT consumer_group FROM outbox_failure_count
+    UNION SELECT consumer_group FROM outbox_process WHERE kind = 'consumer'
+)
+SELECT name FROM known
+"""
+
+# Those of them whose consumers of the last hour subscribe to a message; of groups without such consumers, those that have
+# received from its topic. Numbered rows are found by an index.
+RECEIVES = f"""
+{STORED} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
+    THEN EXISTS (
+        SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND subscriptions && %(matching)s::text[])
+    ELSE EXISTS (
+        SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
+      OR EXISTS (SELECT FROM outbox_failure_count WHERE consumer_group = name AND outbox_failure_count.topic = %(topic)s) END
+"""
+
+FORGET = """
+WITH gaps AS (DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND topic = %(topic)s AND closed_at IS NULL)
+DELETE FROM outbox_failure_count WHERE consumer_group = %(group)s AND topic = %(topic)s
+"""
+
+
+def groups_without_code(connection: database.Connection) -> list[str]:
+    """Return the groups in a database that this process has no handlers for."""
+    return sorted(name for (name,) in connection.execute(STORED).fetchall() if name not in groups())
+
+
+def groups_without_code_for(connection: database.Connection, topic: str, type_name: str, tag: str) -> list[str]:
+    """Return those of `groups_without_code` that subscribe to a message, or have received from its topic."""
+    values = {"topic": topic, "matching": matching_subscriptions(topic, type_name, tag)}
+    return sorted(name for (name,) in connection.execute(RECEIVES, values).fetchall() if name not in groups())
+
+
+def forget_group(connection: database.Connection, group: str, topic: str) -> None:
+    """Delete the failures and open gaps of a group in a topic. Its inbox is kept, so that it handles nothing twice."""
+    connection.execute(FORGET, {"group": group, "topic": topic})
