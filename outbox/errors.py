@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cached_property
 
 from django.core.exceptions import ImproperlyConfigured
 
 
 class OutboxError(Exception):
-    """Base of all errors of this package. `message` says what happened, `hint` what to do next; `str(error)` is both."""
+    """
+    Base of all errors of this package. `message` says what happened, `hint` what to do next; `str(error)` is both.
 
-    def __init__(self, message: object = "", hint: str = "") -> None:
-        super().__init__(*((message, hint) if hint else (message,)))  # `args`, from which pickle and Celery build it again
-        self.message = str(message)
-        self.hint = hint
+    Both are read from `args`, from which pickle and Celery make the error again, and which a subclass has that does not call
+    `super().__init__`.
+    """
+
+    def __init__(self, message: object = "", hint: str = "", *more: object) -> None:
+        super().__init__(*((message, hint, *more) if hint or more else (message,)))
+
+    @cached_property
+    def message(self) -> str:
+        """What happened, in a sentence."""
+        return self._texts()[0]
+
+    @cached_property
+    def hint(self) -> str:
+        """What to do next; "" if there is no more to say."""
+        return self._texts()[1]
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        return " ".join(filter(None, self._texts()))
+
+    def _texts(self) -> tuple[str, str]:
+        if len(self.args) == 2 and isinstance(self.args[1], str):
+            return str(self.args[0]), self.args[1]
+        return super().__str__(), ""
 
 
 class ConfigurationError(OutboxError, ImproperlyConfigured):
@@ -130,5 +149,8 @@ class RetryLater(OutboxError):
         if not isinstance(after, int | float | timedelta):
             raise TypeError(f"RetryLater takes seconds or a timedelta, then a reason, not {after!r}.")
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
-        super().__init__(reason or f"to be retried after {self.after}")
-        self.args = (self.after.total_seconds(), reason)
+        super().__init__(self.after.total_seconds(), reason)
+
+    def _texts(self) -> tuple[str, str]:
+        reason = self.args[1] if len(self.args) > 1 else ""
+        return str(reason or f"to be retried after {self.after}"), ""

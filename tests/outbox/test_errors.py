@@ -16,11 +16,28 @@ OTHERS = [
     RetryLater(timedelta(seconds=0.5)),
     TimeLimitExceeded("It took too long."),
 ]
+
+
+class NoSuchOrder(Reject):
+    """An error of a user's, which does not call the base."""
+
+    def __init__(self, order):
+        self.order = order
+
+
+class Declined(Reject):
+    """An error of a user's, which has a `message` of its own."""
+
+    def __init__(self, message):
+        self.message = message
+        super().__init__("The card was declined.", "Ask for another.")
+
+
 each_error = pytest.mark.parametrize("error", [*FAMILY, *OTHERS], ids=lambda error: type(error).__name__)
 
 
 def told(error):
-    return type(error), str(error), vars(error)
+    return type(error), str(error), *(getattr(error, name, None) for name in ("message", "hint", "after"))
 
 
 class TestOutboxError:
@@ -35,6 +52,19 @@ class TestOutboxError:
 
     def test_takes_nothing_or_another_error_from_a_handler(self):
         assert [str(Reject()), str(Reject(KeyError("size")))] == ["", "'size'"]
+
+    def test_takes_as_much_as_exceptions_take(self):
+        assert str(Reject("a", "b", "c")) == "('a', 'b', 'c')"
+
+    def test_has_the_texts_of_a_subclass_that_does_not_call_it(self):
+        error = NoSuchOrder(4711)
+
+        assert (error.message, error.hint, str(error)) == ("4711", "", "4711")
+
+    def test_leaves_a_subclass_an_attribute_of_that_name(self):
+        error = Declined({"order": 4711})
+
+        assert (error.message, str(error)) == ({"order": 4711}, "The card was declined. Ask for another.")
 
     @each_error
     def test_is_the_same_after_it_was_pickled(self, error):
