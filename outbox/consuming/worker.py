@@ -142,7 +142,7 @@ class Worker:
                         self._leave_session()
                     if patience is not None and time.monotonic() - well_at >= patience:
                         raise
-                    pause = BACKOFF(troubles).total_seconds()
+                    pause = (BACKOFF(troubles) if isinstance(error, OUTAGES) else BACKOFF.limit).total_seconds()
                     self._say(error, pause)
                     troubles += 1
                     self.close()
@@ -251,12 +251,13 @@ class Worker:
             connection.close()
 
     def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
-        self.counts.add(result.outcome)
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
+            self.counts.add(result.outcome)
             self._lease_thread.done(held)
             return
         delivery = self._lease_thread.end(held)
         if result.is_busy:
+            self.counts.add(result.outcome)
             return
         try:
             if result.outcome is Outcome.DEAD_LETTER:
@@ -274,6 +275,7 @@ class Worker:
             text = "Message %s could not be settled; it will be delivered again."
             logger.exception(text, delivery.message_id, extra=fields_of(delivery))
             return
+        self.counts.add(result.outcome)  # not before: where the broker did not take it, it comes again
         if not is_ended:
             self._note_late(delivery)
         elif result.outcome is Outcome.DEAD_LETTER:

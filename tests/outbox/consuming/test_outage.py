@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,7 @@ from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
 from outbox.models import FailedDelivery, FailureCount
+from outbox.outages import Backoff
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -170,7 +172,7 @@ class TestWorker:
             ensure(self)
 
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", fail_twice)
-        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
+        monkeypatch.setattr(worker_module, "BACKOFF", Backoff(*[timedelta(seconds=0.01)] * 2, lambda: 1.0))
         seen = []
         consumer(Placed, group="patient")(lambda message, context: seen.append(context.delivery_count))
         broker.send([outgoing(Placed("A1"))])
@@ -180,10 +182,32 @@ class TestWorker:
         assert troubles == []
         assert (counts.handled, counts.retried) == (1, 0)
 
+    @pytest.mark.parametrize(
+        ("error", "waits"), [(OperationalError("away"), [0.2, 0.4, 0.8, 1.6, 2.0]), (RuntimeError("odd"), [2.0] * 5)]
+    )
+    def test_waits_longer_each_time_for_a_server_and_longest_after_any_other_error(self, worker, monkeypatch, error, waits):
+        found = []
+        steps = iter([error] * 5)
+
+        def step(wait):
+            if (error := next(steps, None)) is not None:
+                raise error
+            worker.stop()
+            return 0
+
+        monkeypatch.setattr(worker_module, "BACKOFF", replace(worker_module.BACKOFF, random=lambda: 1.0))
+        monkeypatch.setattr(worker, "step", step)
+        monkeypatch.setattr(worker, "_say", lambda error, pause: found.append(pause))
+        monkeypatch.setattr(worker._stop, "wait", lambda seconds: None)
+
+        worker.run()
+
+        assert found == waits
+
     @pytest.mark.parametrize("how", [{"until_idle": True}, {"once": True}])
     def test_gives_up_when_trouble_lasts_longer_than_its_patience(self, worker, monkeypatch, how):
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
-        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.05))
+        monkeypatch.setattr(worker_module, "BACKOFF", Backoff(*[timedelta(seconds=0.05)] * 2, lambda: 1.0))
         began = time.monotonic()
 
         with pytest.raises(OperationalError, match="away"):
@@ -193,7 +217,7 @@ class TestWorker:
 
     def test_outlasts_any_trouble_where_no_end_was_asked_for(self, worker, monkeypatch):
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", away)
-        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
+        monkeypatch.setattr(worker_module, "BACKOFF", Backoff(*[timedelta(seconds=0.01)] * 2, lambda: 1.0))
 
         assert worker.run(seconds=0.3).handled == 0
 

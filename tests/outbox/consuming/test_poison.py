@@ -100,7 +100,7 @@ def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, s
     (letter,) = embedded.dead_letters("poisoned")
     assert letter.reason.startswith(reason)
     assert applied() == [f"A{number:02}" for number in range(FELLOWS)]
-    assert [row.has_letter for row in FailureCount.objects.all()] == [True]
+    wait_until(lambda: [row.has_letter for row in FailureCount.objects.all()] == [True])
     if do == "kill":
         assert supervisor.started == 7, "a first time, five that were counted, and one that gave it up"
 

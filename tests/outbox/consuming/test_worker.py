@@ -13,10 +13,11 @@ from outbox.consuming import lease_thread, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
-from outbox.consuming.worker import Worker
+from outbox.consuming.worker import Counts, Worker
 from outbox.errors import BrokerUnavailable, KeptByClient
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Inbox, Process
+from outbox.outages import Backoff
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import end_delays, outgoing
 from tests.outbox.consuming.messages import Placed
@@ -102,6 +103,7 @@ class TestMessageThatTheBrokerDoesNotTake:
         worker.step(NO_WAIT)
 
         assert applied() == ["A1"]
+        assert worker.counts == Counts(handled=1)
         assert "RabbitMQ is short of memory. The message stays for 0:00:01." in caplog.text
 
 
@@ -220,7 +222,7 @@ class TestWorker:
             return receive(self, *args, **kwargs)
 
         monkeypatch.setattr(MemoryBroker, "receive", fail_twice)
-        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
+        monkeypatch.setattr(worker_module, "BACKOFF", Backoff(*[timedelta(seconds=0.01)] * 2, lambda: 1.0))
         broker.send([outgoing(Placed("A1"))])
 
         worker.run(until_idle=True)
@@ -244,7 +246,7 @@ class TestWorker:
             return receive(self, *args, **kwargs)
 
         monkeypatch.setattr(MemoryBroker, "receive", fail_once)
-        monkeypatch.setattr(worker_module, "BACKOFF", lambda troubles: timedelta(seconds=0.01))
+        monkeypatch.setattr(worker_module, "BACKOFF", Backoff(*[timedelta(seconds=0.01)] * 2, lambda: 1.0))
 
         worker.run(until_idle=True)
 
