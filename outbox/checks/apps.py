@@ -8,7 +8,7 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 
 from outbox.checks.settings import known_settings, known_topics
-from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
+from outbox.conf.apps import PIPELINE, add_app, add_pipeline, is_pipeline_missing
 
 
 def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
@@ -37,4 +37,4 @@ def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
     if not is_pipeline_missing(known_settings()):
         return []
     text = f'OUTBOX["PIPELINE"] is set, but the app that reads it, {PIPELINE}, is not in INSTALLED_APPS.'
-    return [Error(text, hint=f"{add_app(PIPELINE)} Then run manage.py migrate. Or remove the setting.", id="outbox.E042")]
+    return [Error(text, hint=f"{add_pipeline()} Then run manage.py migrate. Or remove the setting.", id="outbox.E042")]

@@ -70,7 +70,7 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     the outbox, and `allow_migrate` return False for replicas, so that no relay searches for messages there.
     """
     found: list[CheckMessage] = []
-    for app in database.outbox_apps():
+    for app in database.own_apps():
         model = next(iter(app.get_models()), None)
         if model is None:
             continue

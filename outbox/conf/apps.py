@@ -6,18 +6,26 @@ from django.apps import apps
 
 from outbox.conf.sections import Settings
 from outbox.errors import ConfigurationError
+from outbox.extensions import extended_apps
 
 PIPELINE = "outbox.pipeline"  # reads `OUTBOX["PIPELINE"]`
 
 
 def is_pipeline_missing(settings: Settings) -> bool:
-    """Return whether there are settings for the pipeline, but its app is not installed."""
-    return bool(settings.pipeline) and not apps.is_installed(PIPELINE)
+    """Return whether there are settings for the pipeline, but its app is not installed, or by a config that does not extend."""
+    return bool(settings.pipeline) and all(config.name != PIPELINE for config in extended_apps())
 
 
 def add_app(app: str) -> str:
     """Return the sentence that says how to install an app."""
     return f'Add to the settings: INSTALLED_APPS += ["{app}"].'
+
+
+def add_pipeline() -> str:
+    """Return the sentence that says how to install the app of the pipeline."""
+    if apps.is_installed(PIPELINE):
+        return f"{PIPELINE} is installed by another AppConfig: make that a subclass of outbox.pipeline.apps.PipelineAppConfig."
+    return add_app(PIPELINE)
 
 
 def require_outbox() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         outbox_apps,
         outbox_databases,
         outside_transactions,
+        own_apps,
         raw,
         refuses_all,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "outbox_apps",
     "outbox_databases",
     "outside_transactions",
+    "own_apps",
     "raw",
     "refuses_all",
 ]

@@ -66,6 +66,11 @@ def outbox_apps() -> list[AppConfig]:
     return [apps.get_app_config("outbox"), *extended_apps()]
 
 
+def own_apps() -> list[AppConfig]:
+    """Return the installed apps of this package. An app of a user's that extends the outbox has other models, too."""
+    return [config for config in outbox_apps() if config.name.partition(".")[0] == "outbox"]
+
+
 def outbox_databases() -> list[str]:
     """
     Return the aliases of databases that may hold messages, without aliases that bypass a pooler.

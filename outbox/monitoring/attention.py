@@ -10,14 +10,17 @@ import enum
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
+import psycopg
+
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
 from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
-from outbox.extensions import Attention, extensions
+from outbox.extensions import Attention, Extension, extensions
 from outbox.ids import first_id_at
+from outbox.logs import error_text
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
@@ -60,6 +63,7 @@ class AttentionKind(enum.StrEnum):
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
+    EXTENSION_FAILS = "extension_fails"
 
 
 # Without writes there are no heartbeats, and nothing is sent or handled.
@@ -111,7 +115,7 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
     yield from _records(status)
     yield from _maintenance(connection, status)
     for extension in extensions():
-        yield from extension.find_attention(connection, status.database)
+        yield from _of_extension(extension, connection, status)
 
 
 def _read_only(status: Status) -> Iterator[Attention]:
@@ -407,3 +411,17 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
         step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
         yield Attention(AttentionKind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)
+
+
+def _of_extension(extension: Extension, connection: Connection, status: Status) -> list[Attention]:
+    """Return what an extension finds; where it fails, that, and nothing else of the list is lost."""
+    try:
+        with connection.transaction():
+            return list(extension.find_attention(connection, status.database))
+    except psycopg.OperationalError:
+        raise  # the database is away
+    except Exception as error:
+        subject = f"extension {type(extension).__qualname__} in database {status.database!r}"
+        cause = "It fails when it is asked what needs attention."
+        step = "Correct what its error names; where its tables are missing, run manage.py migrate."
+        return [Attention(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=error_text(error))]

@@ -28,7 +28,7 @@ import psycopg
 from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
 from outbox.brokers.base import Broker
-from outbox.conf.apps import PIPELINE, add_app, is_pipeline_missing
+from outbox.conf.apps import add_pipeline, is_pipeline_missing
 from outbox.database import Connection, heartbeats, partitions
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.loop_errors import Loop, noting
@@ -265,7 +265,7 @@ def _require_apps() -> None:
         raise ConfigurationError(
             'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
             "first.",
-            hint=f"{add_app(PIPELINE)} Or remove the setting.",
+            hint=f"{add_pipeline()} Or remove the setting.",
         )
 
 

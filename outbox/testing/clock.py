@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-from django.db.models import DateTimeField, F
+from django.db import router
+from django.db.models import DateTimeField, F, Model
 
-from outbox.database import outbox_apps
+from outbox.database import outbox_apps, own_apps
+from outbox.extensions import extensions
 from outbox.message import Header
 from outbox.models import MessageRow
 
@@ -47,12 +49,21 @@ class Clock:
 
 
 def age_rows(using: str, by: timedelta) -> None:
-    """Move back all times in the tables of the outbox and its apps in a database."""
-    for model in (model for config in outbox_apps() for model in config.get_models()):
+    """Move back all times in the tables of the outbox and its apps in a database, and in those that extensions have it prune."""
+    for model in _aged_models(using):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
-        if model._meta.managed and not model._meta.proxy and times:  # views and proxies have no rows of their own
-            model._default_manager.using(using).update(**{name: F(name) - by for name in times})
+        if times:
+            model._base_manager.using(using).update(**{name: F(name) - by for name in times})
     for row in MessageRow.objects.using(using).filter(headers__contains=Header.DELIVER_AT):
         headers = json.loads(row.headers)
         headers[Header.DELIVER_AT] = (datetime.fromisoformat(headers[Header.DELIVER_AT]) - by).isoformat()
         MessageRow.objects.using(using).filter(pk=row.pk).update(headers=json.dumps(headers))
+
+
+def _aged_models(using: str) -> Iterator[type[Model]]:
+    pruned = {table for extension in extensions() for table in extension.tables}
+    for config in outbox_apps():
+        for model in config.get_models():
+            has_rows = model._meta.managed and not model._meta.proxy  # views and proxies have none of their own
+            if has_rows and router.allow_migrate_model(using, model) and (config in own_apps() or model._meta.db_table in pruned):
+                yield model

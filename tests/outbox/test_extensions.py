@@ -1,7 +1,7 @@
 """An app of its own adds to the outbox what its extension says, and nothing of the outbox names it: tests/third_app."""
 
 import uuid
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,13 @@ def copy(transactional_db, settings, monkeypatch):
     yield Copy
     with database.connect("default") as own:
         own.execute("DROP TABLE third_app_copy")
+
+
+class Replica:
+    """Reads the app's models elsewhere."""
+
+    def db_for_read(self, model, **hints):
+        return "other" if model._meta.app_label == "third_app" else None
 
 
 def ids(problems):
@@ -102,6 +109,26 @@ class TestTables:
 
         assert found == ["role third_app_reader lacks DELETE on third_app_copy"]
 
+    def test_have_their_times_moved_in_tests(self, copy, outbox):
+        copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
+
+        outbox.advance(timedelta(days=1))
+
+        assert copy.objects.get().copied_at == NOW - timedelta(days=1)
+
+    def test_of_the_app_that_are_not_pruned_keep_their_times_in_tests(self, copy, outbox, monkeypatch):
+        monkeypatch.setattr("tests.third_app.extension.ThirdAppExtension.tables", {})
+        copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
+
+        outbox.advance(timedelta(days=1))
+
+        assert copy.objects.get().copied_at == NOW
+
+    def test_may_be_read_from_a_replica(self, settings):
+        settings.DATABASE_ROUTERS = [Replica()]
+
+        assert "outbox.W021" not in ids(run_checks(tags=["outbox"]))
+
     def test_are_known_as_those_of_the_outbox(self):
         with database.connect("default") as own:
             own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
@@ -143,6 +170,20 @@ class TestAttention:
         copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
 
         assert "no_copies" not in [one.kind for one in read_attention(database.raw("default"), "default")]
+
+    def test_has_an_entry_for_an_extension_that_fails_and_all_others(self):
+        before = [one.kind for one in read_attention(database.raw("default"), "default") if one.kind != "no_copies"]
+        with database.connect("default") as own:
+            own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
+        try:
+            found = read_attention(database.raw("default"), "default")
+        finally:
+            with database.connect("default") as own:
+                own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
+
+        assert [one.kind for one in found] == [*before, "extension_fails"]
+        assert found[-1].subject == "extension ThirdAppExtension in database 'default'"
+        assert 'relation "third_app_copy" does not exist' in found[-1].error
 
     def test_is_counted_by_kind_also_where_there_is_none(self):
         collected = CollectorRegistry()

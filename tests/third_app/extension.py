@@ -2,6 +2,7 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.core.checks import Warning as Caution
+from django.db import router
 from django.http import HttpResponse
 
 from outbox.extensions import Attention, Extension, Page, RetentionHold
@@ -25,6 +26,8 @@ class ThirdAppExtension(Extension):
     pages = (Page(95, "Copies", Copy, "third_app_copy_changelist"),)
 
     def find_attention(self, connection, alias):
+        if not router.allow_migrate_model(alias, Copy):
+            return
         if connection.execute("SELECT EXISTS (SELECT FROM third_app_copy)").fetchone() == (False,):
             yield Attention("no_copies", f"database {alias!r}", "No message was copied.", "Start the copier.")
 
