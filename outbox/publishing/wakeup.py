@@ -134,8 +134,9 @@ class WakeupSender:
             )
         except Exception as error:  # whatever a transport raises
             logger.warning(
-                "Wakeups cannot be sent to Celery: %s. No message is lost: long-running relays are not affected, and Celery's "
-                'sweep finds the messages. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.',
+                "Wakeups cannot be sent to Celery's broker (CELERY_BROKER_URL): %s. No message is lost: long-running relays are "
+                "not affected, and Celery's sweep finds the messages. Where all relays are long-running, set "
+                'OUTBOX["CELERY_WAKEUP"] = False.',
                 error_text(error),
                 extra=log_fields(database=wakeup.database, broker=wakeup.broker),
             )
