@@ -113,7 +113,7 @@ class TestALakeThatIsHeld:
         with pytest.raises(LakeError, match=r"The manifest .* cannot be read"), held():
             pass
 
-    @pytest.mark.parametrize("frame", ["messages", "inbox", "delivery", "duplicate", "recorded"])
+    @pytest.mark.parametrize("frame", ["messages", "inbox", "failed_delivery", "duplicate", "recorded"])
     @pytest.mark.parametrize(
         ("spoil", "said"),
         [(os.unlink, "cannot be read: No such file"), (lambda path: os.truncate(path, 100), "has 100 bytes instead of")],
