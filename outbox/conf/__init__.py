@@ -157,7 +157,7 @@ _groups_of: Callable[[str], Iterable[str]] = _no_groups
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
-    """Have `topics_of` name the consumer groups of each topic, which a higher package registers."""
+    """Register the function that names the consumer groups of a topic, for `topics_of`: a higher package knows them."""
     global _groups_of
     _groups_of = source
 
