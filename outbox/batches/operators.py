@@ -238,7 +238,7 @@ UPDATE outbox_batch SET state = {State.RELEASED}, failures = 0, due_at = clock_t
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
-MOST_KEYS = 1000  # that are locked one by one, as publishers do
+MOST_KEYS = 1000  # that are locked one by one, as in `publishing/key_locks.py`
 
 # The keys of messages on ordered topics.
 FIND_KEYS = """

@@ -19,10 +19,10 @@ from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
 
-# A broker may still perform an end that was sent just before `ends_until`: one that was frozen for 8 s performed 40 of 40 ends
-# waiting at its port when it continued. So a batch is taken over this long after `ends_until`; a message looked up sooner might
-# be published a moment later.
-SETTLE = timedelta(seconds=10)
+# A broker may still perform an end that was sent just before `ends_until`: a RocketMQ that was frozen for 8 s performed 40 of 40
+# ends that waited at its port when it went on. So a batch is taken over this long after `ends_until`; a message that was looked
+# up sooner might be published a moment later.
+LATE_ENDS = timedelta(seconds=10)
 
 COLUMNS = """batch.id, batch.attempt, topic.name, batch.message_ids::text[], batch.half_ids, batch.half_places, batch.open,
     batch.split, batch.failures, batch.decided_at, batch.ends_until, (SELECT id FROM outbox_source)"""
@@ -37,7 +37,7 @@ WITH waiting AS (
     SELECT batch.id, cardinality(batch.message_ids) AS messages
     FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
     WHERE batch.state = {State.PREPARED}
-    AND coalesce(batch.ends_until, batch.decided_at + %(window)s) < clock_timestamp() - %(settle)s
+    AND coalesce(batch.ends_until, batch.decided_at + %(window)s) < clock_timestamp() - %(late_ends)s
     ORDER BY batch.id LIMIT %(batches)s FOR UPDATE OF batch SKIP LOCKED),
 page AS ({PAGE}),
 batch AS (
@@ -82,7 +82,7 @@ def take_over(connection: Connection, *, broker: str, window: timedelta, limit: 
     Args:
         window: how long the caller may end their half messages, counted from before this call.
     """
-    arguments = {"broker": broker, "window": window, "settle": SETTLE, "batches": limit.batches, "messages": limit.messages}
+    arguments = {"broker": broker, "window": window, "late_ends": LATE_ENDS, "batches": limit.batches, "messages": limit.messages}
     return [_prepared(row) for row in connection.execute(TAKE_OVER, arguments).fetchall()]
 
 

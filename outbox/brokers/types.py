@@ -19,18 +19,18 @@ class SendStatus(enum.StrEnum):
 
     ACCEPTED = "accepted"  # the broker has it
     REFUSED = "refused"  # this message can never be sent
-    MISCONFIGURED = "misconfigured"  # topic missing, wrong type, no permission: an operator must act
+    MISCONFIGURED = "misconfigured"  # topic or queue missing, wrong type, no permission: an operator must act
     UNAVAILABLE = "unavailable"  # a problem at the broker; the message is not stored for all of its consumer groups
     UNSURE = "unsure"  # may or may not be stored
 
 
 class EndSemantics(enum.StrEnum):
-    """What a broker does with a second end of one half message. Source: docs/guarantees.md."""
+    """What a broker does with a second end of one half message. Source: docs/explanation/half-messages.md."""
 
-    IDEMPOTENT = "idempotent"  # BI: the first end wins, is remembered and returned
-    FORGETFUL = "forgetful"  # BF: the first end wins, a later one gets NOT_FOUND
-    DUPLICATING = "duplicating"  # BD: a second COMMIT makes a second copy
-    STATELESS = "stateless"  # BS: every COMMIT makes a copy, also after ROLLBACK or a discard
+    IDEMPOTENT = "idempotent"  # embedded: the first end wins, is remembered and returned
+    FORGETFUL = "forgetful"  # the first end wins, a later one gets NOT_FOUND
+    DUPLICATING = "duplicating"  # a second COMMIT makes a second copy
+    STATELESS = "stateless"  # RocketMQ: every COMMIT makes a copy, also after ROLLBACK or a discard
 
 
 class Ended(enum.StrEnum):

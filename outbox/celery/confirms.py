@@ -4,7 +4,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | what the server says | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | its queue is declared anew, and it goes again once; then MISCONFIGURED |
+| return (no queue is bound), then ack | the queue it names is declared again, and it goes once more; else MISCONFIGURED |
 | nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |

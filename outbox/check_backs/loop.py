@@ -7,28 +7,23 @@ checkers share the questions. If one dies, the broker asks the others again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
-from outbox import conf
-from outbox.check_backs.ask import Ask, in_process, over_http
-from outbox.database.loop_errors import Loop, noting
-from outbox.errors import ConfigurationError
-
-if TYPE_CHECKING:  # settings make it; this room needs no broker
-    from outbox.brokers.capabilities import NeedsCheckLoop
 import os
+from typing import TYPE_CHECKING, cast
 
 import psycopg
 
-from outbox import database
-from outbox.check_backs.ask import NoteSent, note_in_process
+from outbox import conf, database
+from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process, over_http
 from outbox.database import heartbeats, loop_errors
+from outbox.database.loop_errors import Loop, noting
+from outbox.errors import ConfigurationError
 from outbox.forks import ForkSafeLock
 from outbox.logs import get_logger, log_fields
 
 if TYPE_CHECKING:  # made from settings; this package imports no broker
-    from outbox.brokers.capabilities import AsksProducers
+    from outbox.brokers.capabilities import AsksProducers, NeedsCheckLoop
 
+logger = get_logger(__name__)
 
 LIMIT = 20  # halves per turn; the endpoint may be slow to answer
 
@@ -93,9 +88,6 @@ class CheckLoop:
         broker, self._broker = self._broker, None
         if broker is not None:
             broker.close()
-
-
-logger = get_logger(__name__)
 
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:

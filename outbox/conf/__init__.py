@@ -51,7 +51,7 @@ RETRY_DELAYS = tuple(
     timedelta(seconds=seconds)
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
-"""RocketMQ's 18 delay levels. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
+"""The default delays of `Retry`, the delay levels of RocketMQ. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=st
     """A dict of settings: names are in capitals, unknown names are rejected."""
 
 
-# The default of `backend` is the only place in the core that names a broker: a new project needs no server.
+# The default of `backend` is the broker of a new project, which needs no server.
 
 
 class BrokerSettings(Section, frozen=True):
@@ -42,7 +42,7 @@ class RelaySettings(Section, frozen=True):
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of one topic in a claim; twice as many of all topics
     lease: timedelta = timedelta(seconds=30)  # how long a claim lasts; a relay that dies loses its claims at once
     lanes: SmallCount = 16  # maximum number of relays at once in a database
-    sweep_age: timedelta = timedelta(seconds=10)  # the commits of a decided batch that old are repeated
+    sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is committed again, where that is harmless
     task_time: timedelta = timedelta(seconds=30)  # maximum duration of a Celery task that relays
 
 

@@ -2,8 +2,8 @@
 What becomes of a delivery: acknowledged, retried, handed back, or a dead letter. `judge` decides it after a failure.
 
 Two things are counted of a message in a group: failures of its handler, and crashes, which are runs that were begun and never
-ended. The broker's count of deliveries is not used: deployments, outages and slow handlers of other messages cause deliveries
-too. A first delivery needs no statement here. Source: docs/explanation/deliveries.md.
+ended. The broker's count of deliveries brings no message closer to its limit: deployments, outages and slow handlers of other
+messages cause deliveries too. A first delivery needs no statement here. Source: docs/explanation/deliveries.md.
 
 What was decided after a failure is written with its count. So a message that comes back before its delay is over, because the
 broker did not take the retry or the process died, is handed back and counts nothing; and one that was given up is not handled
@@ -88,7 +88,7 @@ Parameters = dict[str, Any] | list[Any]
 
 
 class Outcome(enum.StrEnum):
-    """The outcome of a delivery. The first three are acknowledged."""
+    """The outcome of a delivery. After the first three, a worker acknowledges it."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # the group had handled it before

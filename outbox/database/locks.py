@@ -9,23 +9,23 @@ class Lock(enum.IntEnum):
     """
     The first number of an advisory lock. The comment of each says what the second number is.
 
-    In SQL it is a literal: `f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"`.
+    A number that is missing here is free. In SQL it is a literal: `f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"`.
     """
 
     LANE = 7707  # held by a relay as long as it runs; its lane
     ORDERED_CLAIM = 7708  # claims of ordered topics, one after the other; 0
     KEY = 7709  # publishers of a key on ordered topics; its hash
-    TOPIC_KEYS = 7718  # shared by publishers on an ordered topic, exclusive for a publisher of very many keys; the topic's id
-    INBOX = 7719  # a consumer group's work on a message; the hash of group and dedupe key
-    ORDER = 7720  # a consumer group's work on a key of an ordered topic; the hash of group, topic and key
     GAPS = 7710  # searches for missing numbers; the group's hash
     PARTITIONS = 7711  # partitions of the message table, created and dropped; 0
     ARCHIVE = 7712  # archivers of a database; 0
     RECORDER = 7713  # recorders of a broker; its hash
     PRUNE = 7715  # prunes of a database; 0
     AUDIT = 7716  # audits of a database; 0
-    BROKER_TOPIC = 7724  # topic of the embedded broker: shared by groups that begin to read it, exclusive for its prune; its id
     RESEND = 7717  # messages resent after an audit; 0
+    TOPIC_KEYS = 7718  # shared by publishers on an ordered topic, exclusive for a publisher of very many keys; the topic's id
+    INBOX = 7719  # a consumer group's work on a message; the hash of group and dedupe key
+    ORDER = 7720  # a consumer group's work on a key of an ordered topic; the hash of group, topic and key
+    BROKER_TOPIC = 7724  # topic of the embedded broker: shared by groups that begin to read it, exclusive for its prune; its id
 
 
 # One transaction at a time creates and drops partitions of the message table.

@@ -1,5 +1,6 @@
 """
-The INSERTs of message rows. Nobody else writes them, and nobody changes one: a row is written once, and dropped with its day.
+The INSERTs of message rows. No other code writes one, and none changes one: a row is written once, and dropped with its day.
+(`database/partitions.py` moves rows that were written before their day had its partition.)
 
 - `INSERT_WAITING`, `INSERT_DELAYED`, `INSERT_MANY`: by publish, in the caller's transaction.
 - `INSERT_ROW`: half first, with the decided batch (`batches/half_first.py`).

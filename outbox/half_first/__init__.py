@@ -1,7 +1,7 @@
 """
 Half first: the broker stores the half message before the work of the transaction begins.
 
-THE ORDER. The first statements of the transaction insert the message row and its batch: the fence. Then the half message is
+THE ORDER. The first statements of the transaction insert the message row and its decided batch. Then the half message is
 sent, the work is done, the database commits, and the half message is committed. A check-back in the meantime waits for the
 lock on the message row, and so for the end of the transaction. It therefore answers what the database finally holds.
 
@@ -75,8 +75,8 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
                 _enter_transaction(stack, draft, using)
                 # Registered before the work: it runs before the work's own callbacks, and no rolled back savepoint removes it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
-                prepared = message.write_fence(topic, about=about)
-                failpoint("half_first.after_fence")
+                prepared = message.prepare(topic, about=about)
+                failpoint("half_first.after_prepare")
                 message.send(prepared, about=about)
                 with message.undone_by_an_exception():
                     failpoint("half_first.after_half")

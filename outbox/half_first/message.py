@@ -8,15 +8,16 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from django.db import IntegrityError, connections
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch
-from outbox.batches.half_first import PreparedRow
+from outbox.batches.half_first import PreparedRow, insert_prepared, mark_half_first_sent, note_half_first_place
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
 from outbox.failpoints import failpoint
-from outbox.half_first.fence import mark_sent, note_place, write_fence
 from outbox.logs import get_logger, log_fields
 from outbox.message import Resolution, TopicType
 from outbox.relay.cloudevents import OutgoingBuilder
@@ -46,11 +47,11 @@ class HalfFirstMessage:
         self._draft = draft
         self._using = using
         self._prepared: PreparedRow | None = None
-        self._began = 0.0  # when the fence was about to be written
+        self._began = 0.0  # when row and batch were about to be written
         self._is_stored = False
         self._is_committed = False
 
-    def write_fence(self, topic: int, *, about: str | None) -> PreparedRow:
+    def prepare(self, topic: int, *, about: str | None) -> PreparedRow:
         """
         Insert message row and batch in the open transaction. The time in which the half message may be ended begins here.
 
@@ -59,7 +60,7 @@ class HalfFirstMessage:
         """
         self._began = monotonic()
         window = self._broker.end_window
-        prepared = write_fence(self._draft, topic, self._using, half_id=self.half.half_id, about=about, window=window)
+        prepared = write_prepared(self._draft, topic, self._using, half_id=self.half.half_id, about=about, window=window)
         self.half = replace(self.half, source=prepared.source)
         return prepared
 
@@ -148,3 +149,49 @@ class HalfFirstMessage:
     def _end(self, resolution: Resolution, *, within: timedelta | None = None) -> SendResult:
         [outcome] = self._broker.end([self.half], resolution, within=within)
         return outcome
+
+
+def write_prepared(
+    draft: Draft, topic: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
+) -> PreparedRow:
+    """
+    Insert message row and batch in the open transaction.
+
+    Args:
+        window: how long this process may end the half message. None: at any time.
+
+    Raises:
+        HalfNotStored: the message has a tombstone. The transaction is aborted.
+    """
+    try:
+        with connections[using].cursor() as cursor:
+            return insert_prepared(
+                cursor,
+                message_id=draft.id,
+                topic_id=topic,
+                key=draft.key,
+                headers=draft.headers,
+                about=about,
+                body=draft.body,
+                half_id=half_id,
+                window=window,
+            )
+    except IntegrityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+            raise
+        raise HalfNotStored(
+            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
+            hint="Nothing was done; try again with a new message.",
+        ) from error
+
+
+def note_place(row: PreparedRow, place: str, using: str) -> None:
+    """Store the half message's place at the broker, in the open transaction, for the process that may have to end it instead."""
+    with connections[using].cursor() as cursor:
+        note_half_first_place(cursor, row.batch, place)
+
+
+def mark_sent(row: PreparedRow, using: str) -> None:
+    """Mark the batch SENT after its half message was committed."""
+    with connections[using].cursor() as cursor:
+        mark_half_first_sent(cursor, row.batch)

@@ -2,7 +2,7 @@
 Publish: write message row and ticket inside the caller's database transaction.
 
 `rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database,
-`statements.py` has the SQL.
+`statements.py` writes, with the SQL of `database/message_rows.py`.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ WHEN A RELAY IS KILLED, at whatever point, other relays finish its work:
   takes the lane releases them first (`release_left`). Half messages of the old attempt are rolled back by the
   check-back. A one-phase message that the broker had stored already becomes a duplicate, which the consumers' inbox
   drops, or the broker itself where it deduplicates sends.
-- Batches decided but not committed or not marked: the decision stands, and no other process ends their half messages
-  before `ends_until`. Then the check-back answers COMMIT, and the sweep settles the batch. Where a second end does no
-  harm, it commits again. Elsewhere it takes the batch over, looks its half messages up, and commits those that are
-  hidden. A message that was certainly not published is sent again; a message that cannot be proved either way is DEAD,
-  for an operator to decide.
+- Batches decided but not committed or not marked: the decision stands. The check-back answers COMMIT, and the sweep
+  settles the batch. Where a second end does no harm (the embedded broker), it commits again after `SWEEP_AGE`. Elsewhere
+  (RocketMQ) no other process ends their half messages before `ends_until`; a while later the sweep takes the batch over
+  (`batches/take_over.py`), looks its half messages up, and commits those that are hidden. A message that was certainly not
+  published is sent again; a message that cannot be proved either way is DEAD, for an operator to decide.
 - A late write of the killed relay names an older attempt, or a state that the batch has left, and matches no row: the
   fence.
 

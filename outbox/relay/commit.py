@@ -314,7 +314,7 @@ SWEEP_SECONDS = 1.0
 
 UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit has no answer yet.")
 
-GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half message nor the message.")
+HALF_GONE = Unaccepted(SplitReason.DISCARDED, "The broker has neither its half message nor the message.")
 
 UNPROVEN = Unaccepted(
     SplitReason.UNPROVEN,
@@ -422,7 +422,7 @@ class Sweeper:
                     hidden.append((one, position))
                 case HalfStatus.GONE | HalfStatus.UNPROVEN:
                     del one.unanswered[position]
-                    one.gone[position] = GONE if status is HalfStatus.GONE else UNPROVEN
+                    one.gone[position] = HALF_GONE if status is HalfStatus.GONE else UNPROVEN
                 case HalfStatus.UNKNOWN:
                     pass
         return hidden

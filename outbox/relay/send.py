@@ -116,7 +116,7 @@ ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 
 OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may use the same key
 
-GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
+ROW_GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
 
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
@@ -264,7 +264,7 @@ class Sender:
         for _, position, key, headers, about, body in loaded.rows:
             try:
                 if headers is None:
-                    raise ValueError(GONE)
+                    raise ValueError(ROW_GONE)
                 messages.append(builder.build(position, key, headers, about, body))
                 positions.append(position)
             except (ValueError, msgspec.MsgspecError) as error:

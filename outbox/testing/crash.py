@@ -18,7 +18,7 @@ PLACES = (
     "consumer.before_handler",
     "consumer.after_handler",
     "consumer.after_commit",
-    "half_first.after_fence",
+    "half_first.after_prepare",
     "half_first.after_half",
     "half_first.after_work",
     "half_first.after_commit",

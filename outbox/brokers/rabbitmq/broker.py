@@ -383,7 +383,7 @@ class RabbitMQBroker(DeadLetters):
         return results
 
     def _queues_of(self, topic: str) -> list[str]:
-        """Return the queues of the groups in OPTIONS."""
+        """Return the queues of the known groups: those in OPTIONS, and those with a consumer in this process's code."""
         spec, groups = self.topics[topic], self._settings.groups.get(topic, ())
         return [queue for group in groups for queue in topology.group_queues(spec, group)]
 
@@ -394,7 +394,7 @@ class RabbitMQBroker(DeadLetters):
         self._receiver.forget_declarations()
 
     def _declare_topics(self, names: Collection[str]) -> dict[str, SendResult]:
-        """Declare topics and the groups in OPTIONS, once for each connection; return results of those that failed."""
+        """Declare topics and the known groups, once for each connection; return results of those that failed."""
         failed: dict[str, SendResult] = {}
         for name in names:
             try:

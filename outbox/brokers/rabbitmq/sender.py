@@ -2,8 +2,8 @@
 Publishes batches and waits for their confirms, once for each batch.
 
 A confirm says that the message is on a majority of the nodes of every queue that it was routed to. A message that no queue
-wanted comes back (`mandatory`) before its confirm. The channel of a batch that did not end well is not used again, since a
-late confirm would be taken for another message's.
+takes comes back (`mandatory`) before its confirm, and is MISCONFIGURED: the relay sends it again later. The channel of a batch
+that did not end well is not used again, since a late confirm would be taken for another message's.
 
 `mandatory` says nothing about one queue of several, or about those behind a delay. So the queues and exchanges that a batch needs
 are declared passively ahead of it, without waiting for an answer: if one is missing, the server closes the channel before it
@@ -164,8 +164,8 @@ def _blame(publication: Publication, text: str) -> SendResult | None:
 def _explain_return(error: Exception, exchange: str, routing_key: str) -> SendResult:
     """Return the result of a message that came back."""
     reason = (
-        f"No queue takes messages of {exchange!r}: no consumer group has received from it yet. Start the consumers, or name "
-        'the groups in OPTIONS["GROUPS"].'
+        f"No queue takes messages of {exchange!r}: no consumer group has received from it yet, or its queues were deleted. Start "
+        'the consumers, or name the groups in OPTIONS["GROUPS"].'
         if getattr(error, "reply_code", 0) == NO_ROUTE
         else f"RabbitMQ returned the message: {describe(error)}."
     )

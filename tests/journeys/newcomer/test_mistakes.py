@@ -85,8 +85,8 @@ class TestOnRabbitMQ:
             (
                 {},
                 [("shop/consumers.py", '@consumer(OrderPlaced, group="points")', "")],
-                "No queue takes messages of 'orders': no consumer group has received from it yet. Start the consumers, or name "
-                'the groups in OPTIONS["GROUPS"].',
+                "No queue takes messages of 'orders': no consumer group has received from it yet, or its queues were "
+                'deleted. Start the consumers, or name the groups in OPTIONS["GROUPS"].',
             ),
             ({}, [], "1 sent in 1 batch,"),
         ],

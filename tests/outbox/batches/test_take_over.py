@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.batches.take_over import SETTLE, Limit, take_over
+from outbox.batches.take_over import LATE_ENDS, Limit, take_over
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, TopicFactory, stored
 
@@ -21,7 +21,7 @@ MANY = Limit(batches=100, messages=1000)
 
 def left(over: timedelta = timedelta(minutes=1), **fields) -> Batch:
     """Store a batch whose decider's time, and the settle time after it, has been over for that long."""
-    ends_until = datetime.now(UTC) - SETTLE - over
+    ends_until = datetime.now(UTC) - LATE_ENDS - over
     return BatchFactory(**{"prepared": True, "ends_until": ends_until, "decided_at": ends_until - WINDOW} | fields)
 
 

@@ -16,7 +16,7 @@ from outbox.failpoints import VARIABLE
 PROGRAM = "tests.outbox.half_first.program"
 
 PLACES = {
-    "half_first.after_fence": False,
+    "half_first.after_prepare": False,
     "half_first.after_half": False,
     "half_first.after_work": False,
     "half_first.after_commit": True,

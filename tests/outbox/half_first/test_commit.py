@@ -70,7 +70,7 @@ class TestTheBrokersCommit:
         assert Batch.objects.get().state == (State.SENT if ended else State.PREPARED)
 
     @pytest.mark.parametrize("end", [EndSemantics.STATELESS, EndSemantics.IDEMPOTENT])
-    def test_is_its_own_for_a_window_that_the_fence_writes(self, use_memory, end):
+    def test_is_its_own_for_a_window_that_is_written_with_the_batch(self, use_memory, end):
         use_memory(end)
 
         make_group()

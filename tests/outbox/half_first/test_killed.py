@@ -34,7 +34,7 @@ class TestAProcessKilled:
         assert start(OUTBOX, f"{place}=kill").wait(30) == -signal.SIGKILL
 
     def test_ends_rightly_by_the_check_back(self, broker, relay, place, is_committed):
-        has_asked = place not in ("half_first.after_fence", "half_first.after_end")
+        has_asked = place not in ("half_first.after_prepare", "half_first.after_end")
 
         settle(broker)
 

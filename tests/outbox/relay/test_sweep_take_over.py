@@ -8,7 +8,7 @@ import pytest
 
 from outbox import database
 from outbox.batches.operators import replay_messages
-from outbox.batches.take_over import SETTLE
+from outbox.batches.take_over import LATE_ENDS
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable
 from outbox.message import Resolution
@@ -99,7 +99,7 @@ class TestSweepOfOtherEnds:
 
     def test_ends_nothing_before_its_deciders_time_is_long_over(self, relay, broker, prepare):
         """A frozen broker performs the ends that waited at its port when it continues."""
-        batch = prepare(1, ago=WINDOW + SETTLE - timedelta(seconds=5))
+        batch = prepare(1, ago=WINDOW + LATE_ENDS - timedelta(seconds=5))
 
         assert relay.sweep().batches == 0
 
@@ -108,7 +108,7 @@ class TestSweepOfOtherEnds:
 
     def test_takes_a_batch_over_that_is_decided_without_an_end(self, relay, prepare):
         """For example because it was sent to another broker."""
-        batch = prepare(1, ago=WINDOW + SETTLE + timedelta(seconds=5))
+        batch = prepare(1, ago=WINDOW + LATE_ENDS + timedelta(seconds=5))
         Batch.objects.update(ends_until=None)
 
         relay.sweep()

@@ -1,4 +1,4 @@
-"""The four end semantics, as docs/guarantees.md and protocol BI, BF, BD, BS name them."""
+"""What a second end of a half message does, on brokers of each kind."""
 
 from datetime import timedelta
 

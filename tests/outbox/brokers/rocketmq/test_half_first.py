@@ -147,7 +147,7 @@ class TestAProcessKilled:
         if is_committed:
             message = MessageRow.objects.get(topic_id__gt=0)
             wait_until(lambda: is_shown(broker, message.id), 120)
-        elif place != "half_first.after_fence":
+        elif place != "half_first.after_prepare":
             wait_until(lambda: ROLLBACK in answers(), 120)
             server.set("transactionTimeOut", FAST_CHECKS["transactionTimeOut"])
             would_be_shown_by_now(broker)

@@ -1,4 +1,4 @@
-"""The fence and the tombstone between two real connections, and the naive look-up as the control that must lose."""
+"""The row of a half-first message and a tombstone, over two real connections; the naive look-up is the control that loses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection, connections, transaction
 import outbox
 from outbox.embedded.models import EmbeddedHalf
 from outbox.errors import HalfNotStored
-from outbox.half_first.fence import write_fence
+from outbox.half_first.message import write_prepared
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
 from outbox.models import MessageRow
 from outbox.publishing.draft import compose
@@ -131,7 +131,7 @@ class TestTheFence:
         def write():
             with transaction.atomic():
                 Group.objects.create(name="staff")
-                write_fence(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                write_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
 
         with pytest.raises(HalfNotStored, match=f"{draft.id} .GroupMade. was rolled back by a check-back"):
             write()
@@ -145,7 +145,7 @@ class TestTheFence:
 
         def write():
             with transaction.atomic():
-                write_fence(draft, topic, "default", half_id="4711", about=None)
+                write_prepared(draft, topic, "default", half_id="4711", about=None)
 
         with other_connection.transaction():
             other_connection.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [draft.id])
@@ -161,7 +161,7 @@ class TestTheFence:
             cursor.execute("ALTER TABLE outbox_batch ADD CONSTRAINT never CHECK (state <> 2) NOT VALID")
         try:
             with pytest.raises(IntegrityError, match="never"), transaction.atomic():
-                write_fence(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                write_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("ALTER TABLE outbox_batch DROP CONSTRAINT never")
