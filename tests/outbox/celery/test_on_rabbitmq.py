@@ -70,6 +70,14 @@ class TestSend:
         assert statuses(results) == [ACCEPTED] * 500
         assert numbers(app) == list(range(500))
 
+    def test_waits_for_nothing_before_a_task_while_the_server_has_said_nothing(self, broker: CeleryBroker, monkeypatch):
+        broker.send([task(1)])
+        producer = broker._producer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._wire, "drain_events", lambda timeout: pytest.fail("There is nothing to read."))
+            assert producer.is_alive()
+
     def test_declares_the_queue_and_sends_what_outlives_a_restart(self, broker: CeleryBroker, app: Celery, server: RabbitMQ):
         broker.send([task(1, "routed", routing_key="routed.now")])
 
