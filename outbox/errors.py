@@ -17,7 +17,7 @@ class OutboxError(Exception):
     """
 
     def __init__(self, message: object = "", hint: str = "", *more: object) -> None:
-        super().__init__(*((message, hint, *more) if hint or more else (message,)))
+        super().__init__(*((message, str(hint) if not more else hint, *more) if hint or more else (message,)))
 
     @cached_property
     def message(self) -> str:
@@ -150,6 +150,14 @@ class RetryLater(OutboxError):
             raise TypeError(f"RetryLater takes seconds or a timedelta, then a reason, not {after!r}.")
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(self.after.total_seconds(), reason)
+
+    @cached_property
+    def after(self) -> timedelta:
+        """The wait; a minute for a subclass that gives none to its base."""
+        given = self.args[0] if self.args else None
+        if isinstance(given, timedelta):
+            return given
+        return timedelta(seconds=given) if isinstance(given, int | float) else timedelta(minutes=1)
 
     def _texts(self) -> tuple[str, str]:
         reason = self.args[1] if len(self.args) > 1 else ""

@@ -58,14 +58,22 @@ def cut_traceback(text: str) -> str:
     return text if len(text) <= 2 * half else f"{text[: half - 1]}…{text[-half:]}"
 
 
+def safe_text(error: BaseException) -> str:
+    """Return the text of an error; a note where its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as trouble:
+        return f"(its __str__ raised {type(trouble).__name__})"
+
+
 def error_text(error: BaseException) -> str:
     """Return the class and the text of an error."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {safe_text(error)}"
 
 
 def line_of(error: BaseException) -> str:
     """Return the text of an error in one line, and cut."""
-    return one_line(cut(" ".join(str(error).split())))
+    return one_line(cut(" ".join(safe_text(error).split())))
 
 
 def without_numbers(text: str) -> str:

@@ -8,7 +8,7 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 
 from outbox.checks.settings import known_settings, known_topics
-from outbox.conf.apps import PIPELINE, add_app, add_pipeline, is_pipeline_missing
+from outbox.conf.apps import add_app, explain_pipeline, is_pipeline_missing
 
 
 def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
@@ -36,5 +36,6 @@ def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
     """Report, as E042, that `OUTBOX["PIPELINE"]` is set without its app."""
     if not is_pipeline_missing(known_settings()):
         return []
-    text = f'OUTBOX["PIPELINE"] is set, but the app that reads it, {PIPELINE}, is not in INSTALLED_APPS.'
-    return [Error(text, hint=f"{add_pipeline()} Then run manage.py migrate. Or remove the setting.", id="outbox.E042")]
+    cause, hint = explain_pipeline()
+    text = f'OUTBOX["PIPELINE"] is set, but {cause}.'
+    return [Error(text, hint=f"{hint} Or remove the setting.", id="outbox.E042")]

@@ -21,11 +21,14 @@ def add_app(app: str) -> str:
     return f'Add to the settings: INSTALLED_APPS += ["{app}"].'
 
 
-def add_pipeline() -> str:
-    """Return the sentence that says how to install the app of the pipeline."""
+def explain_pipeline() -> tuple[str, str]:
+    """Return why the pipeline is missing, as the end of a sentence, and how to install it."""
     if apps.is_installed(PIPELINE):
-        return f"{PIPELINE} is installed by another AppConfig: make that a subclass of outbox.pipeline.apps.PipelineAppConfig."
-    return add_app(PIPELINE)
+        return (
+            f"{PIPELINE} is installed by another AppConfig",
+            "Derive it from outbox.pipeline.apps.PipelineAppConfig.",
+        )
+    return f"{PIPELINE} is not in INSTALLED_APPS", f"{add_app(PIPELINE)} Then run manage.py migrate."
 
 
 def require_outbox() -> None:

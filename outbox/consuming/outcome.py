@@ -44,7 +44,7 @@ from outbox.consuming.register import Consumer, Group, Retry
 from outbox.database.guarded import guarded_transaction
 from outbox.database.locks import Lock
 from outbox.errors import InboxRefused, NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
-from outbox.logs import cut, cut_traceback, get_logger, storable, without_numbers
+from outbox.logs import cut, cut_traceback, get_logger, safe_text, storable, without_numbers
 from outbox.models import FailedDelivery
 
 logger = get_logger(__name__)
@@ -463,14 +463,7 @@ def is_new_error(error: BaseException) -> bool:
 
 def text_of(error: BaseException) -> str:
     """Return an error's text in a form that PostgreSQL can store; a note where its `__str__` raises."""
-    return storable(_raw_text(error))
-
-
-def _raw_text(error: BaseException) -> str:
-    try:
-        return cut(str(error))
-    except Exception as trouble:
-        return f"(its __str__ raised {type(trouble).__name__})"
+    return storable(cut(safe_text(error)))
 
 
 def describe(error: BaseException) -> str:
@@ -481,7 +474,7 @@ def describe(error: BaseException) -> str:
 
 def fingerprint(error: BaseException) -> str:
     """Return a string that is equal for similar errors: type, place in the user's code, text without numbers."""
-    words = shape_of(_raw_text(error))
+    words = shape_of(cut(safe_text(error)))
     return cut(storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}"), MAX_FINGERPRINT_CHARACTERS)
 
 

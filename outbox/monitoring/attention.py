@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
-import psycopg
+from psycopg import pq
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
@@ -20,7 +21,7 @@ from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
 from outbox.extensions import Attention, Extension, extensions
 from outbox.ids import first_id_at
-from outbox.logs import error_text
+from outbox.logs import line_of
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
@@ -415,13 +416,14 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
 
 def _of_extension(extension: Extension, connection: Connection, status: Status) -> list[Attention]:
     """Return what an extension finds; where it fails, that, and nothing else of the list is lost."""
+    is_free = connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
     try:
-        with connection.transaction():
+        with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
             return list(extension.find_attention(connection, status.database))
-    except psycopg.OperationalError:
-        raise  # the database is away
     except Exception as error:
+        if connection.closed:
+            raise  # the database is away
         subject = f"extension {type(extension).__qualname__} in database {status.database!r}"
         cause = "It fails when it is asked what needs attention."
         step = "Correct what its error names; where its tables are missing, run manage.py migrate."
-        return [Attention(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=error_text(error))]
+        return [Attention(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=line_of(error))]

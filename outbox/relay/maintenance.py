@@ -28,7 +28,7 @@ import psycopg
 from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
 from outbox.brokers.base import Broker
-from outbox.conf.apps import add_pipeline, is_pipeline_missing
+from outbox.conf.apps import explain_pipeline, is_pipeline_missing
 from outbox.database import Connection, heartbeats, partitions
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.database.loop_errors import Loop, noting
@@ -262,10 +262,10 @@ def read_keep_since() -> datetime | None:
 def _require_apps() -> None:
     """Raise an error where settings configure the pipeline, which may hold days back, and its app is not installed."""
     if is_pipeline_missing(conf.settings()):
+        cause, hint = explain_pipeline()
         raise ConfigurationError(
-            'OUTBOX["PIPELINE"] is set, but its app is not installed: nothing is pruned, since the app might have to archive it '
-            "first.",
-            hint=f"{add_pipeline()} Or remove the setting.",
+            f'OUTBOX["PIPELINE"] is set, but {cause}: nothing is pruned, since the app might have to archive it first.',
+            hint=f"{hint} Or remove the setting.",
         )
 
 

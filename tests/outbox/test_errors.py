@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from celery import Celery
 from celery.backends.base import Backend
+from django.utils.translation import gettext_lazy
 
 from docs.generate import errors
 from outbox.errors import ConfigurationError, Reject, RetryLater, TimeLimitExceeded
@@ -23,6 +24,13 @@ class NoSuchOrder(Reject):
 
     def __init__(self, order):
         self.order = order
+
+
+class Closed(RetryLater):
+    """The same, of an error that names a time."""
+
+    def __init__(self, place):
+        self.place = place
 
 
 class Declined(Reject):
@@ -60,6 +68,14 @@ class TestOutboxError:
         error = NoSuchOrder(4711)
 
         assert (error.message, error.hint, str(error)) == ("4711", "", "4711")
+
+    def test_waits_a_minute_for_a_subclass_that_gives_no_time(self):
+        error = Closed("bank")
+
+        assert (error.after, str(error)) == (timedelta(minutes=1), "to be retried after 0:01:00")
+
+    def test_takes_a_hint_that_is_translated_when_it_is_shown(self):
+        assert str(Reject("It is so.", gettext_lazy("Do that."))) == "It is so. Do that."
 
     def test_leaves_a_subclass_an_attribute_of_that_name(self):
         error = Declined({"order": 4711})

@@ -4,9 +4,12 @@ import uuid
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from django.contrib import admin
 from django.core.checks import registry, run_checks
+from django.db import connection
+from django.db.transaction import atomic
 from django.urls import path, reverse
 from prometheus_client import CollectorRegistry
 
@@ -41,6 +44,13 @@ def copy(transactional_db, settings, monkeypatch):
     yield Copy
     with database.connect("default") as own:
         own.execute("DROP TABLE third_app_copy")
+
+
+class Silent(Exception):
+    """An error without a text."""
+
+    def __str__(self):
+        raise RuntimeError
 
 
 class Replica:
@@ -184,6 +194,31 @@ class TestAttention:
         assert [one.kind for one in found] == [*before, "extension_fails"]
         assert found[-1].subject == "extension ThirdAppExtension in database 'default'"
         assert 'relation "third_app_copy" does not exist' in found[-1].error
+
+    @pytest.mark.parametrize("error", [psycopg.errors.QueryCanceled("canceling statement"), Silent()], ids=["time-out", "odd"])
+    def test_has_an_entry_for_any_error_of_an_extension(self, monkeypatch, error):
+        def fail(*arguments):
+            raise error
+
+        monkeypatch.setattr("tests.third_app.extension.ThirdAppExtension.find_attention", fail)
+
+        [*_, entry] = read_attention(database.raw("default"), "default")
+
+        assert entry.kind == "extension_fails"
+
+    def test_may_be_read_within_a_transaction_which_goes_on(self):
+        with database.connect("default") as own:
+            own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
+        try:
+            with atomic():
+                [*_, entry] = read_attention(database.raw("default"), "default")
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+        finally:
+            with database.connect("default") as own:
+                own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
+
+        assert entry.kind == "extension_fails"
 
     def test_is_counted_by_kind_also_where_there_is_none(self):
         collected = CollectorRegistry()

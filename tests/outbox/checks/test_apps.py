@@ -3,6 +3,7 @@ from django.conf import settings as project_settings
 from django.core.checks import Error
 
 from outbox.brokers.memory import MemoryBroker
+from outbox.pipeline.apps import PipelineAppConfig
 from tests.outbox.checks.conftest import BROKERS
 
 EMBEDDED = {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}}
@@ -65,9 +66,18 @@ class TestE042OfThePipeline:
 
         (problem,) = [one for one in found() if one.id == "outbox.E042"]
 
-        text = 'OUTBOX["PIPELINE"] is set, but the app that reads it, outbox.pipeline, is not in INSTALLED_APPS.'
+        text = 'OUTBOX["PIPELINE"] is set, but outbox.pipeline is not in INSTALLED_APPS.'
         assert problem.msg == text
         assert problem.hint.startswith('Add to the settings: INSTALLED_APPS += ["outbox.pipeline"].')
+
+    def test_names_a_config_that_does_not_extend(self, settings, found, monkeypatch):
+        monkeypatch.delattr(PipelineAppConfig, "outbox_extension")
+        settings.OUTBOX = {"BROKERS": BROKERS, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}
+
+        (problem,) = [one for one in found() if one.id == "outbox.E042"]
+
+        assert problem.msg == 'OUTBOX["PIPELINE"] is set, but outbox.pipeline is installed by another AppConfig.'
+        assert problem.hint.startswith("Derive it from outbox.pipeline.apps.PipelineAppConfig.")
 
     def test_asks_for_nothing_where_there_are_no_such_settings(self, settings, without, found):
         without("outbox.pipeline")
