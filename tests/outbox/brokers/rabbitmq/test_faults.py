@@ -135,6 +135,7 @@ class TestCopyThatIsNotStored:
         self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic
     ):
         broker, other = open_broker(), open_broker()
+        before = broker.delayed().waiting  # of other tests
         broker.send([message(b"a")])
         [held] = wait_until(lambda: received(broker, topic))
         node.control("set_vm_memory_high_watermark", "0.00001")
@@ -154,7 +155,7 @@ class TestCopyThatIsNotStored:
         assert is_acked == [True]
         assert broker.ack([held]) == [False]
         wait_until(lambda: accepted(broker, message(b"c")))
-        wait_until(lambda: broker.delayed().waiting == 0)
+        wait_until(lambda: broker.delayed().waiting <= before)
 
     def test_of_a_dead_letter_leaves_it_too(self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic):
         broker = open_broker()
