@@ -5,6 +5,9 @@ Celery tasks through the outbox: a task is sent if the transaction commits, and 
 has Celery build the very messages that it would send, and `stored.py` writes them into message rows. A relay hands them to
 Celery's broker over `broker.py`: with `confirms.py` to RabbitMQ, with `direct.py` to all others.
 
+What runs the outbox on Celery is elsewhere: `outbox/tasks.py` (relay, sweep, maintenance, consume), `outbox/schedule.py`
+(beat), `publishing/wakeup.py` (a commit wakes a worker) and `checks/celery.py`.
+
 The public names are imported on first use, so that the name of the broker in the settings needs no Celery app.
 """
 
