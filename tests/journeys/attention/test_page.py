@@ -5,8 +5,15 @@ from pathlib import Path
 from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.situations import SITUATIONS, table
 
-# Kinds that no situation here leads to: only RocketMQ asks checkers, and the others come beside a cause.
-ELSEWHERE = {AttentionKind.NO_CHECKER, AttentionKind.LATE, AttentionKind.SEND_FAILS, AttentionKind.UNDELIVERABLE}
+# Kinds that no situation here leads to: only RocketMQ asks checkers, an extension that fails is tested beside the others
+# (tests/outbox/test_extensions.py), and the rest come beside a cause.
+ELSEWHERE = {
+    AttentionKind.NO_CHECKER,
+    AttentionKind.EXTENSION_FAILS,
+    AttentionKind.LATE,
+    AttentionKind.SEND_FAILS,
+    AttentionKind.UNDELIVERABLE,
+}
 
 
 class TestThePage:
