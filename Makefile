@@ -32,7 +32,7 @@ serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as it is and with losses made on purpose; needs Java (ARGS="...")
 	@$(BIN)/python manage.py outbox_audit_demo $(ARGS)
 
-# They wait for PostgreSQL half of their time. Some arguments are for one process only, so then there is one.
+# Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run the tests of the package that this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
 	$(addprefix --ignore=,tests/journeys $(SHOP)))
