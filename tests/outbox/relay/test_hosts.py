@@ -7,6 +7,7 @@ import pytest
 from outbox import atomic, database, publish_raw
 from outbox.batches.claim import CLAIM_TOPIC
 from outbox.brokers.base import SendResult, SendStatus
+from outbox.database.locks import IS_LANE_FREE
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
@@ -100,8 +101,11 @@ class TestOnDuty:
 
         with hosts.open_runner(POST, note="test") as runner:
             assert (first.number, runner.relay.lane.number) == (1, 2)
+        other = connect()
+        # The server ends a session, and with it the lane's lock, after its client has left.
+        wait_until(lambda: other.execute(f"SELECT {IS_LANE_FREE.format(lane=2)}").fetchone() == (True,))
 
-        assert take_lane(connect(), lanes=16).number == 2
+        assert take_lane(other, lanes=16).number == 2
 
     def test_leaves_when_all_lanes_are_held(self, settings, connect):
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}

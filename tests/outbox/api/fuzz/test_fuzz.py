@@ -128,7 +128,7 @@ def run(settings, db):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + REQUESTS // 200)
+@pytest.mark.timeout(60 + REQUESTS // 50)
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 class TestManyRequests:
     def test_get_the_right_answers_and_no_error(self, run):
