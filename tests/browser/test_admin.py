@@ -195,7 +195,7 @@ class TestDeadLetters:
         page.get_by_role("button", name="Discard 1").click()
         page.get_by_text("Discarded: 1.").wait_for()
 
-        one = shop.ask("SELECT message_id FROM outbox_operator_act WHERE act = 'discarded'")
+        one = shop.ask("SELECT message_id FROM outbox_operator_act WHERE act = 'discarded' AND consumer_group = 'points'")
         page = operator.open(f"/admin/outbox/messagerow/{one}/change/")
         page.get_by_text("discarded by admin for group points").wait_for()
         page.get_by_text("A test order of the warehouse").wait_for()
