@@ -17,7 +17,12 @@ class OutboxError(Exception):
     """
 
     def __init__(self, message: object = "", hint: str = "", *more: object) -> None:
-        super().__init__(*((message, str(hint) if not more else hint, *more) if hint or more else (message,)))
+        if more:
+            super().__init__(message, hint, *more)
+        elif hint:
+            super().__init__(message, str(hint))
+        else:
+            super().__init__(message)
 
     @cached_property
     def message(self) -> str:

@@ -61,9 +61,10 @@ def age_rows(using: str, by: timedelta) -> None:
 
 
 def _aged_models(using: str) -> Iterator[type[Model]]:
+    own = own_apps()
     pruned = {table for extension in extensions() for table in extension.tables}
     for config in outbox_apps():
         for model in config.get_models():
             has_rows = model._meta.managed and not model._meta.proxy  # views and proxies have none of their own
-            if has_rows and router.allow_migrate_model(using, model) and (config in own_apps() or model._meta.db_table in pruned):
+            if has_rows and router.allow_migrate_model(using, model) and (config in own or model._meta.db_table in pruned):
                 yield model

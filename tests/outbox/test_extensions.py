@@ -1,6 +1,7 @@
 """An app of its own adds to the outbox what its extension says, and nothing of the outbox names it: tests/third_app."""
 
 import uuid
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -58,6 +59,18 @@ class Replica:
 
     def db_for_read(self, model, **hints):
         return "other" if model._meta.app_label == "third_app" else None
+
+
+@contextmanager
+def without_table():
+    """Hide the app's table, as before its migration."""
+    with database.connect("default") as own:
+        own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
+    try:
+        yield
+    finally:
+        with database.connect("default") as own:
+            own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
 
 
 def ids(problems):
@@ -140,13 +153,8 @@ class TestTables:
         assert "outbox.W021" not in ids(run_checks(tags=["outbox"]))
 
     def test_are_known_as_those_of_the_outbox(self):
-        with database.connect("default") as own:
-            own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
-        try:
+        with without_table():
             problems = run_checks(tags=["database"], databases=["default"])
-        finally:
-            with database.connect("default") as own:
-                own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
 
         [lacking] = [one for one in problems if one.id == "outbox.W057"]
         assert "third_app_copy" in lacking.msg
@@ -183,13 +191,8 @@ class TestAttention:
 
     def test_has_an_entry_for_an_extension_that_fails_and_all_others(self):
         before = [one.kind for one in read_attention(database.raw("default"), "default") if one.kind != "no_copies"]
-        with database.connect("default") as own:
-            own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
-        try:
+        with without_table():
             found = read_attention(database.raw("default"), "default")
-        finally:
-            with database.connect("default") as own:
-                own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
 
         assert [one.kind for one in found] == [*before, "extension_fails"]
         assert found[-1].subject == "extension ThirdAppExtension in database 'default'"
@@ -207,16 +210,10 @@ class TestAttention:
         assert entry.kind == "extension_fails"
 
     def test_may_be_read_within_a_transaction_which_goes_on(self):
-        with database.connect("default") as own:
-            own.execute("ALTER TABLE third_app_copy RENAME TO third_app_lost")
-        try:
-            with atomic():
-                [*_, entry] = read_attention(database.raw("default"), "default")
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT 1")
-        finally:
-            with database.connect("default") as own:
-                own.execute("ALTER TABLE third_app_lost RENAME TO third_app_copy")
+        with without_table(), atomic():
+            [*_, entry] = read_attention(database.raw("default"), "default")
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
 
         assert entry.kind == "extension_fails"
 
