@@ -89,42 +89,29 @@ class BaseScenario:
 
 
 class Scenario(BaseScenario):
-    """
-    Plays the demo.
+    """Plays the demo."""
 
-    Args:
-        broker_kill: kills the broker in the rounds that say so.
-    """
+    def play(self, rounds: Iterable[Round] = ROUNDS, broker_kill: BrokerKill | None = None) -> None:
+        """
+        Send all orders, with kills in between, and wait until all work is done.
 
-    def __init__(
-        self,
-        processes: Processes,
-        permits: Permits,
-        feed: Feed,
-        count_open: Callable[[], int],
-        screen: Screen,
-        settle_seconds: float = 40,
-        broker_kill: BrokerKill | None = None,
-    ) -> None:
-        super().__init__(processes, permits, feed, count_open, screen, settle_seconds)
-        self.broker_kill = broker_kill
-
-    def play(self, rounds: Iterable[Round] = ROUNDS) -> None:
-        """Send all orders, with kills in between, and wait until all work is done."""
+        Args:
+            broker_kill: kills the broker in the rounds that say so.
+        """
         rounds = list(rounds)
         share = len(self.feed.invoices) // (len(rounds) + 1)  # the last part of the day is quiet
         for number, round_ in enumerate(rounds, 1):
-            self._play_round(round_, until_sent=number * share)
+            self._play_round(round_, broker_kill, until_sent=number * share)
             self.screen.say(f"round {number} of {len(rounds)} is over, {self.feed.sent} invoices sent")
         self._feed_until(len(self.feed.invoices))
         self.screen.say(f"all {self.feed.sent} invoices sent")
         self._end()
 
-    def _play_round(self, round_: Round, until_sent: int) -> None:
+    def _play_round(self, round_: Round, broker_kill: BrokerKill | None, until_sent: int) -> None:
         for kill in round_.consumers:
             self.permits.grant(kill)
-        if self.broker_kill and round_.kills_broker:
-            self._kill_broker(self.broker_kill, round_.consumers, until_sent)
+        if broker_kill and round_.kills_broker:
+            self._kill_broker(broker_kill, round_.consumers, until_sent)
         self.processes.hold(LONG_RUNNING)  # so that Celery's relay has the work while it is dead
         self.permits.grant(round_.long_running)
         self._feed_until_dead([round_.long_running], until_sent)

@@ -102,8 +102,8 @@ class Stage:
                 return broker.count_open(connection, report.Kills.count(self.permits.done()))
 
             kill = broker.plan_kill(connection)
-            scenario = Scenario(self.processes, self.permits, feed, count_open, self.screen, broker.settle_seconds, kill)
-            scenario.play(broker.rounds if self.options.with_kills else ())
+            scenario = Scenario(self.processes, self.permits, feed, count_open, self.screen, broker.settle_seconds)
+            scenario.play(broker.rounds if self.options.with_kills else (), kill)
             self.outage = kill.outage if kill else None
 
     def stop(self) -> None:

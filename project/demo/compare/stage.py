@@ -80,16 +80,8 @@ class Stage:
         with listen(self.options.port) as listener, self._processes(way) as processes:
             self._start(way, processes, permits, listener)
             feed = Feed(_address(listener), self.options.invoices, self.options.seed)
-            course = Course(
-                processes,
-                permits,
-                feed,
-                lambda: self._count_open(way, connection),
-                self.screen,
-                rounds=rounds,
-                take_away=self._take_away,
-            )
-            course.play()
+            course = Course(processes, permits, feed, lambda: self._count_open(way, connection), self.screen, settle_seconds=60)
+            course.play(rounds, take_away=self._take_away)
         kills = len(list(permits.done()))
         return report.read(connection, failed_requests=course.failed_requests, planned=sum(map(len, rounds)), kills=kills)
 
