@@ -87,6 +87,10 @@ class BrokerUnavailable(OutboxError):
     """Raised when a broker cannot be reached by a call whose result cannot express it: receive, ack, backlog, find."""
 
 
+class BrokerMisconfigured(BrokerUnavailable):
+    """Raised when a broker can be reached and refuses a call until somebody corrects settings or permissions."""
+
+
 class KeptByClient(BrokerUnavailable):
     """Raised when a broker did not take a message that is retried or given up; its client keeps it, and delivers it again."""
 

@@ -72,7 +72,7 @@ class Broker(abc.ABC):
     needs_check_loop: ClassVar[bool] = False
     asks_producers: ClassVar[bool] = False
     supports_replay: ClassVar[bool] = False
-    supports_transactional_sends: ClassVar[bool] = False
+    supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:

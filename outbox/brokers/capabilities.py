@@ -264,18 +264,36 @@ class TransactionalSends(Capability):
     A relay's lane has a series of transactions, and one broker client at a time holds the lane. Opening a lane ends the open
     transaction of its last holder and fences that holder out; the marker, and no answer, then says whether the last transaction
     was committed. Each transaction overwrites the lane's marker, so record the marker before sending the next one.
+
+    The calls that open and fence lanes raise `BrokerUnavailable`, or `BrokerMisconfigured` where somebody must act first.
     """
 
     flag = "supports_transactional_sends"
-    supports_transactional_sends: ClassVar[bool] = True
+    supports_transactional_sends: bool = True
 
     @abc.abstractmethod
-    def open_lane(self, lane: int) -> str | None:
+    def open_lane(self, source: str, lane: int) -> str | None:
         """
         Take a lane over. Return the marker of its last committed transaction; None where there was none.
 
         Afterwards no transaction of an earlier holder is undecided, and none can be committed any more.
+
+        Args:
+            source: the stable id of the outbox whose lane it is; the lanes of two outboxes are not connected.
         """
+
+    @abc.abstractmethod
+    def is_lane_open(self, lane: int) -> bool:
+        """
+        Return whether a transaction can be sent in a lane: it was opened here, and each transaction since ended cleanly.
+
+        After anything else this is False, also where the transaction was committed. Then the lane has to be opened again, before
+        any message is claimed for it.
+        """
+
+    @abc.abstractmethod
+    def fence_lane(self, source: str, lane: int) -> str | None:
+        """Fence out the holder of a lane, which ends its open transaction, and return the marker, without taking the lane."""
 
     @abc.abstractmethod
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
@@ -283,9 +301,9 @@ class TransactionalSends(Capability):
         Send messages and a marker in one transaction of a lane: either all become visible, or none.
 
         Either all results are ACCEPTED, and the transaction is committed; or all are UNSURE, and only the marker tells; or none
-        is ACCEPTED or UNSURE, and nothing is stored: the rejected ones are REFUSED or MISCONFIGURED, the others UNAVAILABLE.
-        Messages to a lane that this broker has not opened, or has lost, are UNAVAILABLE or UNSURE. After UNSURE and UNAVAILABLE,
-        open the lane again.
+        is ACCEPTED or UNSURE, and nothing is stored, now or later: the rejected ones are REFUSED or MISCONFIGURED, the others
+        UNAVAILABLE. In a lane that is not open all are UNAVAILABLE. A transaction of a marker alone, whose result is an empty
+        list, was committed if the lane is still open.
         """
 
 

@@ -167,12 +167,12 @@ class MemoryHarness(Harness):
     can_lose_ends = True
 
     def options(self) -> dict[str, Any]:
-        return {**super().options(), "NAME": str(id(self))}
+        return {**super().options(), "NAME": str(id(self)), "TRANSACTIONS": True}
 
     def open_unreachable(self) -> Broker:
         broker = self.open()
         assert isinstance(broker, MemoryBroker)
-        for call in ("send", "send_halves", "end", "look_up_halves"):
+        for call in ("send", "send_halves", "end", "send_transaction", "look_up_halves"):
             broker.fail(call, SendStatus.UNAVAILABLE, times=None)
         return broker
 

@@ -29,7 +29,7 @@ from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.ends import end_half, half_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Item
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import HalfRecord, MemoryGroup, UnfinishedCopy, store
+from outbox.brokers.memory.store import HalfRecord, LaneKey, MemoryGroup, UnfinishedCopy, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.message import Half, Resolution
@@ -60,6 +60,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         self._is_closed = False
         self.end_semantics = self._settings.end
         self.commit_window = self._settings.commit_window or self.commit_window
+        self.supports_transactional_sends = self._settings.transactions
+        self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
@@ -103,24 +105,45 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
                 for half, fault in zip(halves, planned, strict=True)
             ]
 
-    def open_lane(self, lane: int) -> str | None:
+    def open_lane(self, source: str, lane: int) -> str | None:
         """Take over a lane. Requests of its last holder that are still in flight will be rejected."""
         with self._store.changed:
-            return transactions.open_lane(self._store, lane, self)
+            key = LaneKey(source, lane)
+            opened = transactions.fence(self._store, key)
+            self._open_lanes[lane] = key, opened.epoch
+            return opened.marker
+
+    def is_lane_open(self, lane: int) -> bool:
+        """Return whether the lane was opened here, and each transaction since was committed."""
+        return lane in self._open_lanes
+
+    def fence_lane(self, source: str, lane: int) -> str | None:
+        """Fence out the holder of a lane."""
+        with self._store.changed:
+            return transactions.fence(self._store, LaneKey(source, lane)).marker
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
+        opened = self._open_lanes.pop(lane, None)
+        if opened is None:
+            return transactions.unavailable(messages, f"Lane {lane} is not open here. Open it first.")
+        with self._store.changed:
+            results = self._send_transaction(*opened, messages, marker)
+            key, epoch = opened
+            if self._store.lanes[key].epoch == epoch and all(result.status is SendStatus.ACCEPTED for result in results):
+                self._open_lanes[lane] = opened
+            return results
 
+    def _send_transaction(self, key: LaneKey, epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         def arrive() -> list[SendResult]:
             rejections = [self._validate(message, is_half=False) for message in messages]
-            return transactions.commit(self._store, lane, self, messages, rejections, marker, self._now())
+            return transactions.commit(self._store, key, epoch, messages, rejections, marker, self._now())
 
-        with self._store.changed:
-            for message in messages:
-                if (fault := self._store.faults.take("send_transaction", message)) and fault.result:
-                    self._apply(fault, arrive)
-                    return [fault.result] * len(messages)
-            return arrive()
+        for message in messages:
+            if (fault := self._store.faults.take("send_transaction", message)) and fault.result:
+                self._apply(fault, arrive)
+                return [fault.result] * len(messages)
+        return arrive()
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Check back about half messages that are due; an exception of `ask` means UNKNOWN."""

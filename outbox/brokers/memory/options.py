@@ -25,3 +25,4 @@ class MemoryOptions(BrokerOptions, frozen=True):
     check_after: timedelta = timedelta(seconds=6)  # age of a half message at its first check-back
     check_interval: timedelta = timedelta(seconds=30)  # time between check-backs
     check_limit: Positive = 15  # number of check-backs
+    transactions: bool = False  # whether relays send one-phase messages in transactions

@@ -55,11 +55,19 @@ class MemoryGroup:
     delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
 
 
+@dataclass(frozen=True, slots=True)
+class LaneKey:
+    """The key of a lane of transactional sends."""
+
+    source: str
+    lane: int
+
+
 @dataclass(slots=True)
 class MemoryLane:
-    """A lane of transactional sends: its holder, and the marker of its last transaction."""
+    """A lane of transactional sends: a number that only its holder knows, and the marker of its last transaction."""
 
-    holder: object = None
+    epoch: int = 0
     marker: str | None = None
 
 
@@ -73,7 +81,7 @@ class Store:
         self.groups: dict[str, MemoryGroup] = {}
         self.faults = Faults()
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lanes: dict[int, MemoryLane] = {}
+        self.lanes: dict[LaneKey, MemoryLane] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""

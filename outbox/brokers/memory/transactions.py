@@ -6,31 +6,31 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.memory.store import MemoryLane, Store
+from outbox.brokers.memory.store import LaneKey, MemoryLane, Store
 
 
-def open_lane(store: Store, number: int, holder: object) -> str | None:
-    """Make a broker the holder of a lane; return the lane's marker."""
-    lane = store.lanes.setdefault(number, MemoryLane())
-    lane.holder = holder
-    return lane.marker
+def fence(store: Store, key: LaneKey) -> MemoryLane:
+    """Begin a new epoch of a lane, whose holder can then commit nothing more; return the lane."""
+    lane = store.lanes.setdefault(key, MemoryLane())
+    lane.epoch += 1
+    return lane
 
 
 def commit(
     store: Store,
-    number: int,
-    holder: object,
+    key: LaneKey,
+    epoch: int,
     messages: Sequence[Outgoing],
     rejections: Sequence[SendResult | None],
     marker: str,
     now: datetime,
 ) -> list[SendResult]:
     """Make all messages visible and set the marker, or do nothing."""
-    lane = store.lanes.get(number)
-    if lane is None or lane.holder is not holder:
-        return _unavailable(messages, f"Lane {number} is not open here, or was taken over. Open it again.")
+    lane = store.lanes[key]
+    if lane.epoch != epoch:
+        return unavailable(messages, f"Lane {key.lane} was taken over. Open it again.")
     if any(rejections):
-        others = _unavailable(messages, "Another message of its transaction was rejected. It is sent again.")
+        others = unavailable(messages, "Another message of its transaction was rejected. It is sent again.")
         return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
     for message in messages:
         store.show(message, now)
@@ -38,5 +38,6 @@ def commit(
     return [SendResult(SendStatus.ACCEPTED)] * len(messages)
 
 
-def _unavailable(messages: Sequence[Outgoing], reason: str) -> list[SendResult]:
+def unavailable(messages: Sequence[Outgoing], reason: str) -> list[SendResult]:
+    """Return results of messages that are not stored."""
     return [SendResult(SendStatus.UNAVAILABLE, reason=reason)] * len(messages)

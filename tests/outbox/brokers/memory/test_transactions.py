@@ -11,6 +11,7 @@ from outbox.brokers.memory.store import forget
 from outbox.message import TopicSpec, TopicType
 
 LANE = 1
+SOURCE = "urn:uuid:0191d8a0-0000-7000-8000-000000000001"
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def name() -> Iterator[str]:
 
 @pytest.fixture
 def broker(name: str) -> MemoryBroker:
-    broker = MemoryBroker("default", {"NAME": name}, [TopicSpec("orders", TopicType.NORMAL)])
-    broker.open_lane(LANE)
+    broker = MemoryBroker("default", {"NAME": name, "TRANSACTIONS": True}, [TopicSpec("orders", TopicType.NORMAL)])
+    broker.open_lane(SOURCE, LANE)
     return broker
 
 
@@ -38,7 +39,7 @@ class TestFail:
 
         assert send(broker, "a", "b", marker="batch 1") == [SendStatus.UNSURE] * 2
 
-        assert broker.open_lane(LANE) == "batch 1"
+        assert broker.open_lane(SOURCE, LANE) == "batch 1"
         assert [message.message_id for message in broker.visible("orders")] == ["a", "b"]
 
     def test_leaves_only_the_marker_to_say_that_it_was_not(self, broker: MemoryBroker):
@@ -46,19 +47,19 @@ class TestFail:
 
         assert send(broker, "a", "b", marker="batch 1") == [SendStatus.UNSURE] * 2
 
-        assert broker.open_lane(LANE) is None
+        assert broker.open_lane(SOURCE, LANE) is None
         assert broker.visible("orders") == []
 
     def test_lets_a_late_transaction_find_its_lane_taken_over(self, broker: MemoryBroker, name: str):
         broker.fail("send_transaction", "unsure", late=True)
         send(broker, "late", marker="batch 1")
-        other = MemoryBroker("default", {"NAME": name}, [])
+        other = MemoryBroker("default", {"NAME": name, "TRANSACTIONS": True}, [])
 
-        other.open_lane(LANE)
+        other.open_lane(SOURCE, LANE)
         broker.deliver_late()
 
         assert broker.visible("orders") == []
-        assert other.open_lane(LANE) is None
+        assert other.open_lane(SOURCE, LANE) is None
 
     def test_lets_a_late_transaction_arrive_while_its_lane_is_held(self, broker: MemoryBroker):
         broker.fail("send_transaction", "unsure", late=True)
@@ -66,7 +67,7 @@ class TestFail:
 
         broker.deliver_late()
 
-        assert broker.open_lane(LANE) == "batch 1"
+        assert broker.open_lane(SOURCE, LANE) == "batch 1"
         assert [message.message_id for message in broker.visible("orders")] == ["late"]
 
 
