@@ -115,6 +115,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "check_after": "A test is about check-backs.",
         "check_interval": "A test is about check-backs.",
         "check_limit": "A test is about half messages that are parked.",
+        "transactions": "A test is about a relay that sends in transactions, as into Kafka.",
     },
 }
 

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.logs import cut
@@ -13,6 +14,13 @@ from outbox.message import TopicType
 
 MessageContent = tuple[str, str | None, str | None, bytes]
 """The content of a message: key, headers, about, body. All are None where the message row is gone."""
+
+
+class Transaction(NamedTuple):
+    """The transaction at the broker that may hold a batch: the lane that sends it, and the batch's attempt in its marker."""
+
+    lane: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class ClaimedBatch:
         split: positions that have left this batch for another one.
         failures: how many sends have failed, of those that are counted.
         messages: one per position, where the claim has loaded them. None: they are loaded later.
+        transaction: the one that may hold it. None: it is certainly in none.
     """
 
     id: int
@@ -40,6 +49,7 @@ class ClaimedBatch:
     split: frozenset[int] = frozenset()
     failures: int = 0
     messages: Sequence[MessageContent] | None = None
+    transaction: Transaction | None = None
 
     @property
     def positions(self) -> Sequence[int]:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from outbox.batches.batch import ClaimedBatch
+from outbox.batches.batch import ClaimedBatch, Transaction
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE, Lock
 from outbox.message import TopicType
@@ -54,6 +54,10 @@ picked AS (
     WHERE is_mine AND (not_mine IS NULL OR pos < not_mine))"""
 
 
+# The transaction of a new batch, where its relay sends in transactions.
+TRANSACTION = "CASE WHEN %(in_transactions)s THEN %(lane)s END, CASE WHEN %(in_transactions)s THEN 1 END"
+
+
 def _claim_statement(*, tickets: str, order_keys: str, among: str = "") -> str:
     """
     Return the SQL of a claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
@@ -84,13 +88,13 @@ numbered AS (
     ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = lane.last_seq + excluded.last_seq
     RETURNING lane.topic_id, lane.last_seq),
 batch AS (
-    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, owner, lease_until)
+    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, owner, lease_until, tx_lane, tx_attempt)
     SELECT grouped.topic_id, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, grouped.order_keys, {State.CLAIMED},
-        %(lane)s, clock_timestamp() + %(lease)s
+        %(lane)s, clock_timestamp() + %(lease)s, {TRANSACTION}
     FROM grouped JOIN numbered USING (topic_id)
-    RETURNING id, attempt, topic_id, lane, first_seq, message_ids, order_keys)
+    RETURNING id, attempt, topic_id, lane, first_seq, message_ids, order_keys, tx_lane, tx_attempt)
 SELECT looked_at.id, grouped.last_pos, batch.id, batch.attempt, looked_at.name, looked_at.type, batch.lane, batch.first_seq,
-    batch.message_ids::text[], batch.order_keys, '{{}}'::smallint[], 0
+    batch.message_ids::text[], batch.order_keys, '{{}}'::smallint[], 0, batch.tx_lane, batch.tx_attempt
 FROM looked_at LEFT JOIN batch ON batch.topic_id = looked_at.id LEFT JOIN grouped ON grouped.topic_id = looked_at.id
 ORDER BY looked_at.id <= %(after)s, looked_at.id
 """
@@ -123,6 +127,7 @@ AND (%(only)s::text IS NULL OR topic.name = %(only)s) LIMIT 1
 RECLAIM = f"""
 WITH reclaimed AS (
     UPDATE outbox_batch SET state = {State.CLAIMED}, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
+        tx_lane = CASE WHEN %(in_transactions)s THEN tx_lane END, tx_attempt = CASE WHEN %(in_transactions)s THEN tx_attempt END,
         lease_until = clock_timestamp() + %(lease)s, claimed_at = clock_timestamp()
     WHERE id = (
         SELECT batch.id FROM outbox_batch batch
@@ -140,7 +145,8 @@ WITH reclaimed AS (
                 < (coalesce(batch.origin_id, batch.id), batch.first_seq)))
         ORDER BY batch.due_at NULLS FIRST, batch.id LIMIT 1 FOR UPDATE OF batch SKIP LOCKED)
     RETURNING *)
-SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, failures
+SELECT reclaimed.id, attempt, topic.name, topic.type, lane, first_seq, message_ids::text[], order_keys, split, failures,
+    tx_lane, tx_attempt
 FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 """
 
@@ -154,15 +160,17 @@ class Scope:
         broker: its alias.
         without: names of topics to leave out.
         only: the name of the only topic to look at. None: all of them.
+        in_transactions: whether their batches are sent in transactions of the lane.
     """
 
     broker: str
     without: Collection[str] = ()
     only: str | None = None
+    in_transactions: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """Return the parameters of the statements."""
-        return {"broker": self.broker, "without": list(self.without), "only": self.only}
+        return {"broker": self.broker, "without": list(self.without), "only": self.only, "in_transactions": self.in_transactions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +265,19 @@ def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
 
 
 def _batch(row: tuple[Any, ...]) -> ClaimedBatch:
-    batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, failures = row
+    batch_id, attempt, topic, kind, lane, first_seq, message_ids, order_keys, split, failures, tx_lane, tx_attempt = row
     return ClaimedBatch(
-        batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, order_keys, frozenset(split), failures
+        batch_id,
+        attempt,
+        topic,
+        TopicType(kind),
+        lane,
+        first_seq,
+        message_ids,
+        order_keys,
+        frozenset(split),
+        failures,
+        transaction=None if tx_lane is None else Transaction(tx_lane, tx_attempt),
     )
 
 
@@ -285,9 +303,9 @@ numbered AS (
     ON CONFLICT (topic_id, lane) DO UPDATE SET last_seq = lane.last_seq + excluded.last_seq
     RETURNING lane.last_seq),
 batch AS (
-    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, owner, lease_until)
+    INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, owner, lease_until, tx_lane, tx_attempt)
     SELECT %(topic)s, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, {State.CLAIMED}, %(lane)s,
-        clock_timestamp() + %(lease)s
+        clock_timestamp() + %(lease)s, {TRANSACTION}
     FROM grouped, numbered
     RETURNING id, attempt, first_seq, message_ids)
 SELECT topic.name, topic.type, topic.ordered, grouped.last_pos, batch.id, batch.attempt, batch.first_seq,
@@ -331,7 +349,7 @@ def claim_topic(
     Args:
         scan_from: the ticket position at which to begin.
     """
-    arguments = {"topic": topic_id, "broker": scope.broker, "without": list(scope.without), "lane": lane, "lease": lease}
+    arguments = {**scope.arguments(), "topic": topic_id, "lane": lane, "lease": lease}
     # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         rows = cursor.execute(CLAIM_TOPIC, {**arguments, "scan_from": scan_from}, binary=True).fetchall()
@@ -343,6 +361,14 @@ def claim_topic(
     messages = [row[8:] for row in rows]
     are_all_small = all(message[0] is None or message[3] is not None for message in messages)
     batch = ClaimedBatch(
-        batch_id, attempt, topic, TopicType(kind), lane, first_seq, message_ids, messages=messages if are_all_small else None
+        batch_id,
+        attempt,
+        topic,
+        TopicType(kind),
+        lane,
+        first_seq,
+        message_ids,
+        messages=messages if are_all_small else None,
+        transaction=Transaction(lane, attempt) if scope.in_transactions else None,
     )
     return TopicClaim(topic, is_ordered, last_pos, batch)

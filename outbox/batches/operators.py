@@ -234,7 +234,7 @@ FROM batch
 
 RESEND_BATCH = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, failures = 0, due_at = clock_timestamp(), half_ids = NULL, open = NULL,
-    half_places = NULL, ends_until = NULL
+    half_places = NULL, ends_until = NULL, tx_lane = NULL, tx_attempt = NULL
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import psycopg
+
 from outbox import conf
 from outbox.errors import OtherProject
 
@@ -27,6 +29,35 @@ class Identity(NamedTuple):
 
     source: str
     project: str
+
+
+# The server and, in it, the database; and the timeline, which grows when a replica is promoted or a backup restored.
+READ_SERVER = """
+SELECT system_identifier || '/' || (SELECT oid FROM pg_database WHERE datname = current_database()), timeline_id
+FROM pg_control_system(), pg_control_checkpoint()
+"""
+
+
+class ServerIdentity(NamedTuple):
+    """
+    What tells a database from a copy of it.
+
+    Args:
+        name: the system identifier of its server, and its id there. "": unknown.
+        timeline: the server's timeline. 0: unknown.
+    """
+
+    name: str = ""
+    timeline: int = 0
+
+
+def read_server(connection: Connection) -> ServerIdentity:
+    """Return the identity of a connection's database server; of unknown values where the server does not tell."""
+    try:
+        with connection.transaction():
+            return ServerIdentity(*(connection.execute(READ_SERVER).fetchone() or ()))
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError):  # of a service that lacks or forbids these functions
+        return ServerIdentity()
 
 
 def read_identity(connection: Connection) -> Identity:

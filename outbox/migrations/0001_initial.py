@@ -123,7 +123,10 @@ CREATE TABLE outbox_batch (
     claimed_at timestamptz DEFAULT clock_timestamp(),
     sent_at timestamptz,
     last_error text,
-    CONSTRAINT outbox_batch_ordered_is_one_phase CHECK (order_keys IS NULL OR half_ids IS NULL)
+    tx_lane smallint,
+    tx_attempt bigint,
+    CONSTRAINT outbox_batch_ordered_is_one_phase CHECK (order_keys IS NULL OR half_ids IS NULL),
+    CONSTRAINT outbox_batch_dead_is_in_no_transaction CHECK (state NOT IN (4, 5) OR tx_lane IS NULL)
 ) WITH (fillfactor = 50);
 ALTER TABLE outbox_batch ALTER COLUMN message_ids SET STORAGE EXTERNAL;
 CREATE INDEX outbox_batch_unfinished ON outbox_batch (id) WHERE state IN (0, 1, 2);
@@ -357,6 +360,8 @@ class Migration(migrations.Migration):
                         ("claimed_at", models.DateTimeField(null=True)),
                         ("sent_at", models.DateTimeField(null=True)),
                         ("last_error", models.TextField(null=True)),
+                        ("tx_lane", models.SmallIntegerField(null=True)),
+                        ("tx_attempt", models.BigIntegerField(null=True)),
                     ],
                     options={
                         "verbose_name_plural": "batches",

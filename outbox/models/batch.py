@@ -71,6 +71,9 @@ class Batch(models.Model):
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(null=True)  # noqa: DJ001
+    # The transaction at the broker that may hold its messages, of that lane and naming that attempt. NULL: it is in none.
+    tx_lane = models.SmallIntegerField(null=True)
+    tx_attempt = models.BigIntegerField(null=True)
 
     class Meta:
         db_table = "outbox_batch"

@@ -53,6 +53,7 @@ class Claims:
     Args:
         lease: how long other relays leave a batch alone, by the database's clock.
         batch_size: the most messages per topic; twice as many for all topics together.
+        in_transactions: whether the batches are sent in transactions of the lane.
         topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim looks only at the topics that had tickets in
             the last full scan, while they still have some and the next full scan is not due.
         scan_positions: topic id -> the ticket position at which the next scan starts.
@@ -69,6 +70,7 @@ class Claims:
     lease: timedelta
     batch_size: int
     topic_count: int = 0
+    in_transactions: bool = False
     clock: Callable[[], float] = monotonic
     scan_positions: dict[int, int] = field(default_factory=dict)
     full_scans: FullScanTimer = field(init=False)
@@ -184,7 +186,7 @@ class Claims:
         return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
-        return Scope(self.broker, [*self.foreign, *without], only)
+        return Scope(self.broker, [*self.foreign, *without], only, self.in_transactions)
 
 
 def _topic_limit(limit: int | None) -> int:

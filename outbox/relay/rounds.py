@@ -33,6 +33,7 @@ from outbox.relay.commit import Committer, Sweeper, SweepResult
 from outbox.relay.lane import HeldLane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
+from outbox.relay.transactions import TransactionalSender
 
 logger = get_logger(__name__)
 
@@ -84,6 +85,7 @@ class Relay:
         breakers: those of earlier relays in this process; by default new ones, closed.
         clock: a monotonic clock, in seconds.
         random: returns a number from 0 to below 1.
+        takes_over: as for `TransactionalSender`.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Relay:
         breakers: Breakers | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random = random,
+        takes_over: bool = False,
     ) -> None:
         settings = settings or conf.settings().relay
         self.connection = connection
@@ -105,7 +108,15 @@ class Relay:
         self.is_stopping = False
         self._clock = clock
         self._lease = settings.lease
-        self.claims = Claims(connection, broker.alias, lane, settings.lease, settings.batch_size, len(broker.topics))
+        self.claims = Claims(
+            connection,
+            broker.alias,
+            lane,
+            settings.lease,
+            settings.batch_size,
+            len(broker.topics),
+            broker.supports_transactional_sends,
+        )
         self.breakers = breakers or make_breakers(clock, random)
         self._splitter = Splitter(connection, Backoff(RETRY_BASE, RETRY_LIMIT, random), MISCONFIGURED_RETRY)
         source = read_identity(connection).source
@@ -113,6 +124,12 @@ class Relay:
         self.committer = Committer(connection, broker, self._splitter, source, clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         self._sender = Sender(connection, broker, self.breakers, source, lambda: self.is_stopping, clock)
+        self._transactions: TransactionalSender | None = None
+        self._shed_at = 0.0
+        if broker.supports_transactional_sends:
+            self._transactions = TransactionalSender(
+                connection, broker, lane, source, self._sender, self._splitter, self.committer, self._why_shed, takes_over
+            )
         self._probes_new = True  # whether the last probe was to be of a new message
 
     def stop(self) -> None:
@@ -141,12 +158,20 @@ class Relay:
 
         Args:
             new: ids of topics with new messages; only these few are looked at. By default, all topics.
+
+        Raises:
+            BrokerUnavailable: the broker sends in transactions, and the lane cannot be opened. Nothing is claimed.
         """
         done = RelayResult()
         lost_before = self.committer.fences_lost
         if self.breakers.state is not BreakerState.OPEN:
+            if self._transactions is not None:
+                self._transactions.open_lane()
             began = self._clock()
-            for batches in self._claim(new):
+            groups = self._claim(new)
+            if self._transactions is not None and groups:  # all in one transaction
+                groups = [[batch for batches in groups for batch in batches]]
+            for batches in groups:
                 done.add(self._relay(batches, began))
         done.fences_lost = self.committer.fences_lost - lost_before
         self.total.add(done)
@@ -214,10 +239,14 @@ class Relay:
 
     def _relay(self, batches: Sequence[ClaimedBatch], began: float) -> RelayResult:
         failpoint("relay.after_claim")
-        shed_at = began + self._lease.total_seconds() / 2
-        relay_batches = self._relay_two_phase if self._is_two_phase(batches[0]) else self._relay_one_phase
+        shed_at = self._shed_at = began + self._lease.total_seconds() / 2
         try:
-            results, sent = relay_batches(batches, shed_at)
+            if self._transactions is not None:
+                results, sent = self._transactions.relay(batches)
+            elif self._is_two_phase(batches[0]):
+                results, sent = self._relay_two_phase(batches, shed_at)
+            else:
+                results, sent = self._relay_one_phase(batches, shed_at)
         except psycopg.Error:
             raise
         except Exception as error:
@@ -239,6 +268,9 @@ class Relay:
             if positions := batch.positions:
                 with suppress(FenceLost):
                     self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
+
+    def _why_shed(self) -> Unaccepted | None:
+        return self._sender.why_shed(self._shed_at)
 
     def _relay_one_phase(self, batches: Sequence[ClaimedBatch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Send messages, then mark their batches SENT."""

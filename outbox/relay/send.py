@@ -180,7 +180,7 @@ class Sender:
             return self._why_open()
         has_begun = False
         for messages in self._calls(batches, results, unavailable):
-            if has_begun and (stopped_by := self._why_shed(shed_at)):
+            if has_begun and (stopped_by := self.why_shed(shed_at)):
                 return stopped_by
             unavailable |= self._send_together(messages, results, is_half=is_half)
             has_begun = True
@@ -227,7 +227,8 @@ class Sender:
             yield rows[:size]
             rows, size = rows[size:], size * 2
 
-    def _why_shed(self, shed_at: float) -> Unaccepted | None:
+    def why_shed(self, shed_at: float) -> Unaccepted | None:
+        """Return why nothing more is sent: the relay stops, or the clock has passed `shed_at`. None: more may be sent."""
         if self.is_stopping():
             return Unaccepted(SplitReason.SHED, "The relay stopped before this message was sent.")
         if self.clock() >= shed_at:
@@ -241,7 +242,7 @@ class Sender:
         messages: list[Outgoing] = []
         sent: list[tuple[ClaimedBatch, list[int]]] = []
         for loaded in wave:
-            positions = self._build(loaded, results[loaded.batch.id], messages, is_half=is_half)
+            positions = self.build(loaded, results[loaded.batch.id], messages, is_half=is_half)
             if positions:
                 sent.append((loaded.batch, positions))
         batches = [batch for batch, _ in sent]
@@ -257,7 +258,7 @@ class Sender:
         self.unanswered = next((batch.id for batch in batches if batch.topic in unavailable), None)
         return unavailable
 
-    def _build(self, loaded: Loaded, result: BatchSendResult, messages: list[Outgoing], *, is_half: bool) -> list[int]:
+    def build(self, loaded: Loaded, result: BatchSendResult, messages: list[Outgoing], *, is_half: bool) -> list[int]:
         """Append the outgoing messages of a batch; return their positions. A row that cannot be sent is REFUSED."""
         builder = OutgoingBuilder(loaded.batch, source=self.source, is_half=is_half)
         positions = []

@@ -56,8 +56,8 @@ def make_topic() -> Topics:
 
 @pytest.fixture
 def make_broker(make_topic: Topics) -> Callable[..., MemoryBroker]:
-    def make(end: EndSemantics = EndSemantics.IDEMPOTENT, *, window: timedelta | None = None) -> MemoryBroker:
-        broker = MemoryBroker("default", {"END": end, "COMMIT_WINDOW": window}, [])
+    def make(end: EndSemantics = EndSemantics.IDEMPOTENT, *, window: timedelta | None = None, **options: Any) -> MemoryBroker:
+        broker = MemoryBroker("default", {"END": end, "COMMIT_WINDOW": window, **options}, [])
         broker.topics = make_topic.specs  # as they come
         return broker
 

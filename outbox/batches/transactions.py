@@ -1,0 +1,172 @@
+"""
+Batches that are sent in transactions of a lane, along with a marker that names them.
+
+A batch records the transaction that may hold it: `tx_lane` and `tx_attempt`. It is written before the transaction begins, with
+the claim or by `adopt`. Without an answer to the commit the batch is in doubt: the lane's marker, read after the lane was fenced,
+says whether that transaction was committed. A batch in doubt is not split and not sent; a re-claim leaves its transaction as it
+is. A batch that is dead or discarded is in no transaction, which the table checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from outbox.batches.batch import ClaimedBatch, Transaction
+from outbox.batches.fence import take_step
+from outbox.batches.steps import DeadNotice, copy_dead
+from outbox.database import Connection
+from outbox.models import UNFINISHED, State
+
+MAY_BE_HELD = f"state IN ({State.RELEASED}, {State.CLAIMED})"
+
+ADOPT = f"""
+UPDATE outbox_batch SET tx_lane = %(lane)s, tx_attempt = attempt
+WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
+"""
+
+# It names the transaction, not the claim: the batch was published, whoever has claimed it since.
+MARK_COMMITTED = f"""
+UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, due_at = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) sent(id, attempt)
+WHERE b.id = sent.id AND b.tx_lane = %(lane)s AND b.tx_attempt = sent.attempt AND b.{MAY_BE_HELD} RETURNING b.id
+"""
+
+# Before the transaction began, or after it failed and no commit was called.
+WITHDRAW = f"""
+UPDATE outbox_batch b SET tx_lane = NULL, tx_attempt = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) held(id, attempt)
+WHERE b.id = held.id AND b.attempt = held.attempt AND b.tx_lane = %(lane)s AND b.tx_attempt = held.attempt
+AND b.state = {State.CLAIMED}
+"""
+
+IN_DOUBT = f"""
+SELECT batch.id FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
+WHERE batch.state IN {UNFINISHED} AND batch.{MAY_BE_HELD} AND batch.tx_lane = %(lane)s"""
+
+# Those that the lane itself had claimed are released, those of other relays stay claimed.
+FREE = f"""
+UPDATE outbox_batch SET tx_lane = NULL, tx_attempt = NULL,
+    state = CASE WHEN owner = %(lane)s THEN {State.RELEASED} ELSE state END,
+    due_at = CASE WHEN owner = %(lane)s OR state = {State.RELEASED} THEN coalesce(due_at, clock_timestamp()) END,
+    lease_until = CASE WHEN owner = %(lane)s THEN NULL ELSE lease_until END
+WHERE {MAY_BE_HELD} AND tx_lane = %(lane)s AND id = ANY(ARRAY({IN_DOUBT}))
+"""
+
+GIVE_UP_LANE = f"""
+UPDATE outbox_batch SET state = {State.DEAD}, tx_lane = NULL, tx_attempt = NULL, lease_until = NULL, due_at = NULL,
+    last_error = %(error)s
+WHERE {MAY_BE_HELD} AND tx_lane = %(lane)s AND id = ANY(ARRAY({IN_DOUBT})) RETURNING id
+"""
+
+GIVE_UP_BATCH = f"""
+UPDATE outbox_batch SET state = {State.DEAD}, tx_lane = NULL, tx_attempt = NULL, lease_until = NULL, last_error = %(error)s
+WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
+"""
+
+# What a marker names and this database does not have as it was sent; and whether it was never that far.
+READ_NAMED = """
+SELECT count(*), count(*) FILTER (WHERE batch.attempt < named.attempt OR batch.id IS NULL
+    AND named.id > coalesce(pg_sequence_last_value(pg_get_serial_sequence('outbox_batch', 'id')), 0))
+FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) named(id, attempt)
+LEFT JOIN outbox_batch batch ON batch.id = named.id
+WHERE batch.id IS NULL OR (batch.tx_lane, batch.tx_attempt) IS DISTINCT FROM (%(lane)s::smallint, named.attempt)
+"""
+
+
+def adopt(connection: Connection, batch: ClaimedBatch, lane: int) -> ClaimedBatch:
+    """
+    Record that the next transaction of a lane may hold a claimed batch, and return it so.
+
+    The transaction that was recorded before is forgotten: it was certainly not committed.
+
+    Raises:
+        FenceLost: nothing is done.
+    """
+    take_step(connection, ADOPT, {"lane": lane, "id": batch.id, "attempt": batch.attempt})
+    return replace(batch, transaction=Transaction(lane, batch.attempt))
+
+
+def mark_committed(connection: Connection, lane: int, named: Iterable[tuple[int, int]]) -> set[int]:
+    """
+    Mark the batches of a committed transaction SENT.
+
+    Args:
+        lane: the lane that sent it.
+        named: the batches as its marker names them: id and attempt.
+
+    Returns:
+        The ids of the batches that this call has marked; the others were marked before.
+    """
+    return {row[0] for row in connection.execute(MARK_COMMITTED, {"lane": lane, **_arrays(named)}).fetchall()}
+
+
+def withdraw(connection: Connection, lane: int, batches: Iterable[ClaimedBatch]) -> None:
+    """Record that batches are in no transaction: theirs never began, or it failed before a commit was called."""
+    connection.execute(WITHDRAW, {"lane": lane, **_arrays((batch.id, batch.attempt) for batch in batches)})
+
+
+def settle_lane(connection: Connection, lane: int, broker: str, named: Sequence[tuple[int, int]]) -> set[int]:
+    """
+    Decide the batches that a lane's transactions left in doubt, by its marker. The caller has opened the lane.
+
+    Those that the marker names are SENT, whoever has claimed them; the others are in no transaction, and those of the lane itself
+    are released.
+
+    Returns:
+        The ids of the batches that were published, though not marked.
+    """
+    with connection.transaction():
+        sent = mark_committed(connection, lane, named)
+        connection.execute(FREE, {"lane": lane, "broker": broker})
+    return sent
+
+
+def is_in_doubt(connection: Connection, lane: int, broker: str) -> bool:
+    """Return whether a transaction of a lane may hold a batch."""
+    return connection.execute(f"{IN_DOUBT} LIMIT 1", {"lane": lane, "broker": broker}).fetchone() is not None
+
+
+def give_up_lane(connection: Connection, lane: int, broker: str, *, error: str) -> list[DeadNotice]:
+    """Mark the batches that a lane's transactions left in doubt DEAD, since its marker is lost; return their messages."""
+    with connection.transaction():
+        dead = connection.execute(GIVE_UP_LANE, {"lane": lane, "broker": broker, "error": error}).fetchall()
+        return copy_dead(connection, [row[0] for row in dead])
+
+
+def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) -> list[DeadNotice]:
+    """
+    Mark a claimed batch in doubt DEAD, since the marker of its lane is lost; return its messages.
+
+    Raises:
+        FenceLost: nothing is done.
+    """
+    with connection.transaction():
+        take_step(connection, GIVE_UP_BATCH, {"id": batch.id, "attempt": batch.attempt, "error": error})
+        return copy_dead(connection, [batch.id])
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBatches:
+    """
+    How the batches that a marker names compare with the database.
+
+    Args:
+        unknown: how many of them are not recorded as sent in that transaction.
+        ahead: how many of them the database has never had: it is an older copy, or another database.
+    """
+
+    unknown: int
+    ahead: int
+
+
+def read_named(connection: Connection, lane: int, named: Sequence[tuple[int, int]]) -> NamedBatches:
+    """Compare the batches that a lane's marker names with the database, after the lane was settled."""
+    row = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchone()
+    assert row is not None
+    return NamedBatches(*row)
+
+
+def _arrays(named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
+    pairs = list(named)
+    return {"ids": [batch_id for batch_id, _ in pairs], "attempts": [attempt for _, attempt in pairs]}

@@ -1,0 +1,349 @@
+"""
+Send batches to a broker with transactional sends: exactly one copy of each message becomes visible.
+
+THE TRANSACTION holds the messages of all batches of a round, and a marker that names these batches with their attempts. Each
+lane has a marker, which each transaction overwrites. So a batch that was sent is marked SENT before the next transaction begins.
+
+WITHOUT AN ANSWER to the commit, only the marker says whether there was one, and only after the lane was fenced: until then the
+transaction may still be committed. The relay opens the lane again, which fences it, and settles the lane: batches that the marker
+names are SENT, the others are released.
+
+A BATCH OF ANOTHER LANE that is claimed again may be in doubt, too. That lane is fenced first, and its marker read; only then is
+the batch part of a transaction of this lane. The claim comes before the fence: otherwise the holder of that lane could open it
+again, and send the batch, in between.
+
+A LOST MARKER is no answer. Batches in doubt are DEAD then, and an operator decides; nothing else is sent before.
+
+The statements are in `batches/transactions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from outbox import signals, tracing
+from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
+from outbox.batches.steps import DeadNotice, notify_dead
+from outbox.batches.transactions import (
+    adopt,
+    give_up_batch,
+    give_up_lane,
+    is_in_doubt,
+    mark_committed,
+    read_named,
+    settle_lane,
+    withdraw,
+)
+from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.capabilities import TransactionalSends
+from outbox.database import Connection
+from outbox.database.identity import ServerIdentity, read_server
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable, FenceLost
+from outbox.failpoints import failpoint
+from outbox.logs import get_logger, log_fields
+from outbox.relay.commit import Committer
+from outbox.relay.lane import HeldLane
+from outbox.relay.send import SLICE_BYTES, Loaded, Sender, slices
+from outbox.relay.splitter import Splitter
+
+logger = get_logger(__name__)
+
+MARKER_LOST = (
+    "The marker of lane {lane} is gone from broker {broker!r}, so nobody can tell whether this message was published. "
+    "Replay sends it, perhaps a second time; discard accepts it as published."
+)
+OTHER_REJECTED = Unaccepted(SplitReason.SHED, "Another message of its transaction was rejected. It is sent again.")
+LANE_CLOSED = Unaccepted(SplitReason.SHED, "The transaction before did not end cleanly. It is sent again.")
+
+
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """
+    The marker of a transaction, as JSON.
+
+    Args:
+        sent: its batches: id and attempt.
+        database: the database server and the database that sent it. "": unknown.
+        timeline: the server's timeline, which grows with each failover and each restore. 0: unknown.
+    """
+
+    sent: tuple[tuple[int, int], ...] = ()
+    database: str = ""
+    timeline: int = 0
+
+
+@dataclass(slots=True)
+class TransactionalSender:
+    """
+    Opens the lane of one relay at its broker, settles it, and sends claimed batches in its transactions.
+
+    Args:
+        source: the stable id of the database.
+        takes_over: whether a lane whose marker another database wrote is taken over, instead of refused.
+        is_settled: whether each transaction of the lane was recorded here.
+    """
+
+    connection: Connection
+    broker: Broker
+    lane: HeldLane
+    source: str
+    sender: Sender
+    splitter: Splitter
+    committer: Committer
+    why_shed: Callable[[], Unaccepted | None]
+    takes_over: bool = False
+    is_settled: bool = field(default=False, init=False)
+    _server: ServerIdentity = field(default_factory=ServerIdentity, init=False)
+
+    @property
+    def _sends(self) -> TransactionalSends:
+        return TransactionalSends.of(self.broker)
+
+    def open_lane(self) -> None:
+        """
+        Open the lane at the broker and settle it, unless it is open; call it before a claim.
+
+        Raises:
+            BrokerUnavailable: it cannot be opened now.
+            BrokerMisconfigured: it cannot be opened until somebody acts.
+        """
+        if self.is_settled and self._sends.is_lane_open(self.lane.number):
+            return
+        self.is_settled = False
+        marker = self._read(self._sends.open_lane(self.source, self.lane.number), self.lane.number)
+        failpoint("relay.after_open")
+        self._server = read_server(self.connection)
+        if marker is None:
+            self._give_up_lane()
+            self._reset_marker()
+        else:
+            self._require_own(marker)
+            self._settle(marker)
+        self.is_settled = True
+
+    def _settle(self, marker: Marker) -> None:
+        """Decide what the lane's transactions have left in doubt, by its marker."""
+        lane = self.lane.number
+        settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
+        failpoint("relay.after_settle")
+        if settled:
+            extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
+            logger.info("Lane %s: batches %s were published, though not marked.", lane, sorted(settled), extra=extra)
+        named = read_named(self.connection, lane, marker.sent)
+        is_older = named.ahead > 0 or 0 < marker.timeline < self._server.timeline
+        if is_older:
+            self._alert_restored(marker, named.ahead)
+        if named.unknown or is_older:  # a batch that gets the same id again must not be taken for one that was sent
+            self._reset_marker()
+
+    def _require_own(self, marker: Marker) -> None:
+        """Refuse a lane whose last transaction another database has sent."""
+        ours = self._server.name
+        if self.takes_over or not ours or marker.database in ("", ours):
+            return
+        raise BrokerMisconfigured(
+            f"Another database (server/id {marker.database}) has sent in lane {self.lane.number} of broker "
+            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {ours}.",
+            hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
+            "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once.",
+        )
+
+    def _alert_restored(self, marker: Marker, ahead: int) -> None:
+        details = {"lane": self.lane.number, "broker": self.broker.alias, "timeline": self._server.timeline, "batches": ahead}
+        reason = (
+            f"The database is on timeline {self._server.timeline}, and sent its last transaction on timeline {marker.timeline}; "
+            f"it lacks {ahead} batches of it. It failed over or was restored: what it has lost since then may be sent again, "
+            "and what was written then and is missing here is published all the same."
+        )
+        logger.error("Lane %s: %s", self.lane.number, reason, extra=log_fields(broker=self.broker.alias))
+        signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
+
+    def _give_up_lane(self) -> None:
+        """Mark what the lane has left in doubt DEAD: its marker is gone, or there never was one."""
+        lane, alias = self.lane.number, self.broker.alias
+        if not is_in_doubt(self.connection, lane, alias):
+            return
+        self._notify_lost(lane, give_up_lane(self.connection, lane, alias, error=MARKER_LOST.format(lane=lane, broker=alias)))
+
+    def _notify_lost(self, lane: int, dead: Sequence[DeadNotice]) -> None:
+        notify_dead(dead)
+        reason = f"The marker of lane {lane} is gone from broker {self.broker.alias!r}: {len(dead)} messages are dead."
+        details = {"lane": lane, "broker": self.broker.alias, "messages": [message.message_id for message in dead]}
+        signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
+
+    def _reset_marker(self) -> None:
+        """Send a marker that names no batch."""
+        lane = self.lane.number
+        self._sends.send_transaction(lane, [], self._marker([]))
+        if not self._sends.is_lane_open(lane):
+            raise BrokerUnavailable(f"Broker {self.broker.alias!r} has not confirmed the first transaction of lane {lane}.")
+
+    def relay(self, batches: Sequence[ClaimedBatch]) -> tuple[list[BatchSendResult], set[int]]:
+        """
+        Send claimed batches in as few transactions as their size allows, and mark them SENT.
+
+        Returns:
+            The result of each batch that was sent, or rejected; the ids of those that are SENT now.
+        """
+        results: list[BatchSendResult] = []
+        sent: set[int] = set()
+        waiting = self._adopt(batches, sent)
+        for loaded in self._loads(waiting):
+            stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
+            found = self._relay_together(loaded, sent) if stopped_by is None else self._undo(loaded, stopped_by)
+            results += found
+        return results, sent
+
+    def _adopt(self, batches: Sequence[ClaimedBatch], sent: set[int]) -> list[ClaimedBatch]:
+        """
+        Return the batches that may be sent in this lane's next transaction, which is recorded.
+
+        Args:
+            sent: the ids of those that were found to be published are added.
+        """
+        return [ready for batch in batches if (ready := self._adopt_one(batch, sent)) is not None]
+
+    def _adopt_one(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
+        lane, held = self.lane.number, batch.transaction
+        if held is not None and not _is_in_doubt(batch):
+            return batch
+        try:
+            if held is not None:
+                failpoint("relay.before_fence")
+                marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)
+                failpoint("relay.after_fence")
+                if marker is None:
+                    error = MARKER_LOST.format(lane=held.lane, broker=self.broker.alias)
+                    self._notify_lost(held.lane, give_up_batch(self.connection, batch, error=error))
+                    return None
+                if (batch.id, held.attempt) in marker.sent:
+                    sent |= mark_committed(self.connection, held.lane, [(batch.id, held.attempt)])
+                    return None
+            adopted = adopt(self.connection, batch, lane)
+            failpoint("relay.after_adopt")
+            return adopted
+        except FenceLost:
+            return None
+        except BrokerUnavailable as error:
+            self._return(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.UNAVAILABLE, str(error))))
+            self.sender.breakers.note_unavailable(batch.topic, str(error))
+            return None
+
+    def _loads(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
+        """Yield whole batches with their messages, in parts whose bodies have at most `SLICE_BYTES`, or one batch."""
+        rows: dict[int, list[Loaded]] = {}
+        size = 0
+        for part in slices(self.connection, batches, slice_bytes=SLICE_BYTES):
+            for loaded in part:
+                if size > SLICE_BYTES and loaded.batch.id not in rows:
+                    yield _joined(rows)
+                    rows, size = {}, 0
+                rows.setdefault(loaded.batch.id, []).append(loaded)
+                size += sum(len(row[-1] or b"") for row in loaded.rows)
+        if rows:
+            yield _joined(rows)
+
+    def _relay_together(self, loaded: Sequence[Loaded], sent: set[int]) -> list[BatchSendResult]:
+        """Send batches in one transaction, and record what became of it."""
+        results = {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
+        messages: list[Outgoing] = []
+        positions = [self.sender.build(one, results[one.batch.id], messages, is_half=False) for one in loaded]
+        if any(result.unaccepted for result in results.values()):
+            return self._undo(loaded, OTHER_REJECTED, results)
+        named = [(one.batch.id, one.batch.attempt) for one in loaded]
+        self.is_settled = False
+        failpoint("relay.before_transaction")
+        with tracing.send(messages):
+            outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
+        failpoint("relay.after_transaction")
+        for one, places in zip(loaded, positions, strict=True):
+            results[one.batch.id].note(places, [next(outcomes) for _ in places])
+        statuses = {reason.reason for result in results.values() for reason in result.unaccepted.values()}
+        if SplitReason.UNSURE in statuses:
+            self._note_unsure(loaded, results)
+            return list(results.values())
+        if statuses:
+            return self._undo(loaded, None, results)
+        self._mark(loaded, named, sent)
+        self.is_settled = True
+        return list(results.values())
+
+    def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
+        mark_committed(self.connection, self.lane.number, named)
+        sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
+        failpoint("relay.after_mark")
+        for one in loaded:
+            self.sender.breakers.note_answer(one.batch.topic)
+            tracing.note_sent(self.broker.alias, one.batch.topic, [one.batch.message_ids[row[1] - 1] for row in one.rows])
+
+    def _undo(
+        self, loaded: Sequence[Loaded], reason: Unaccepted | None, results: dict[int, BatchSendResult] | None = None
+    ) -> list[BatchSendResult]:
+        """
+        Return batches that are certainly not published.
+
+        Args:
+            reason: of the messages that have none. None: they have one.
+            results: those of the batches, where there are some.
+        """
+        results = results or {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
+        rejected = any(
+            one.reason in (SplitReason.REFUSED, SplitReason.MISCONFIGURED)
+            for result in results.values()
+            for one in result.unaccepted.values()
+        )
+        withdraw(self.connection, self.lane.number, [one.batch for one in loaded])
+        for result in results.values():
+            for position in result.batch.positions:
+                if reason is not None:
+                    result.unaccepted.setdefault(position, reason)
+                elif rejected and result.unaccepted[position].reason is SplitReason.UNAVAILABLE:
+                    result.unaccepted[position] = OTHER_REJECTED
+            result.accepted.clear()
+            self._note(result)
+            self._return(result.batch, result.unaccepted)
+        return list(results.values())
+
+    def _note_unsure(self, loaded: Sequence[Loaded], results: dict[int, BatchSendResult]) -> None:
+        """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
+        reason = next(one.text for result in results.values() for one in result.unaccepted.values())
+        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=sorted(results))
+        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
+
+    def _note(self, result: BatchSendResult) -> None:
+        """Update the breakers after a transaction that failed."""
+        breakers, topic = self.sender.breakers, result.batch.topic
+        texts = [one.text for one in result.unaccepted.values() if one.reason is SplitReason.UNAVAILABLE]
+        if texts:
+            breakers.note_unavailable(topic, texts[0])
+        elif any(one.reason is not SplitReason.SHED for one in result.unaccepted.values()):
+            breakers.note_answer(topic)
+
+    def _return(self, batch: ClaimedBatch, unaccepted: dict[int, Unaccepted]) -> None:
+        self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))
+
+    def _marker(self, named: Sequence[tuple[int, int]]) -> str:
+        return msgspec.json.encode(Marker(tuple(named), self._server.name, self._server.timeline)).decode()
+
+    def _read(self, text: str | None, lane: int) -> Marker | None:
+        """Return a marker that the broker has read. Raises BrokerMisconfigured if it is not one of this package."""
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text, type=Marker)
+        except msgspec.MsgspecError as error:
+            raise BrokerMisconfigured(
+                f"The marker of lane {lane} of broker {self.broker.alias!r} cannot be read: {error}",
+                hint="Only relays of this package write to the marker topic. Find who else does.",
+            ) from error
+
+
+def _is_in_doubt(batch: ClaimedBatch) -> bool:
+    """Return whether a transaction before this claim may hold the batch."""
+    return batch.transaction is not None and batch.transaction.attempt != batch.attempt
+
+
+def _joined(rows: dict[int, list[Loaded]]) -> list[Loaded]:
+    return [Loaded(parts[0].batch, [row for part in parts for row in part.rows]) for parts in rows.values()]
