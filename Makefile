@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-journeys test-shop test-core test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,10 @@ test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedde
 	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) \
 	$(or $(ARGS),$(CORE) $(addprefix --ignore=,$(NOT_CORE)))
 
+# Each of the two processes has a node of its own.
+test-kafka: $(VENV)/.kafka ## run the tests that need a real Kafka, and start it; needs Java and Maven (ARGS="...")
+	@$(BIN)/python -m pytest -m kafka --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,kafka))
+
 # They mostly wait, so three at once, each of the three with a node of its own.
 test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and start it; needs Java and Maven (ARGS="...")
 	@$(BIN)/python -m pytest -m rocketmq --numprocesses 3 $(BY_FILE) $(or $(ARGS),$(call marked,rocketmq))
@@ -107,6 +111,9 @@ test-setups: $(VENV)/.dev ## play a small shop in other set-ups and on each vers
 test-wheel: $(VENV)/.dev ## build the package, install it in an empty environment, follow the README there; asks the package index
 	@$(BIN)/python -m pytest -m wheel tests/journeys/test_wheel.py $(ARGS)
 
+kafka: $(VENV)/.kafka ## run a Kafka node till Ctrl-C; needs Java and Maven (ARGS="--nodes 3")
+	@$(BIN)/python -m project.servers.kafka $(ARGS)
+
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
@@ -124,6 +131,7 @@ docs: $(VENV)/.dev ## write docs/reference/ again from the code
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
+	@$(LOCK) --extra kafka --constraint requirements-dev.lock pyproject.toml --output-file requirements-kafka.lock
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
 	@$(LOCK) --group bench --constraint requirements-dev.lock pyproject.toml --output-file requirements-bench.lock
@@ -171,6 +179,9 @@ $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)
 
 $(VENV)/.dev: requirements-dev.lock | $(BIN)/python
+	@$(INSTALL)
+
+$(VENV)/.kafka: requirements-kafka.lock $(VENV)/.dev
 	@$(INSTALL)
 
 $(VENV)/.rocketmq: requirements-rocketmq.lock $(VENV)/.dev

@@ -72,13 +72,13 @@ def measure(scale: float) -> list[Figure]:
 @contextmanager
 def _server() -> Iterator[tuple[Any, float]]:
     """Start a node with production's checks; return it, and the start-up time in seconds without the download."""
-    from project.servers.rocketmq import RocketMQ
-    from project.servers.rocketmq_jars import fetch_jars
+    from project.servers.jars import fetch_jars
+    from project.servers.rocketmq import POM, RocketMQ
     from project.servers.rocketmq_ports import Ports
 
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as data:
         server = RocketMQ(FOLDER.resolve(), Ports.free(), data=Path(data))
-        fetch_jars(server.lib)
+        fetch_jars(POM, server.lib)
         began = time.monotonic()
         with server:
             seconds = time.monotonic() - began

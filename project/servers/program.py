@@ -120,11 +120,20 @@ class Program(abc.ABC):
 
     def start(self) -> Self:
         """Start it and wait until it answers. Raises ServerError."""
+        return self.begin().finish()
+
+    def begin(self) -> Self:
+        """Start it, without waiting. Raises ServerError where it is not installed."""
         if not self.is_here():
             raise ServerError(f"There is no {self.command} here. Install it: apt-get install {self.package}.")
         home = self._make_home()
         command = [*self._as_owner(tie(self.last_signal)), self.command, *self._arguments(home)]
         self._child = Child(self.command, command, home / "log", environment=self._environment(home))
+        return self
+
+    def finish(self) -> Self:
+        """Wait until a server that was begun answers. Raises ServerError."""
+        assert self._child is not None
         try:
             self._child.wait_for_answer(self._answers, self.start_seconds)
         except ServerError:

@@ -21,10 +21,10 @@ from typing import Self
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.message import TopicType
+from project.servers.jars import fetch_jars, java
 from project.servers.program import HOST, Child, ServerError, tie
 from project.servers.remoting import call
 from project.servers.rocketmq_admin import make_group, make_topic
-from project.servers.rocketmq_jars import fetch_jars, java
 from project.servers.rocketmq_ports import Ports, is_free, serves_http2
 
 READY_SECONDS = 240
@@ -69,6 +69,8 @@ BROKER = {
     # Not each second: a fifth of a core goes into looking for what changed in the 40 MB of the timer wheel.
     "timerFlushIntervalMs": 60_000,
 }
+
+POM = Path(__file__).with_name("rocketmq_pom.xml")
 
 FAST_CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 100}
 
@@ -115,7 +117,7 @@ class RocketMQ:
     def start(self) -> Self:
         """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
         java()
-        fetch_jars(self.lib)
+        fetch_jars(POM, self.lib)
         began = time.monotonic()
         self._take_folder()
         if taken := [port for port in self.ports.all() if not is_free(port)]:

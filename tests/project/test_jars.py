@@ -1,4 +1,4 @@
-"""Where a RocketMQ's jars come from."""
+"""Where the jars of a server come from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from project.servers.rocketmq_jars import fetch_jars
+from project.servers.jars import fetch_jars
 
 MAVEN = """#!/bin/sh
 echo run >> "$0.runs"
@@ -23,8 +23,11 @@ class TestFetchJars:
         maven.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
+        pom = tmp_path / "a.xml"
+        pom.write_text("<project/>")
+
         with ThreadPoolExecutor(3) as threads:
-            found = list(threads.map(fetch_jars, [tmp_path / "lib"] * 3))
+            found = list(threads.map(fetch_jars, [pom] * 3, [tmp_path / "lib"] * 3))
 
         assert found == [tmp_path / "lib"] * 3
         assert (tmp_path / "mvn.runs").read_text() == "run\n"

@@ -1,0 +1,203 @@
+"""
+A real Kafka on ports of its own, as long as the one who started it lives.
+
+    python -m project.servers.kafka              # prints its address
+    python -m project.servers.kafka --nodes 3    # a cluster; prints the address of each node
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from project.servers.jars import are_programs_here, fetch_jars, java
+from project.servers.program import HOST, Program, ServerError, free_port
+
+POM = Path(__file__).with_name("kafka_pom.xml")
+FOLDER = Path("var/kafka")
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+# A JVM that compiles less is up in half the time, and tests give it little to do.
+JAVA_FLAGS = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+LOG_PROPERTIES = """
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d %p %m (%c)%n
+rootLogger.level=WARN
+rootLogger.appenderRef.out.ref=out
+"""
+
+
+class Kafka(Program):
+    """
+    One node, a cluster of its own or a member of one; leave the block to stop it.
+
+    Args:
+        home: its folder; a node that is started there again has the topics and messages of the last one.
+        jars: the folder of the server's jars, which are fetched where they are missing.
+        settings: of server.properties, beside ours.
+        number: its number in the cluster, from 1.
+        voters: the numbers and controllers' addresses of all nodes of the cluster. Empty: it is alone.
+    """
+
+    command = "java"
+    package = "default-jre-headless maven"
+    start_seconds = 60
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        jars: Path = FOLDER / "lib",
+        settings: Mapping[str, str] | None = None,
+        number: int = 1,
+        voters: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._home = home
+        self._jars = jars
+        self._settings = settings or {}
+        self._number = number
+        self._voters = voters or {number: f"{HOST}:{free_port()}"}
+
+    @classmethod
+    def is_here(cls) -> bool:
+        """Return whether there are Java and Maven."""
+        return are_programs_here()
+
+    @property
+    def address(self) -> str:
+        """Where clients find it: host:port."""
+        return f"{HOST}:{self.port}"
+
+    def _make_home(self) -> Path:
+        fetch_jars(POM, self._jars)
+        self._home.mkdir(exist_ok=True, parents=True)
+        (self._home / "log4j2.properties").write_text(LOG_PROPERTIES)
+        settings = self._home / "server.properties"
+        settings.write_text("".join(f"{name}={value}\n" for name, value in self._all_settings().items()))
+        if not (self._home / "data").exists():
+            self._format(settings)
+        return self._home
+
+    def _all_settings(self) -> dict[str, str]:
+        count = len(self._voters)
+        replicas, in_sync = str(count), str(min(count, 2))
+        listeners = f"PLAINTEXT://{self.address},CONTROLLER://{self._voters[self._number]}"
+        return {
+            **SETTINGS,
+            "node.id": str(self._number),
+            "controller.quorum.voters": ",".join(f"{number}@{address}" for number, address in self._voters.items()),
+            "listeners": listeners,
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "log.dirs": str(self._home / "data"),
+            "broker.session.timeout.ms": "2000" if count == 1 else "3000",
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            **self._settings,
+        }
+
+    def _format(self, settings: Path) -> None:
+        command = [java(), "-cp", f"{self._jars}/*", "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(settings)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ServerError(f"Kafka's folder could not be formatted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+    def _arguments(self, home: Path) -> Sequence[str | Path]:
+        logging = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
+        return [*JAVA_FLAGS, "-cp", f"{self._jars}/*", logging, "kafka.Kafka", home / "server.properties"]
+
+    def _answers(self) -> bool:
+        """Ask which versions it speaks; a node that is not in its cluster yet refuses connections."""
+        request = b"\x00\x12\x00\x00\x00\x00\x00\x01\x00\x06outbox"
+        with suppress(OSError), socket.create_connection((HOST, self.port), timeout=2) as connection:
+            connection.sendall(len(request).to_bytes(4, "big") + request)
+            return len(connection.recv(4)) == 4
+        return False
+
+
+class Cluster:
+    """
+    Nodes of one cluster, all on this machine; leave the block to stop them.
+
+    Args:
+        home: the folder of their folders.
+        count: how many nodes.
+        jars, settings: as for Kafka.
+    """
+
+    def __init__(self, home: Path, count: int, *, jars: Path = FOLDER / "lib", settings: Mapping[str, str] | None = None) -> None:
+        voters = {number: f"{HOST}:{free_port()}" for number in range(1, count + 1)}
+        self.nodes = [
+            Kafka(home / f"node-{number}", jars=jars, settings=settings, number=number, voters=voters) for number in voters
+        ]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients find its nodes."""
+        return [node.address for node in self.nodes]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all nodes. Raises ServerError."""
+        try:
+            for node in self.nodes:
+                node.begin()
+            for node in self.nodes:
+                node.finish()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+
+def main() -> None:
+    """Run one node, or a cluster, until it is interrupted, in a folder that goes with it."""
+    parser = argparse.ArgumentParser(description="Run Kafka until Ctrl-C; print the address of each node.")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="of one cluster (default: 1)")
+    count = parser.parse_args().nodes
+    with tempfile.TemporaryDirectory(prefix="kafka-") as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with Cluster(Path(folder), count) as cluster, suppress(KeyboardInterrupt):
+            for address in cluster.addresses:
+                print(address, flush=True)  # noqa: T201
+            cluster.nodes[0].wait()
+
+
+if __name__ == "__main__":
+    main()
