@@ -287,8 +287,8 @@ class TransactionalSends(Capability):
         """
         Return whether a transaction can be sent in a lane: it was opened here, and each transaction since ended cleanly.
 
-        After anything else this is False, also where the transaction was committed. Then the lane has to be opened again, before
-        any message is claimed for it.
+        This may be False after one that was committed, too. Then the lane has to be opened again, before any message is claimed
+        for it.
         """
 
     @abc.abstractmethod

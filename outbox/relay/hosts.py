@@ -102,13 +102,22 @@ class RelayRunner:
         connection: the relay's; it holds the lane.
         note: what hosts the relay, for operators to read.
         stack: closes the connections of the relay.
+        takes_over: as for `TransactionalSender`.
     """
 
     def __init__(
-        self, target: RelayTarget, connection: Connection, broker: Broker, lane: HeldLane, note: str, stack: ExitStack
+        self,
+        target: RelayTarget,
+        connection: Connection,
+        broker: Broker,
+        lane: HeldLane,
+        note: str,
+        stack: ExitStack,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self.target = target
-        self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target))
+        self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target), takes_over=takes_over)
         self.stopped = threading.Event()
         self.has_worked = False  # a step was done without an error
         self._connection = connection
@@ -272,9 +281,12 @@ def require_sessions(aliases: Iterable[str]) -> None:
 
 
 @contextmanager
-def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
+def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> Iterator[RelayRunner]:
     """
     Connect, take the lowest free lane and open the broker's client; close all of them at the end.
+
+    Args:
+        takes_over: as for `TransactionalSender`.
 
     Raises:
         LaneNotHeld: other relays hold all lanes.
@@ -284,14 +296,14 @@ def open_runner(target: RelayTarget, *, note: str) -> Iterator[RelayRunner]:
     """
     try:
         with ExitStack() as stack:
-            yield _open(target, note, stack)
+            yield _open(target, note, stack, takes_over=takes_over)
     except Exception as error:
         if loop_errors.note(target.loop, error):
             _send_heartbeat(target, note)
         raise
 
 
-def _open(target: RelayTarget, note: str, stack: ExitStack) -> RelayRunner:
+def _open(target: RelayTarget, note: str, stack: ExitStack, *, takes_over: bool) -> RelayRunner:
     lease = conf.settings().relay.lease
     connection = stack.enter_context(
         database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=PLANNER_SETTINGS)
@@ -301,7 +313,7 @@ def _open(target: RelayTarget, note: str, stack: ExitStack) -> RelayRunner:
     _foreign_topics(target.database, connection)  # so that a first message finds its row
     broker = conf.make_broker(target.broker)
     stack.callback(broker.close)
-    return RelayRunner(target, connection, broker, lane, note, stack)
+    return RelayRunner(target, connection, broker, lane, note, stack, takes_over=takes_over)
 
 
 def _send_heartbeat(target: RelayTarget, note: str) -> None:

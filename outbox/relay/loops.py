@@ -77,12 +77,13 @@ class RepeatingThread(threading.Thread):
 
 
 class RelayThread(RepeatingThread):
-    """A long-running relay: `outbox_relay` runs one per target."""
+    """A long-running relay: `outbox_relay` runs one per target. `takes_over`: as for `TransactionalSender`."""
 
-    def __init__(self, target: RelayTarget) -> None:
+    def __init__(self, target: RelayTarget, *, takes_over: bool = False) -> None:
         super().__init__(f"Relay of {target}", self._run_relay, pause=0)
         self.target = target
         self.total = RelayResult()
+        self._takes_over = takes_over
         self._runner: RelayRunner | None = None
 
     def stop(self) -> None:
@@ -92,7 +93,7 @@ class RelayThread(RepeatingThread):
             runner.stop()
 
     def _run_relay(self) -> bool:
-        with open_runner(self.target, note="long-running") as runner:
+        with open_runner(self.target, note="long-running", takes_over=self._takes_over) as runner:
             self._runner = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.stop()

@@ -38,6 +38,11 @@ class Command(BaseCommand):
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--once", action="store_true", help="relay the messages that wait now, then end")
+        parser.add_argument(
+            "--take-over",
+            action="store_true",
+            help="where a broker sends in transactions: take its lanes over from another database that this one replaces",
+        )
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -47,7 +52,7 @@ class Command(BaseCommand):
                 raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
             hosts.require_sessions(target.database for target in targets)
             greet(self, options, f"Relaying {'; '.join(map(str, targets))}.")
-            done = _run_once(targets) if options["once"] else _run(targets)
+            done = (_run_once if options["once"] else _run)(targets, takes_over=options["take_over"])
         except (OutboxError, psycopg.OperationalError) as error:
             raise unable(error) from error
         self._report(done, as_json=options["json"])
@@ -61,23 +66,23 @@ class Command(BaseCommand):
             self.stdout.write(f"{target}: {result.sent} sent in {batches}, {result.unaccepted} to be retried or dead")
 
 
-def _run_once(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:
+def _run_once(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.RelayTarget, RelayResult]:
     done = {}
     for target in targets:
-        with hosts.open_runner(target, note="once") as runner:
+        with hosts.open_runner(target, note="once", takes_over=takes_over) as runner:
             done[target] = runner.run(idle_timeout=hosts.NO_IDLE_TIMEOUT)
             runner.deregister()
     return done
 
 
-def _run(targets: list[hosts.RelayTarget]) -> dict[hosts.RelayTarget, RelayResult]:
+def _run(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.RelayTarget, RelayResult]:
     """
     Run relays, check-backs and maintenance until a signal comes.
 
     Raises:
         CommandError: a thread ended by itself.
     """
-    relays = [RelayThread(target) for target in targets]
+    relays = [RelayThread(target, takes_over=takes_over) for target in targets]
     threads = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
     with GracefulShutdown(relays) as shutdown:
         is_asked = run_until_stopped(threads, shutdown)

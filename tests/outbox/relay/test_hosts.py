@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 POST = RelayTarget("default", "default")
 LONG = timedelta(seconds=30)
-CLAIM = {"topic": 1, "broker": "default", "without": [], "lane": 1, "lease": LONG, "scan_from": 0}
+CLAIM = {"topic": 1, "broker": "default", "without": [], "in_transactions": False, "lane": 1, "lease": LONG, "scan_from": 0}
 
 
 class TestPosts:

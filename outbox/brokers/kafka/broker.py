@@ -1,0 +1,131 @@
+"""The Kafka broker: the contract, each call handed to its module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from confluent_kafka import KafkaException, Producer
+
+from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.capabilities import SendOnly, TransactionalSends
+from outbox.brokers.kafka.client import ANSWER_SECONDS, producer_settings
+from outbox.brokers.kafka.errors import call_error
+from outbox.brokers.kafka.lanes import KafkaLanes, undone
+from outbox.brokers.kafka.options import KafkaOptions, problems
+from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.options import read_options
+from outbox.brokers.validation import validate
+
+NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+DEFAULT_MESSAGE_BYTES = 1_048_588  # max.message.bytes of a topic, unless it is set
+FOR_HEADERS = 16 * 1024
+
+
+class KafkaBroker(SendOnly, TransactionalSends):
+    """
+    Publishes one-phase messages to Kafka 2.5 and later; docs/brokers/kafka.md says what it promises.
+
+    A relay sends in transactions of its lane, so that readers of committed messages see each message once. With
+    OPTIONS["TRANSACTIONS"] = False, messages are published at least once.
+    """
+
+    system: ClassVar[str] = "kafka"
+    supports_order: ClassVar[bool] = True
+    max_body_bytes = DEFAULT_MESSAGE_BYTES - FOR_HEADERS
+
+    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+        super().__init__(alias, options, topics)
+        self._settings = read_options(KafkaOptions, options)
+        self._name = f"outbox {alias}"
+        self._producer: Producer | None = None
+        self._lanes = KafkaLanes(self._settings, self._name)
+        self.supports_transactional_sends = self._settings.transactions
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+        """Return what is wrong with the OPTIONS, without a connection."""
+        return problems(options)
+
+    @classmethod
+    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
+        """Return topics whose names Kafka does not take."""
+        return [
+            Problem(
+                f"Kafka has no topic of the name {topic.name!r}.",
+                "A name has 1 to 249 letters, digits, dots, underscores and hyphens.",
+            )
+            for topic in topics
+            if not NAME.fullmatch(topic.name) or topic.name in (".", "..")
+        ]
+
+    @classmethod
+    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
+        """Return how long a transaction may take: to look topics up, to store messages and marker, and to commit."""
+        return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+
+    def check(self) -> list[Problem]:
+        """Return what is wrong with the options, and which topics the cluster does not have."""
+        if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
+            return found
+        try:
+            known = self._open_producer().list_topics(timeout=ANSWER_SECONDS).topics
+        except KafkaException as error:
+            raise call_error(error, "list its topics") from error
+        return [
+            Problem(f"Kafka has no topic {name!r}.", "Create it; a topic that is missing takes no message.")
+            for name in self.topics
+            if name not in known
+        ]
+
+    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
+        rejected = self._reject(messages)
+        wanted = [index for index in range(len(messages)) if index not in rejected]
+        results = dict(zip(wanted, self._produce([messages[index] for index in wanted]), strict=True))
+        too_large = [index for index, result in results.items() if result.status is SendStatus.REFUSED]
+        if len(too_large) > 1:  # Kafka refuses a batch of records as a whole
+            results |= {index: self._produce([messages[index]])[0] for index in too_large}
+        return [rejected.get(index) or results[index] for index in range(len(messages))]
+
+    def open_lane(self, source: str, lane: int) -> str | None:
+        """Take a lane over: its transactional id, and partition `lane` of the outbox's marker topic."""
+        return self._lanes.open(source, lane)
+
+    def is_lane_open(self, lane: int) -> bool:
+        """Return whether the lane was opened here, and each transaction since was committed without delay."""
+        return self._lanes.is_open(lane)
+
+    def fence_lane(self, source: str, lane: int) -> str | None:
+        """Fence out the holder of a lane's transactional id."""
+        return self._lanes.fence(source, lane)
+
+    def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
+        """Send messages and the lane's marker in one transaction."""
+        if rejected := self._reject(messages):
+            return undone(messages, rejected)
+        return self._lanes.send(lane, messages, marker)
+
+    def close(self) -> None:
+        """Throw all producers away."""
+        self._producer = None
+        self._lanes.close()
+
+    def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
+        """Return the results of messages that break a rule."""
+        checked = (validate(one, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for one in messages)
+        return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
+
+    def _open_producer(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(producer_settings(self._settings, self._name))
+        return self._producer
+
+    def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        try:
+            return produce(self._open_producer(), messages) if messages else []
+        except ProducerLost as error:
+            self._producer = None
+            return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)

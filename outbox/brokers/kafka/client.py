@@ -1,0 +1,68 @@
+"""The settings of each client of librdkafka that the broker opens."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from outbox.brokers.kafka.options import KafkaOptions
+
+MESSAGE_TIMEOUT = timedelta(seconds=7)
+# A transaction whose relay has died is aborted after this time, if no other relay opens the lane before. Until then readers wait.
+TRANSACTION_TIMEOUT = timedelta(seconds=20)
+# The client repeats a request after 0.8 times as long at the earliest.
+RETRY_BACKOFF = timedelta(milliseconds=400)
+ANSWER_SECONDS = 5.0  # for metadata, and for a commit
+
+
+def _ignore(error: Any) -> None:
+    """Errors of connections come with the result of each call, too."""
+
+
+def client_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+    """Return the settings that all clients share."""
+    return {
+        **options.client,
+        "bootstrap.servers": ",".join(options.servers),
+        "client.id": name,
+        "error_cb": _ignore,
+        "log_level": 0,
+    }
+
+
+def producer_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+    """Return the settings of a producer that stores each message once, however often it repeats a request."""
+    return {
+        "partitioner": "murmur2_random",  # as producers in Java choose it
+        "linger.ms": 5,
+        "queue.buffering.max.kbytes": 65_536,
+        **client_settings(options, name),
+        "enable.idempotence": True,
+        "acks": "all",
+        "message.timeout.ms": _milliseconds(MESSAGE_TIMEOUT),
+        "retry.backoff.ms": _milliseconds(RETRY_BACKOFF),
+        "topic.metadata.propagation.max.ms": 2000,
+    }
+
+
+def transactional_settings(options: KafkaOptions, name: str, transactional_id: str) -> dict[str, Any]:
+    """Return the settings of the producer of a lane."""
+    return {
+        **producer_settings(options, name),
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": _milliseconds(TRANSACTION_TIMEOUT),
+    }
+
+
+def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+    """Return the settings of a consumer that reads partitions without a group."""
+    return {
+        **client_settings(options, name),
+        "group.id": "unused",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+    }
+
+
+def _milliseconds(span: timedelta) -> int:
+    return int(span.total_seconds() * 1000)

@@ -1,0 +1,91 @@
+"""What Kafka's errors mean for a message, and for a call. The table is docs/brokers/kafka.md."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.brokers.base import SendResult, SendStatus
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+
+REFUSED = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "larger than the topic's max.message.bytes allows",
+    KafkaError.RECORD_LIST_TOO_LARGE: "larger than a segment of the topic",
+    KafkaError.INVALID_RECORD: "not one that the topic takes; a compacted topic takes only messages with a key",
+    KafkaError._INVALID_ARG: "not one that the client can send",
+}
+
+MISCONFIGURED = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "Create the topic, or correct its name.",
+    KafkaError._UNKNOWN_TOPIC: "Create the topic, or correct its name.",
+    KafkaError._UNKNOWN_PARTITION: "The topic lacks a partition.",
+    KafkaError.TOPIC_EXCEPTION: "Correct the topic's name.",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this user Write on the topic, and Read on the marker topic.",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this user Read on the group.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow this user IdempotentWrite on the cluster.",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: 'Allow this user Write on transactional ids that begin with "outbox.", '
+    'or set OPTIONS["TRANSACTIONS"] = False.',
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "Raise the cluster's transaction.max.timeout.ms.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "The cluster has fewer brokers than the topic is to have replicas.",
+    KafkaError.POLICY_VIOLATION: "A policy of the cluster forbids it.",
+    KafkaError.SASL_AUTHENTICATION_FAILED: 'Correct user and password in OPTIONS["CLIENT"].',
+    KafkaError._AUTHENTICATION: 'Correct user and password in OPTIONS["CLIENT"].',
+    KafkaError._SSL: 'Correct the certificates in OPTIONS["CLIENT"].',
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: 'Correct "sasl.mechanism" in OPTIONS["CLIENT"].',
+    KafkaError.SECURITY_DISABLED: "The cluster has no security.",
+}
+
+UNAVAILABLE = {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._QUEUE_FULL,
+    KafkaError._PURGE_QUEUE,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+
+
+def error_of(raised: BaseException) -> KafkaError | None:
+    """Return the error of an exception of the client; None for another exception, such as SystemError after a fatal error."""
+    return raised.args[0] if isinstance(raised, KafkaException) and isinstance(raised.args[0], KafkaError) else None
+
+
+def describe(error: KafkaError | BaseException) -> str:
+    """Return an error as text: its name and what the client says."""
+    found = error if isinstance(error, KafkaError) else error_of(error)
+    return f"{found.name()}: {found.str()}" if found is not None else str(error) or repr(error)
+
+
+def send_result(error: KafkaError, topic: str) -> SendResult:
+    """Return the result of a message whose delivery failed. An error that is not in the tables leaves it UNSURE."""
+    code = error.code()
+    if code in REFUSED:
+        return SendResult(SendStatus.REFUSED, reason=f"Kafka refused the message, which is {REFUSED[code]} ({describe(error)}).")
+    if code in MISCONFIGURED:
+        reason = f"Kafka refused topic {topic!r} ({describe(error)}). {MISCONFIGURED[code]}"
+        return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+    status = SendStatus.UNAVAILABLE if code in UNAVAILABLE else SendStatus.UNSURE
+    return SendResult(status, reason=f"Kafka did not take the message ({describe(error)}).")
+
+
+def call_error(raised: BaseException, what: str) -> BrokerUnavailable:
+    """
+    Return the exception for a call that failed.
+
+    Args:
+        what: what could not be done, such as "read marker topic 'a'".
+    """
+    error = error_of(raised)
+    text = f"Kafka could not {what} ({describe(raised)})."
+    if error is not None and error.code() in MISCONFIGURED:
+        return BrokerMisconfigured(text, hint=MISCONFIGURED[error.code()])
+    return BrokerUnavailable(text)

@@ -1,0 +1,197 @@
+"""
+The lanes of one broker client: transactions of messages and a marker, by a producer whose transactional id is the lane's.
+
+A producer serves transactions as long as each ends cleanly, and is thrown away after anything else. The next one that opens the
+lane, here or elsewhere, ends what it has left open, and fences it out.
+
+A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 4) does not raise the epoch with each transaction:
+a commit that the client has sent twice may reach the broker in the next transaction, and commit half of it. The client repeats a
+request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took nearly as long, the lane is closed: the next
+producer has another epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.kafka.client import (
+    ANSWER_SECONDS,
+    RETRY_BACKOFF,
+    client_settings,
+    transactional_settings,
+)
+from outbox.brokers.kafka.codec import record_size
+from outbox.brokers.kafka.errors import call_error, describe, error_of
+from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
+from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.producing import ProducerLost, produce
+from outbox.logs import get_logger
+
+logger = get_logger(__name__)
+
+INIT_SECONDS = 30.0  # an open transaction of the last holder is ended first
+SLOW_COMMIT = RETRY_BACKOFF * 0.75
+RECORD_OVERHEAD = 100  # bytes that Kafka adds to a record and its batch, at most
+ONE_BY_ONE = {"batch.num.messages": 1, "linger.ms": 0}
+
+OTHER_REJECTED = SendResult(SendStatus.UNAVAILABLE, reason="Another message of its transaction was rejected. It is sent again.")
+NOT_OPEN = SendResult(SendStatus.UNAVAILABLE, reason="The lane is not open here.")
+
+
+@dataclass(slots=True)
+class _Lane:
+    """
+    An open lane.
+
+    Args:
+        limits: topic -> the largest record that it takes, in bytes. None: unknown, since this user may not ask.
+    """
+
+    producer: Producer
+    marker_topic: str
+    is_one_by_one: bool
+    limits: dict[str, int | None] = field(default_factory=dict)
+
+
+class KafkaLanes:
+    """The lanes that one broker client has opened."""
+
+    def __init__(self, options: KafkaOptions, name: str) -> None:
+        self._options = options
+        self._name = name
+        self._open: dict[int, _Lane] = {}
+        self._one_by_one: set[int] = set()  # lanes whose next transaction finds out which message is too large
+
+    def open(self, source: str, lane: int) -> str | None:
+        """Take a lane over and return its marker; see `TransactionalSends.open_lane`."""
+        self._open.pop(lane, None)
+        topic = marker_topic(source)
+        ensure_topic(self._options, self._name, topic, lane)
+        is_one_by_one = lane in self._one_by_one
+        producer = self._fence(source, lane, **(ONE_BY_ONE if is_one_by_one else {}))
+        marker = read_marker(self._options, self._name, topic, lane)
+        self._open[lane] = _Lane(producer, topic, is_one_by_one)
+        return marker
+
+    def fence(self, source: str, lane: int) -> str | None:
+        """Fence out the holder of a lane and return its marker; see `TransactionalSends.fence_lane`."""
+        topic = marker_topic(source)
+        ensure_topic(self._options, self._name, topic, lane)
+        self._fence(source, lane)
+        return read_marker(self._options, self._name, topic, lane)
+
+    def is_open(self, lane: int) -> bool:
+        """Return whether a transaction can be sent in a lane."""
+        return lane in self._open
+
+    def close(self) -> None:
+        """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
+        self._open.clear()
+
+    def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
+        """Send messages and a marker in one transaction; see `TransactionalSends.send_transaction`."""
+        found = self._open.pop(lane, None)  # back only after a clean end
+        if found is None:
+            return [NOT_OPEN] * len(messages)
+        try:
+            if rejected := self._reject(found, messages):
+                self._open[lane] = found
+                return undone(messages, rejected)
+            found.producer.begin_transaction()
+            results = produce(found.producer, messages)
+            if any(result.status is not SendStatus.ACCEPTED for result in results):
+                return self._rejected(lane, found, results)
+            [noted] = produce(found.producer, [Outgoing("", found.marker_topic, marker.encode(), str(lane))], partition=lane)
+        except (KafkaException, ProducerLost) as error:
+            return self._failed(lane, messages, describe(error))
+        if noted.status is not SendStatus.ACCEPTED:
+            return self._failed(lane, messages, noted.reason)
+        began = time.monotonic()
+        if problem := _commit(found.producer):
+            return [SendResult(SendStatus.UNSURE, reason=f"Kafka did not confirm the transaction ({problem}).")] * len(messages)
+        self._one_by_one.discard(lane)
+        if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not found.is_one_by_one:
+            self._open[lane] = found
+        return results
+
+    def _fence(self, source: str, lane: int, **settings: object) -> Producer:
+        transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
+        try:
+            producer = Producer({**transactional_settings(self._options, self._name, transactional_id), **settings})
+            producer.init_transactions(INIT_SECONDS)
+        except KafkaException as error:
+            raise call_error(error, f"open the transactional id {transactional_id!r}") from error
+        return producer
+
+    def _reject(self, lane: _Lane, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
+        """Return the results of messages that are too large for their topics."""
+        rejected = {}
+        for topic in {message.topic for message in messages} - set(lane.limits):
+            lane.limits[topic] = self._look_up(lane, topic)
+        for index, message in enumerate(messages):
+            limit = lane.limits[message.topic]
+            if limit is not None and record_size(message) + RECORD_OVERHEAD > limit:
+                rejected[index] = SendResult(
+                    SendStatus.REFUSED,
+                    reason=f"The message has about {record_size(message)} bytes with key and headers; topic {message.topic!r} "
+                    f"takes {limit} (max.message.bytes).",
+                )
+        return rejected
+
+    def _look_up(self, lane: _Lane, topic: str) -> int | None:
+        """Return the largest record that a topic takes, in bytes; None where this user may not ask."""
+        found = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        if found.error is not None and not found.partitions:
+            return None  # the delivery report says why
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        admin = AdminClient(client_settings(self._options, self._name))
+        try:
+            asked = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)
+            return int(asked[resource].result(ANSWER_SECONDS)["max.message.bytes"].value)
+        except KafkaException as error:
+            logger.debug("The size that topic %r takes is unknown: %s", topic, describe(error))
+            return None
+
+    def _rejected(self, lane: int, found: _Lane, results: Sequence[SendResult]) -> list[SendResult]:
+        """Return the results of a transaction in which the delivery of some messages failed."""
+        too_large = [n for n, one in enumerate(results) if one.status is SendStatus.REFUSED]
+        if too_large and not found.is_one_by_one:  # Kafka refuses a batch of records as a whole
+            self._one_by_one.add(lane)
+            again = SendResult(SendStatus.UNAVAILABLE, reason=f"Sent again one by one: {results[too_large[0]].reason}")
+            return [again] * len(results)
+        blamed = {n: one for n, one in enumerate(results) if one.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)}
+        if blamed:
+            return undone(results, blamed)
+        reason = next(one.reason for one in results if one.status is not SendStatus.ACCEPTED)
+        return self._failed(lane, results, reason)
+
+    def _failed(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:
+        """Return the results of a transaction that was not committed."""
+        logger.warning("The transaction of lane %s was not committed: %s", lane, reason)
+        return [SendResult(SendStatus.UNAVAILABLE, reason=f"The transaction was not committed: {reason}")] * len(messages)
+
+
+def undone(messages: Sequence[object], rejected: Mapping[int, SendResult]) -> list[SendResult]:
+    """Return the results of a transaction that was not committed, since some of its messages (by index) were rejected."""
+    return [rejected.get(index, OTHER_REJECTED) for index in range(len(messages))]
+
+
+def _commit(producer: Producer) -> str:
+    """Commit the open transaction; return "" if that is confirmed, else why not: then only the marker tells."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            producer.commit_transaction(max(0.1, deadline - time.monotonic()))
+            return ""
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error is None or not error.retriable() or time.monotonic() > deadline:
+                return describe(raised)
+        except SystemError as raised:
+            return describe(raised)

@@ -1,0 +1,56 @@
+"""OPTIONS of the Kafka broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outbox.brokers.base import Problem
+from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
+
+# Settings of the client on which the protocol depends, or which have an option of their own.
+RESERVED = {
+    "bootstrap.servers": 'Use OPTIONS["SERVERS"].',
+    "acks": "All in-sync replicas confirm each message.",
+    "enable.idempotence": "A message that the client repeats is stored once.",
+    "transactional.id": "It is made of the outbox's id and the relay's lane.",
+    "transaction.timeout.ms": "It must be shorter than the relay's lease.",
+    "message.timeout.ms": "It must be shorter than the transaction's time-out.",
+    "delivery.timeout.ms": "It must be shorter than the transaction's time-out.",
+    "retry.backoff.ms": "By it the client tells a commit that may have been sent twice.",
+    "isolation.level": "Markers are read from committed transactions only.",
+    "enable.auto.commit": "Offsets are committed after the database.",
+    "group.id": "It is that of the @consumer.",
+    "error_cb": "The broker has one.",
+    "log_level": "Errors are in the results.",
+}
+
+
+class KafkaOptions(BrokerOptions, frozen=True):
+    """Where the cluster is, and how the client is set up."""
+
+    servers: list[str]  # host:port of some brokers of the cluster, which name the others
+    # False: for clusters that forbid transactional ids. Messages are then published at least once.
+    transactions: bool = True
+    # Further settings of librdkafka, such as "security.protocol", "sasl.username", "compression.type".
+    client: dict[str, str | int | float | bool] = {}
+
+
+def problems(raw: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the options: names and types first, then values."""
+    if found := problems_with(KafkaOptions, raw):
+        return found
+    options = read_options(KafkaOptions, raw)
+    found = [
+        Problem(f'OPTIONS["SERVERS"] has {server!r}, which is not host:port.', 'Write it like "kafka-1:9092".')
+        for server in options.servers
+        if (read_address(server) or (None, None))[1] is None
+    ]
+    if not options.servers:
+        found.append(Problem('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
+    found.extend(
+        Problem(f'OPTIONS["CLIENT"] sets {name!r}, which the outbox sets itself.', why)
+        for name, why in RESERVED.items()
+        if name in options.client
+    )
+    return found

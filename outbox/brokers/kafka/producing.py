@@ -1,0 +1,80 @@
+"""Produce a batch of records with one producer, and wait for all delivery reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.kafka.client import MESSAGE_TIMEOUT
+from outbox.brokers.kafka.codec import record_headers, record_key
+from outbox.brokers.kafka.errors import describe, error_of, send_result
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+ANY_PARTITION = -1
+POLL_SECONDS = 0.05
+# After the message time-out each record has a report; this is for the thread that brings it.
+FLUSH_SECONDS = MESSAGE_TIMEOUT.total_seconds() + 1
+
+ACCEPTED = SendResult(SendStatus.ACCEPTED)
+NO_REPORT = SendResult(SendStatus.UNSURE, reason=f"Kafka has not reported about the message within {FLUSH_SECONDS:g} s.")
+
+
+class ProducerLost(Exception):
+    """A producer that cannot be used any more: it failed fatally, or another one has its transactional id."""
+
+
+def produce(producer: Producer, messages: Sequence[Outgoing], *, partition: int = ANY_PARTITION) -> list[SendResult]:
+    """
+    Produce messages and return their results.
+
+    Args:
+        partition: by default that of each message's key.
+
+    Raises:
+        ProducerLost: the producer failed; what it has stored is unknown.
+    """
+    results: list[SendResult | None] = [None] * len(messages)
+    deadline = time.monotonic() + FLUSH_SECONDS
+
+    def report(index: int, error: KafkaError | None, _: Message) -> None:
+        results[index] = ACCEPTED if error is None else send_result(error, messages[index].topic)
+
+    try:
+        for index, message in enumerate(messages):
+            results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
+        producer.flush(max(0.0, deadline - time.monotonic()))
+    except (KafkaException, SystemError) as error:  # SystemError: from a callback, after a fatal error
+        raise ProducerLost(describe(error)) from error
+    return [result or NO_REPORT for result in results]
+
+
+def _produce_one(producer: Producer, message: Outgoing, report: object, deadline: float, partition: int) -> SendResult | None:
+    """Hand a message to the producer, whose queue may be full for a while; return the result of one that it does not take."""
+    while True:
+        try:
+            producer.produce(
+                message.topic,
+                message.body,
+                record_key(message),
+                partition,
+                headers=record_headers(message),
+                on_delivery=report,
+            )
+            producer.poll(0)
+            return None
+        except BufferError:
+            if time.monotonic() > deadline:
+                return NO_REPORT
+            producer.poll(POLL_SECONDS)
+        except KafkaException as error:
+            found = error_of(error)
+            if found is None or found.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                raise
+            return send_result(found, message.topic)

@@ -1,0 +1,72 @@
+"""What tests ask of the real Kafka: topics, all records that readers of committed messages see, and clients of the broker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from outbox.brokers.base import Outgoing
+from outbox.brokers.kafka import KafkaBroker
+from outbox.message import TopicSpec, TopicType
+from tests.kafka_node import server
+
+QUIET = {"log_level": 0, "error_cb": lambda error: None}
+SECONDS = 30
+
+
+def new_source() -> str:
+    return f"urn:uuid:{uuid.uuid4()}"
+
+
+def create_topic(name: str = "", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+    name = name or f"orders-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
+    for created in admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))]).values():
+        created.result(SECONDS)
+    return name
+
+
+def delete_topic(name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
+    for deleted in admin.delete_topics([name]).values():
+        deleted.result(SECONDS)
+
+
+def open_broker(*topics: str, kind: TopicType = TopicType.NORMAL, **options: Any) -> KafkaBroker:
+    options = {"SERVERS": [server().address], **options}
+    return KafkaBroker("default", options, [TopicSpec(topic, kind) for topic in topics])
+
+
+def message(topic: str, body: bytes = b"{}", **fields: Any) -> Outgoing:
+    return Outgoing(str(uuid.uuid4()), topic, body, **fields)
+
+
+def read(topic: str) -> list[Message]:
+    """Return all records of a topic that a reader of committed messages sees, up to its end now."""
+    consumer = Consumer({"bootstrap.servers": server().address, "group.id": "counts", "enable.auto.commit": False, **QUIET})
+    try:
+        partitions = consumer.list_topics(topic, timeout=SECONDS).topics[topic].partitions
+        found: list[Message] = []
+        for number in partitions:
+            low, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=SECONDS)
+            if low == end:
+                continue
+            consumer.assign([TopicPartition(topic, number, low)])
+            deadline = time.monotonic() + SECONDS
+            while consumer.position([TopicPartition(topic, number)])[0].offset < end:
+                assert time.monotonic() < deadline, "A transaction is still open."
+                record = consumer.poll(0.05)
+                if record is not None and record.error() is None:
+                    found.append(record)
+        return found
+    finally:
+        consumer.close()
+
+
+def bodies(topic: str) -> list[bytes]:
+    return [record.value() for record in read(topic)]
