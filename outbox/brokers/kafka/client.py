@@ -61,6 +61,7 @@ def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
         "group.id": "unused",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",  # where the records at an offset were compacted away meanwhile
     }
 
 

@@ -18,7 +18,7 @@ from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 
-PARTITIONS = 128  # of a marker topic that the broker creates
+PARTITIONS = 32  # of a marker topic that the broker creates, or as many as a lane needs
 READ_SECONDS = 10.0
 TAIL = 64  # records that are read first: transactions that were aborted take offsets, too
 
@@ -52,7 +52,7 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
     count = len(_partitions(admin, topic))
     if not count:
         try:
-            for created in admin.create_topics([NewTopic(topic, PARTITIONS, config=SETTINGS)]).values():
+            for created in admin.create_topics([NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)]).values():
                 created.result(READ_SECONDS)
         except KafkaException as error:
             cause = error_of(error)
@@ -80,16 +80,8 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str 
     place = TopicPartition(topic, lane)
     try:
         end = _read_end(options, name, place)
-        consumer = Consumer(reader_settings(options, name))
-        try:
-            low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
-            for start in dict.fromkeys((max(low, end - TAIL), low)) if low < end else ():
-                found = _read_last(consumer, place, start, end)
-                if found is not None:
-                    return found
-            return None
-        finally:
-            consumer.close()
+        found = _read_last(options, name, place, end - TAIL, end)
+        return _read_last(options, name, place, 0, end) if found is None else found
     except KafkaException as error:
         raise call_error(error, f"read the marker topic {topic!r}") from error
 
@@ -110,8 +102,17 @@ def _read_end(options: KafkaOptions, name: str, place: TopicPartition) -> int:
             time.sleep(0.05)
 
 
-def _read_last(consumer: Consumer, place: TopicPartition, start: int, end: int) -> str | None:
-    """Return the last committed record from an offset up to the end."""
+def _read_last(options: KafkaOptions, name: str, place: TopicPartition, start: int, end: int) -> str | None:
+    """Return the last committed record from an offset up to the end; None where there is none."""
+    consumer = Consumer(reader_settings(options, name))  # a new one: after a second `assign`, `position` is that of the first
+    try:
+        low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
+        return _read_from(consumer, place, max(low, start), end) if low < end else None
+    finally:
+        consumer.close()
+
+
+def _read_from(consumer: Consumer, place: TopicPartition, start: int, end: int) -> str | None:
     consumer.assign([TopicPartition(place.topic, place.partition, start)])
     deadline = time.monotonic() + READ_SECONDS
     last: bytes | None = None

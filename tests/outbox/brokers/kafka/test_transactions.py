@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -251,11 +251,10 @@ class TestOutage:
         broker.open_lane(source, LANE)
         statuses(broker, [message(topic, b"before")], "batch 1")
         server().kill()
-        restart = threading.Timer(1.0, server().start)
-        restart.start()
-
-        during = set(statuses(broker, [message(topic, b"during")], "batch 2"))
-        restart.join()
+        with ThreadPoolExecutor(1) as threads:
+            sending = threads.submit(statuses, broker, [message(topic, b"during")], "batch 2")
+            server().start()  # in this thread: the server ends with the thread that started it
+            during = set(sending.result())
         marker = wait_until(lambda: _marker_after_deletion(source))
 
         assert len(during) == 1

@@ -1,0 +1,74 @@
+"""A relay on a real Kafka that dies at each point of a round: one copy of each message, as a reader of committed ones counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from outbox import database
+from outbox.failpoints import FailpointReached
+from outbox.message import TopicType
+from outbox.models import Batch, State
+from outbox.relay.lane import HeldLane
+from outbox.relay.rounds import Relay
+from tests.factories import TicketFactory, TopicFactory
+from tests.outbox.brokers.kafka.cluster import create_topic, open_broker, read
+
+pytestmark = [pytest.mark.kafka, pytest.mark.django_db, pytest.mark.timeout(120)]
+
+LANE, OTHER = 1, 2
+PLACES = [
+    "relay.after_claim",
+    "relay.before_transaction",
+    "relay.after_transaction",
+    "relay.after_mark",
+]
+
+
+def open_relay(topic: str, lane: int) -> Relay:
+    return Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), HeldLane(lane))
+
+
+def die(relay: Relay, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("OUTBOX_FAILPOINTS", f"{place}=raise")
+    with pytest.raises(FailpointReached):
+        relay.step()
+    monkeypatch.delenv("OUTBOX_FAILPOINTS")
+    Batch.objects.update(lease_until=F("lease_until") - timedelta(hours=1))
+
+
+class TestDeath:
+    @pytest.mark.parametrize("lane", [LANE, OTHER], ids=["same-lane", "other-lane"])
+    def test_at_each_point_leaves_one_copy_in_order(self, monkeypatch, lane):
+        topic = create_topic(partitions=3)
+        row = TopicFactory(name=topic, type="fifo", ordered=True)
+        tickets = []
+        for place in PLACES:
+            relay = open_relay(topic, LANE)
+            relay.step()
+            tickets += [TicketFactory(topic=row, order_key=number) for number in (1, 2)]
+            die(relay, monkeypatch, place)
+
+        open_relay(topic, lane).drain()
+
+        records = read(topic)
+        copies = Counter(dict(record.headers())["ce_id"].decode() for record in records)
+        assert copies == {str(ticket.message_id): 1 for ticket in tickets}
+        assert set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
+
+    def test_of_one_that_resolves_leaves_one_copy(self, monkeypatch):
+        topic = create_topic(partitions=3)
+        row = TopicFactory(name=topic, type="fifo", ordered=True)
+        relay = open_relay(topic, LANE)
+        relay.step()
+        tickets = [TicketFactory(topic=row, order_key=number) for number in (1, 2)]
+        die(relay, monkeypatch, "relay.after_transaction")
+        for place in ("relay.before_fence", "relay.after_fence"):
+            die(open_relay(topic, OTHER), monkeypatch, place)
+
+        open_relay(topic, OTHER).drain()
+
+        assert len(read(topic)) == len(tickets)
