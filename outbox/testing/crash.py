@@ -8,6 +8,18 @@ from contextlib import contextmanager
 
 from outbox.failpoints import VARIABLE, FailpointReached
 
+TRANSACTIONS = (
+    "relay.after_open",
+    "relay.after_settle",
+    "relay.before_fence",
+    "relay.after_fence",
+    "relay.after_adopt",
+    "relay.before_transaction",
+    "relay.after_transaction",
+    "relay.after_mark",
+)
+"""Failpoints of relays whose broker has transactional sends."""
+
 PLACES = (
     "relay.after_claim",
     "relay.before_half",
@@ -15,6 +27,7 @@ PLACES = (
     "relay.after_decide",
     "relay.after_send",
     "relay.after_commit",
+    *TRANSACTIONS,
     "consumer.before_handler",
     "consumer.after_handler",
     "consumer.after_commit",
@@ -68,6 +81,8 @@ def _advice(name: str) -> str:
         what = "a message of a topic that is sent in two phases (others reach relay.after_send)"
     elif name == "relay.after_send":
         what = "a message of a topic that is sent in one phase (others reach relay.after_half)"
+    elif name in TRANSACTIONS:
+        what = "a message whose broker sends in transactions, such as the memory broker with TRANSACTIONS=True"
     elif name == "relay.after_claim":
         what = "a message that waits to be sent"
     else:
