@@ -39,7 +39,7 @@ ELSEWHERE = {
 }
 
 # Pages whose Python blocks are the setting OUTBOX.
-SETTINGS = ["brokers/rabbitmq.md", "brokers/rocketmq.md", "pipeline.md"]
+SETTINGS = ["brokers/kafka.md", "brokers/rabbitmq.md", "brokers/rocketmq.md", "pipeline.md"]
 
 
 def commands() -> Iterator[tuple[str, str]]:

@@ -92,6 +92,11 @@ SETTINGS: dict[str, dict[str, str]] = {
         "app": "The project has several Celery apps, or relays run where none is imported.",
         "timeout": "Celery's broker is slow; `LEASE` must be longer.",
     },
+    "KafkaOptions": {
+        "servers": "Names the brokers.",
+        "transactions": "The cluster forbids transactional ids.",
+        "client": "The cluster asks for credentials, or messages are to be compressed.",
+    },
     "RabbitMQOptions": {
         "nodes": "Names the nodes.",
         "user": "The server asks for credentials.",

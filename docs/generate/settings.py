@@ -35,6 +35,7 @@ OPTIONS = [
     ("outbox.embedded.EmbeddedBroker", "outbox/embedded/options.py", "EmbeddedOptions", "outbox.embedded"),
     ("outbox.brokers.rocketmq.RocketMQBroker", "outbox/brokers/rocketmq/options.py", "RocketMQOptions", ""),
     ("outbox.celery.CeleryBroker", "outbox/celery/options.py", "CeleryOptions", ""),
+    ("outbox.brokers.kafka.KafkaBroker", "outbox/brokers/kafka/options.py", "KafkaOptions", ""),
     ("outbox.brokers.rabbitmq.RabbitMQBroker", "outbox/brokers/rabbitmq/options.py", "RabbitMQOptions", ""),
     ("outbox.brokers.memory.MemoryBroker", "outbox/brokers/memory/options.py", "MemoryOptions", ""),
 ]
