@@ -139,7 +139,7 @@ class TestBuilt:
         assert (metadata["Name"], metadata["License-Expression"]) == ("django-transactional-outbox", "MIT")
         assert metadata["Requires-Python"] == ">=3.11"
         assert set(metadata.get_all("Provides-Extra")) == {
-            *("lake", "metrics", "opentelemetry", "rabbitmq", "rocketmq", "spark", "testing"),
+            *("kafka", "lake", "metrics", "opentelemetry", "rabbitmq", "rocketmq", "spark", "testing"),
         }
         assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
 
