@@ -48,21 +48,26 @@ def message(topic: str, body: bytes = b"{}", **fields: Any) -> Outgoing:
 
 def read(topic: str) -> list[Message]:
     """Return all records of a topic that a reader of committed messages sees, up to its end now."""
+    admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
+    partitions = admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions
+    return [record for number in partitions for record in _read_partition(TopicPartition(topic, number))]
+
+
+def _read_partition(place: TopicPartition) -> list[Message]:
+    # A consumer for each: after a second `assign`, `position` may be that of the first.
     consumer = Consumer({"bootstrap.servers": server().address, "group.id": "counts", "enable.auto.commit": False, **QUIET})
+    found: list[Message] = []
     try:
-        partitions = consumer.list_topics(topic, timeout=SECONDS).topics[topic].partitions
-        found: list[Message] = []
-        for number in partitions:
-            low, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=SECONDS)
-            if low == end:
-                continue
-            consumer.assign([TopicPartition(topic, number, low)])
-            deadline = time.monotonic() + SECONDS
-            while consumer.position([TopicPartition(topic, number)])[0].offset < end:
-                assert time.monotonic() < deadline, "A transaction is still open."
-                record = consumer.poll(0.05)
-                if record is not None and record.error() is None:
-                    found.append(record)
+        low, end = consumer.get_watermark_offsets(place, timeout=SECONDS)
+        if low == end:
+            return []
+        consumer.assign([TopicPartition(place.topic, place.partition, low)])
+        deadline = time.monotonic() + SECONDS
+        while consumer.position([place])[0].offset < end:
+            assert time.monotonic() < deadline, "A transaction is still open."
+            record = consumer.poll(0.05)
+            if record is not None and record.error() is None:
+                found.append(record)
         return found
     finally:
         consumer.close()
