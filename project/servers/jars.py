@@ -12,9 +12,9 @@ from project.servers.program import ServerError
 INSTALL = "On Debian and Ubuntu: apt-get install default-jre-headless maven"
 
 
-def java() -> str:
-    """Return the path of java. Raises ServerError where there is none."""
-    return _program("java")
+def java(server: str) -> str:
+    """Return the path of java. Raises ServerError where there is none, which names the server that needs it."""
+    return _program("java", server)
 
 
 def are_programs_here() -> bool:
@@ -35,7 +35,7 @@ def fetch_jars(pom: Path, folder: Path) -> Path:
 
 
 def _fetch(pom: Path, folder: Path) -> None:
-    maven = _program("mvn")
+    maven = _program("mvn", f"What {pom.name} names")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder.resolve()}"]
@@ -44,8 +44,8 @@ def _fetch(pom: Path, folder: Path) -> None:
         raise ServerError(f"Maven could not fetch the jars of {pom.name}:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
 
 
-def _program(name: str) -> str:
+def _program(name: str, user: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise ServerError(f"This server needs {name}, which is not on PATH. {INSTALL}")
+        raise ServerError(f"{user} needs {name}, which is not on PATH. {INSTALL}")
     return path

@@ -123,7 +123,17 @@ class Kafka(Program):
         }
 
     def _format(self, settings: Path) -> None:
-        command = [java(), "-cp", f"{self._jars}/*", "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(settings)]
+        command = [
+            java("Kafka"),
+            "-cp",
+            f"{self._jars}/*",
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            CLUSTER_ID,
+            "-c",
+            str(settings),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise ServerError(f"Kafka's folder could not be formatted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

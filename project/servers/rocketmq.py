@@ -116,7 +116,7 @@ class RocketMQ:
 
     def start(self) -> Self:
         """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
-        java()
+        java("RocketMQ")
         fetch_jars(POM, self.lib)
         began = time.monotonic()
         self._take_folder()
@@ -228,7 +228,7 @@ class RocketMQ:
         environment.pop("NAMESRV_ADDR", None)
         self._children[name] = Child(
             f"RocketMQ's {name} (its logs are in {self.data}/logs)",
-            [*tie("KILL"), java(), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
+            [*tie("KILL"), java("RocketMQ"), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
             self.data / f"{name}.out",
             environment=environment,
             folder=self.data,  # some of what it writes has no other place
