@@ -69,6 +69,7 @@ class Harness(abc.ABC):
     settles_letters_once = True  # of two processes that replay or discard a dead letter, one does
     many_letters = 1000
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
+    moves_between_members = True  # a message that was handed back goes to any member of its group
     counts_invisible = True  # backlog(), held() and delayed() together include messages in a handler, or between retries
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
@@ -309,7 +310,12 @@ if importlib.util.find_spec("amqp"):
 
     HARNESSES["rabbitmq"] = RabbitMQHarness
 
-# Deselected unless asked for (`make test-rocketmq`), and not even imported where its client is not installed.
+# Deselected unless asked for (`make test-kafka`, `make test-rocketmq`), and not even imported where the client is not installed.
+if importlib.util.find_spec("confluent_kafka"):
+    from tests.contracts.kafka import KafkaHarness
+
+    HARNESSES["kafka"] = KafkaHarness
+
 if importlib.util.find_spec("rocketmq"):
     from tests.contracts.rocketmq import RocketMQHarness
 

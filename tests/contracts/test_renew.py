@@ -164,6 +164,7 @@ class TestRenew:
 
 
 class TestRelease:
+    @pytest.mark.needs("moves_between_members")
     def test_lets_others_have_the_message_at_once(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a", b"b")
         by_body = {delivery.body: delivery for delivery in acts.receive(count=2)}
@@ -175,7 +176,7 @@ class TestRelease:
         assert [(one.body, one.delivery_count) for one in again] == [(b"a", 2)]
         assert [*broker.ack([by_body[b"b"]]), *other.ack(again)] == [True, True]
 
-    @pytest.mark.needs("ends_late")
+    @pytest.mark.needs("ends_late", "moves_between_members")
     def test_leaves_the_old_delivery_nothing_to_end(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
         old = acts.receive()

@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
-from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
-from outbox.brokers.capabilities import SendOnly, TransactionalSends
+from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.capabilities import DeadLetters, TransactionalSends
+from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, producer_settings
+from outbox.brokers.kafka.copies import CopyProducer
+from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
+from outbox.brokers.kafka.member import GroupMember
+from outbox.brokers.kafka.offset_notes import NO_OWNER
 from outbox.brokers.kafka.options import KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.options import read_options
-from outbox.brokers.validation import validate
+from outbox.brokers.owners import GroupOwner
+from outbox.brokers.validation import known_topic, validate
+from outbox.errors import BrokerUnavailable
+
+T = TypeVar("T")
 
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 DEFAULT_MESSAGE_BYTES = 1_048_588  # max.message.bytes of a topic, unless it is set
 FOR_HEADERS = 16 * 1024
 
 
-class KafkaBroker(SendOnly, TransactionalSends):
+class KafkaBroker(TransactionalSends, DeadLetters):
     """
-    Publishes one-phase messages to Kafka 2.5 and later; docs/brokers/kafka.md says what it promises.
+    Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
+    promises.
 
     A relay sends in transactions of its lane, so that readers of committed messages see each message once. With
     OPTIONS["TRANSACTIONS"] = False, messages are published at least once.
+
+    Args:
+        clock: seconds since 1970, by which deliveries expire and retries are due.
     """
 
     system: ClassVar[str] = "kafka"
     supports_order: ClassVar[bool] = True
     max_body_bytes = DEFAULT_MESSAGE_BYTES - FOR_HEADERS
 
-    def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
+    def __init__(
+        self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec], *, clock: Callable[[], float] = time.time
+    ) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(KafkaOptions, options)
         self._name = f"outbox {alias}"
+        self._clock = clock
         self._producer: Producer | None = None
+        self._copies = CopyProducer(self._settings, self._name)
+        self._letters = KafkaDeadLetters(self._settings, self._name, self.topics)
+        self._members: dict[str, GroupMember] = {}
+        self._owners: dict[str, GroupOwner] = {}
+        self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self.supports_transactional_sends = self._settings.transactions
 
@@ -108,10 +130,110 @@ class KafkaBroker(SendOnly, TransactionalSends):
             return undone(messages, rejected)
         return self._lanes.send(lane, messages, marker)
 
+    def set_owner(self, group: str, source: str, project: str) -> None:
+        """Note whose group it is; Kafka stores it beside the group's offsets."""
+        self._owners[group] = GroupOwner.of(source, project)
+
+    def take_over(self, group: str) -> None:
+        """Store the owner of a group, which may have no members, beside its offsets."""
+        groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group, NO_OWNER))
+
+    def receive(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        limit: int,
+        invisible_for: timedelta,
+        wait: timedelta,
+    ) -> list[Delivery]:
+        """Receive messages as a member of the group, which a broker client becomes with its first call."""
+        for topic in topics:
+            known_topic(self.topics, topic)
+        return self._member(group).receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
+
+    def interrupt(self) -> None:
+        """End the wait of `receive` within a moment."""
+        self._is_interrupted = True
+        for member in list(self._members.values()):
+            member.interrupt()
+
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries for that time from now; they belong to this client as long as it has their partitions."""
+        by_group = self._by_group(deliveries, lambda member, mine: member.renew(mine, invisible_for))
+        return [by_group[index] for index in range(len(deliveries))]
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Make deliveries due at once: for this client, while it has their partitions."""
+        for group in {one.group for one in deliveries}:
+            self._member(group).release([one for one in deliveries if one.group == group])
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Finish messages, and commit the group's offsets."""
+        by_group = self._by_group(deliveries, lambda member, mine: member.ack(mine))
+        return [by_group[index] for index in range(len(deliveries))]
+
+    def retry(self, delivery: Delivery, after: timedelta) -> bool:
+        """Deliver a message again later: from the memory of this client, or with a longer delay from the retry topic."""
+        return self._member(delivery.group).retry(delivery, after)
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Copy a message to the group's dead letters, and finish it."""
+        return self._member(delivery.group).dead_letter(delivery, reason)
+
+    def backlog(self, group: str) -> dict[str, int]:
+        """Return what is behind the group's committed offsets, by topic, retries included."""
+        return groups.count_backlog(self._settings, self._name, group, self.topics)
+
+    def refusals(self) -> dict[str, str]:
+        """Return the topics that are missing, may not be read, or belong to another project's group."""
+        return {topic: why for member in list(self._members.values()) for topic, why in list(member.refusals.items())}
+
+    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
+        """Return the dead letters of a group, oldest first."""
+        return self._letters.list(group, limit)
+
+    def count_dead_letters(self, group: str) -> dict[str, int]:
+        """Return the number of a group's dead letters by topic; the first call reads them all."""
+        return self._letters.count(group)
+
+    def replay(self, group: str, letters: Collection[str]) -> set[str]:
+        """Copy dead letters to the group's retry topic, which only this group reads."""
+        return self._letters.replay(group, letters)
+
+    def discard(self, group: str, letters: Collection[str]) -> set[str]:
+        """Delete dead letters."""
+        return self._letters.discard(group, letters)
+
     def close(self) -> None:
-        """Throw all producers away."""
+        """Leave all groups and throw all producers away."""
+        self._is_closed = self._is_interrupted = True
+        for member in list(self._members.values()):
+            member.close()
         self._producer = None
+        self._copies.close()
         self._lanes.close()
+
+    def _member(self, group: str) -> GroupMember:
+        if self._is_closed:
+            raise BrokerUnavailable("The broker is closed.")
+        if group not in self._members:
+            member = GroupMember(self._settings, self._name, group, self.topics, self._copies, self._clock)
+            member.owner = self._owners.get(group, NO_OWNER)
+            if self._is_interrupted:
+                member.interrupt()
+            self._members[group] = member
+        return self._members[group]
+
+    def _by_group(
+        self, deliveries: Sequence[Delivery], call: Callable[[GroupMember, list[Delivery]], Sequence[T]]
+    ) -> dict[int, T]:
+        """Make a call for the deliveries of each group; return the answers by index."""
+        found: dict[int, T] = {}
+        for group in {one.group for one in deliveries}:
+            mine = {index: one for index, one in enumerate(deliveries) if one.group == group}
+            found |= dict(zip(mine, call(self._member(group), list(mine.values())), strict=True))
+        return found
 
     def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that break a rule."""

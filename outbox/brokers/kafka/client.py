@@ -12,6 +12,8 @@ MESSAGE_TIMEOUT = timedelta(seconds=7)
 TRANSACTION_TIMEOUT = timedelta(seconds=20)
 # The client repeats a request after 0.8 times as long at the earliest.
 RETRY_BACKOFF = timedelta(milliseconds=400)
+# A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
+MOST_BETWEEN_POLLS = timedelta(minutes=5)
 ANSWER_SECONDS = 5.0  # for metadata, and for a commit
 
 
@@ -51,6 +53,24 @@ def transactional_settings(options: KafkaOptions, name: str, transactional_id: s
         **producer_settings(options, name),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": _milliseconds(TRANSACTION_TIMEOUT),
+    }
+
+
+def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, Any]:
+    """Return the settings of a member of a consumer group, by the classic protocol or by that of KIP-848."""
+    is_classic = options.client.get("group.protocol", "classic") != "consumer"
+    return {
+        **({"partition.assignment.strategy": "cooperative-sticky"} if is_classic else {}),
+        "queued.max.messages.kbytes": 16_384,  # of each partition
+        "socket.timeout.ms": 10_000,
+        **client_settings(options, name),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",  # of a partition that was added, too
+        "max.poll.interval.ms": _milliseconds(MOST_BETWEEN_POLLS),
+        "topic.metadata.refresh.interval.ms": 60_000,  # until new partitions are found
     }
 
 

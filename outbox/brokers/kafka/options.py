@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
@@ -21,6 +21,9 @@ RESERVED = {
     "isolation.level": "Markers are read from committed transactions only.",
     "enable.auto.commit": "Offsets are committed after the database.",
     "group.id": "It is that of the @consumer.",
+    "partition.assignment.strategy": "Members keep their partitions when others come: cooperative-sticky.",
+    "auto.offset.reset": 'Use OPTIONS["START"].',
+    "max.poll.interval.ms": "A renewed delivery is held for any time.",
     "error_cb": "The broker has one.",
     "log_level": "Errors are in the results.",
 }
@@ -32,6 +35,8 @@ class KafkaOptions(BrokerOptions, frozen=True):
     servers: list[str]  # host:port of some brokers of the cluster, which name the others
     # False: for clusters that forbid transactional ids. Messages are then published at least once.
     transactions: bool = True
+    # Where a consumer group that is new to a topic begins: with the first message that the topic has, or behind the last one.
+    start: Literal["earliest", "latest"] = "earliest"
     # Further settings of librdkafka, such as "security.protocol", "sasl.username", "compression.type".
     client: dict[str, str | int | float | bool] = {}
 

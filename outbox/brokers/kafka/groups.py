@@ -1,0 +1,106 @@
+"""What a client that is no member asks about consumer groups: what waits, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import closing
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_settings
+from outbox.brokers.kafka.errors import call_error, error_of
+from outbox.brokers.kafka.group_topics import GroupTopics
+from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes
+from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.owners import GroupOwner
+from outbox.errors import BrokerUnavailable
+
+
+def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collection[str]) -> dict[str, int]:
+    """
+    Return the number of records behind a group's committed offsets, by topic, retries included. It has no topic that the group
+    never read.
+
+    Open transactions do not count. The end of each transaction takes an offset, so that a group without members may have counted
+    some more than there are.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer.
+    """
+    stored = {one: topic for topic in topics for one in (topic, GroupTopics.of(topic, group).retry)}
+    with closing(Consumer(member_settings(options, name, group))) as consumer:
+        places = _places(consumer, stored)
+        if not places:
+            return {}
+        committed = {place: place.offset for place in committed_notes(consumer, places)}
+    known = {place.topic for place, offset in committed.items() if offset >= 0}
+    known |= {retry for retry, topic in stored.items() if topic in known}
+    read = [place for place in places if place.topic in known]
+    ends = _offsets(options, name, read, OffsetSpec.latest())
+    starts = _offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
+    found: dict[str, int] = {}
+    for place in read:
+        start = committed[place] if committed[place] >= 0 else starts[place]
+        found[stored[place.topic]] = found.get(stored[place.topic], 0) + max(0, ends[place] - start)
+    return found
+
+
+def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[str], owner: GroupOwner) -> None:
+    """
+    Name an outbox as that of a group's inbox, beside each committed offset.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer, or the group still has members.
+    """
+    with closing(Consumer(member_settings(options, name, group))) as consumer:
+        places = _places(consumer, topics)
+        notes = committed_notes(consumer, places) if places else {}
+        offsets = [
+            TopicPartition(
+                place.topic,
+                place.partition,
+                place.offset,
+                OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
+            )
+            for place, note in notes.items()
+            if place.offset >= 0
+        ]
+        if not offsets:
+            return
+        try:
+            answers = consumer.commit(offsets=offsets, asynchronous=False) or []
+            for answer in answers:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+        except KafkaException as error:
+            cause = error_of(error)
+            if cause is not None and cause.name() in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"):
+                raise BrokerUnavailable(
+                    f"Kafka's consumer group {group!r} still has members.",
+                    hint="Stop all consumers of the group first; those of the other project, too.",
+                ) from error
+            raise call_error(error, f"name the owner of group {group!r}") from error
+
+
+def _places(consumer: Consumer, topics: Collection[str]) -> list[TopicPartition]:
+    """Return the partitions of topics; none of a topic that does not exist."""
+    found = []
+    for topic in topics:
+        try:
+            known = consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        except KafkaException as error:
+            raise call_error(error, f"look the topic {topic!r} up") from error
+        found += [TopicPartition(topic, number) for number in known.partitions]
+    return found
+
+
+def _offsets(options: KafkaOptions, name: str, places: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+    if not places:
+        return {}
+    admin = AdminClient(client_settings(options, name))
+    asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED)
+    try:
+        return {place: int(asked[place].result(2 * ANSWER_SECONDS).offset) for place in places}
+    except KafkaException as error:
+        raise call_error(error, "read the ends of topics") from error

@@ -1,0 +1,124 @@
+"""A real Kafka for the contract. Deliveries expire, and retries are due, by the harness' clock."""
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from outbox.brokers.base import Broker, Delivery, TopicSpec
+from outbox.brokers.kafka import KafkaBroker
+from outbox.brokers.kafka.window import PartitionWindow
+from outbox.message import TopicType
+from tests.contracts.real_time import RealTimeHarness
+from tests.kafka_node import server
+
+NO_TIME = timedelta()
+SECONDS = 30
+SESSION_SECONDS = 6  # until the partitions of a member that was killed go to another one: the server's least
+
+
+def admin() -> AdminClient:
+    return AdminClient({"bootstrap.servers": server().address, "log_level": 0})
+
+
+class PatientKafka(KafkaBroker):
+    """Receives all that is there: a member fetches by and by, and is given its partitions a moment after its first call."""
+
+    def receive(
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
+    ) -> list[Delivery]:
+        began = time.monotonic()
+        found: list[Delivery] = []
+        is_complete = False
+        while len(found) < limit and time.monotonic() - began < SECONDS:
+            more = super().receive(group, topics, limit=limit - len(found), invisible_for=invisible_for, wait=NO_TIME)
+            found += more
+            if is_complete and not more:
+                break
+            is_complete = self._has_fetched_all(group) or self._is_kept_waiting(group)
+        left = wait - timedelta(seconds=time.monotonic() - began)
+        if found or left <= NO_TIME:
+            return found
+        return super().receive(group, topics, limit=limit, invisible_for=invisible_for, wait=left)
+
+    def _is_kept_waiting(self, group: str) -> bool:
+        """Return whether it is not a member yet, since another one does not call, or was killed."""
+        client = admin()
+        return (
+            not self._members[group]._windows and len(client.describe_consumer_groups([group])[group].result(SECONDS).members) > 1
+        )
+
+    def _has_fetched_all(self, group: str) -> bool:
+        member = self._members.get(group)
+        if member is None or not member._windows:
+            return False
+        windows = {TopicPartition(one.stored_topic, one.partition): one for one in list(member._windows.values())}
+        client = admin()  # kept until the answers are there
+        ends = client.list_offsets(
+            {place: OffsetSpec.latest() for place in windows}, isolation_level=IsolationLevel.READ_COMMITTED
+        )
+        return all(
+            window.is_paused or self._next_of(group, place, window) >= ends[place].result(SECONDS).offset
+            for place, window in windows.items()
+        )
+
+    def _next_of(self, group: str, place: TopicPartition, window: PartitionWindow) -> int:
+        consumer = self._members[group]._consumer
+        position: int = consumer.position([place])[0].offset
+        if position >= 0:
+            return position
+        committed: int = consumer.committed([place], timeout=SECONDS)[0].offset
+        return max(0, committed)
+
+
+class KafkaHarness(RealTimeHarness):
+    broker_class = PatientKafka
+    marks: ClassVar = [pytest.mark.kafka, pytest.mark.timeout(120)]
+    lateness = timedelta(seconds=20)
+    ends_late = True
+    can_restart = True
+    gives_back_at_once = True
+    moves_between_members = False
+    many_letters = 300
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics = {kind: self.topics[kind] for kind in (TopicType.NORMAL, TopicType.FIFO)}
+        client = admin()
+        for created in client.create_topics([NewTopic(one.name, 4) for one in self.topics.values()]).values():
+            created.result(SECONDS)
+
+    def open(self, **options: Any) -> Broker:
+        return self._open({**self.options(), **options}, list(self.topics.values()))
+
+    def _open(self, options: dict[str, Any], topics: Sequence[TopicSpec]) -> Broker:
+        broker = self.broker_class("default", options, topics, clock=lambda: self.now.timestamp())
+        self._opened.append(broker)
+        return broker
+
+    def options(self) -> dict[str, Any]:
+        return {"SERVERS": [server().address], "CLIENT": {"session.timeout.ms": SESSION_SECONDS * 1000}}
+
+    def options_elsewhere(self) -> dict[str, Any]:
+        return self.options()
+
+    def restart(self) -> None:
+        server().kill()
+        server().start()
+
+    def open_unreachable(self) -> Broker:
+        return self.open(SERVERS=["127.0.0.1:1"])
+
+    def close(self) -> None:
+        super().close()
+        client = admin()
+        with suppress(KafkaException):  # the server may be away
+            names = list(client.list_topics(timeout=SECONDS).topics)
+            mine = tuple(one.name for one in self.topics.values())
+            for deleted in client.delete_topics([name for name in names if name.startswith(mine)]).values():
+                deleted.result(SECONDS)
