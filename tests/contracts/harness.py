@@ -77,6 +77,7 @@ class Harness(abc.ABC):
 
     def __init__(self) -> None:
         unique = uuid.uuid4().hex[:8]
+        self.source = f"urn:uuid:{uuid.uuid4()}"  # of an outbox of its own
         self.topics = {kind: TopicSpec(f"{kind}-{unique}", kind) for kind in TopicType}
         self.now = self._made_at = datetime.now(UTC)
         self._opened: list[Broker] = []

@@ -22,8 +22,8 @@ SECONDS = 30
 SESSION_SECONDS = 6  # until the partitions of a member that was killed go to another one: the server's least
 
 
-def admin() -> AdminClient:
-    return AdminClient({"bootstrap.servers": server().address, "log_level": 0})
+def admin(address: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": address, "log_level": 0})
 
 
 class PatientKafka(KafkaBroker):
@@ -48,17 +48,19 @@ class PatientKafka(KafkaBroker):
 
     def _is_kept_waiting(self, group: str) -> bool:
         """Return whether it is not a member yet, since another one does not call, or was killed."""
-        client = admin()
-        return (
-            not self._members[group]._windows and len(client.describe_consumer_groups([group])[group].result(SECONDS).members) > 1
-        )
+        if self._members[group]._windows:
+            return False
+        client = admin(self._settings.servers[0])
+        with suppress(KafkaException):  # its coordinator may not be ready
+            return len(client.describe_consumer_groups([group])[group].result(SECONDS).members) > 1
+        return False
 
     def _has_fetched_all(self, group: str) -> bool:
         member = self._members.get(group)
         if member is None or not member._windows:
             return False
         windows = {TopicPartition(one.stored_topic, one.partition): one for one in list(member._windows.values())}
-        client = admin()  # kept until the answers are there
+        client = admin(self._settings.servers[0])  # kept until the answers are there
         ends = client.list_offsets(
             {place: OffsetSpec.latest() for place in windows}, isolation_level=IsolationLevel.READ_COMMITTED
         )
@@ -89,7 +91,7 @@ class KafkaHarness(RealTimeHarness):
     def __init__(self) -> None:
         super().__init__()
         self.topics = {kind: self.topics[kind] for kind in (TopicType.NORMAL, TopicType.FIFO)}
-        client = admin()
+        client = admin(server().address)
         for created in client.create_topics([NewTopic(one.name, 4) for one in self.topics.values()]).values():
             created.result(SECONDS)
 
@@ -116,7 +118,7 @@ class KafkaHarness(RealTimeHarness):
 
     def close(self) -> None:
         super().close()
-        client = admin()
+        client = admin(server().address)
         with suppress(KafkaException):  # the server may be away
             names = list(client.list_topics(timeout=SECONDS).topics)
             mine = tuple(one.name for one in self.topics.values())

@@ -10,7 +10,6 @@ from tests.contracts.harness import Harness
 
 ACCEPTED, REFUSED, UNAVAILABLE = SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.UNAVAILABLE
 LANE, OTHER = 3, 4
-SOURCE = "urn:uuid:0191d8a0-0000-7000-8000-000000000001"
 
 pytestmark = pytest.mark.needs("supports_transactional_sends")
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.needs("supports_transactional_sends")
 @pytest.fixture
 def sender(harness: Harness) -> TransactionalSends:
     sender = TransactionalSends.of(harness.open())
-    sender.open_lane(SOURCE, LANE)
+    sender.open_lane(harness.source, LANE)
     return sender
 
 
@@ -34,18 +33,18 @@ class TestTransaction:
 
         assert acts.bodies(count=1) == [b"a"]
         assert acts.bodies(TopicType.FIFO, count=1) == [b"b"]
-        assert TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE) == "batch 1"
+        assert TransactionalSends.of(harness.open()).open_lane(harness.source, LANE) == "batch 1"
 
     def test_overwrites_the_marker_of_the_one_before(self, acts: Acts, harness: Harness, sender: TransactionalSends):
         statuses(sender, [acts.message()], "batch 1")
         statuses(sender, [acts.message()], "batch 2")
 
-        assert TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE) == "batch 2"
+        assert TransactionalSends.of(harness.open()).open_lane(harness.source, LANE) == "batch 2"
 
     def test_may_hold_a_marker_alone(self, harness: Harness, sender: TransactionalSends):
         assert statuses(sender, [], "nothing yet") == []
 
-        assert TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE) == "nothing yet"
+        assert TransactionalSends.of(harness.open()).open_lane(harness.source, LANE) == "nothing yet"
 
     def test_stores_nothing_when_one_message_cannot_go(self, acts: Acts, harness: Harness, sender: TransactionalSends):
         statuses(sender, [acts.message(body=b"before")], "batch 1")
@@ -54,12 +53,12 @@ class TestTransaction:
 
         assert found == [UNAVAILABLE, REFUSED, UNAVAILABLE]
         assert acts.bodies(count=1) == [b"before"]
-        assert TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE) == "batch 1"
+        assert TransactionalSends.of(harness.open()).open_lane(harness.source, LANE) == "batch 1"
 
-    def test_takes_the_others_when_they_are_sent_without_it(self, acts: Acts, sender: TransactionalSends):
+    def test_takes_the_others_when_they_are_sent_without_it(self, acts: Acts, sender: TransactionalSends, harness: Harness):
         good, bad = acts.message(body=b"a"), acts.message(body=b"")
         statuses(sender, [good, bad], "batch 1")
-        sender.open_lane(SOURCE, LANE)
+        sender.open_lane(harness.source, LANE)
 
         assert statuses(sender, [good], "batch 2") == [ACCEPTED]
 
@@ -68,28 +67,28 @@ class TestTransaction:
 
 class TestLane:
     def test_has_no_marker_before_its_first_transaction(self, harness: Harness):
-        assert TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE) is None
+        assert TransactionalSends.of(harness.open()).open_lane(harness.source, LANE) is None
 
-    def test_has_a_marker_of_its_own(self, acts: Acts, sender: TransactionalSends):
-        sender.open_lane(SOURCE, OTHER)
+    def test_has_a_marker_of_its_own(self, acts: Acts, sender: TransactionalSends, harness: Harness):
+        sender.open_lane(harness.source, OTHER)
         statuses(sender, [acts.message()], "of lane 3")
 
         statuses(sender, [acts.message()], "of lane 4", lane=OTHER)
 
-        assert (sender.open_lane(SOURCE, LANE), sender.open_lane(SOURCE, OTHER)) == ("of lane 3", "of lane 4")
+        assert (sender.open_lane(harness.source, LANE), sender.open_lane(harness.source, OTHER)) == ("of lane 3", "of lane 4")
 
-    def test_takes_nothing_before_it_is_opened(self, acts: Acts, sender: TransactionalSends):
+    def test_takes_nothing_before_it_is_opened(self, acts: Acts, sender: TransactionalSends, harness: Harness):
         [status] = statuses(sender, [acts.message()], "batch 1", lane=OTHER)
 
         assert status is not ACCEPTED
         assert acts.receive() == []
-        assert sender.open_lane(SOURCE, OTHER) is None
+        assert sender.open_lane(harness.source, OTHER) is None
 
     def test_shuts_its_last_holder_out(self, acts: Acts, harness: Harness, sender: TransactionalSends):
         statuses(sender, [acts.message(body=b"before")], "batch 1")
         next_holder = TransactionalSends.of(harness.open())
 
-        marker = next_holder.open_lane(SOURCE, LANE)
+        marker = next_holder.open_lane(harness.source, LANE)
         late = statuses(sender, [acts.message(body=b"late")], "batch 2")
 
         assert marker == "batch 1"
@@ -101,7 +100,7 @@ class TestLane:
         statuses(sender, [acts.message(body=b"before")], "batch 1")
         other = TransactionalSends.of(harness.open())
 
-        marker = other.fence_lane(SOURCE, LANE)
+        marker = other.fence_lane(harness.source, LANE)
         late = statuses(sender, [acts.message(body=b"late")], "batch 2")
 
         assert (marker, other.is_lane_open(LANE)) == ("batch 1", False)
@@ -117,7 +116,7 @@ class TestLane:
         assert sender.is_lane_open(LANE)
 
     def test_does_not_stay_open_when_a_marker_alone_is_fenced_out(self, harness: Harness, sender: TransactionalSends):
-        TransactionalSends.of(harness.open()).fence_lane(SOURCE, LANE)
+        TransactionalSends.of(harness.open()).fence_lane(harness.source, LANE)
 
         assert statuses(sender, [], "nothing yet") == []
 
@@ -131,8 +130,8 @@ class TestLane:
         assert statuses(sender, [acts.message()], "batch 2") == [ACCEPTED]
 
     def test_can_be_taken_back(self, acts: Acts, harness: Harness, sender: TransactionalSends):
-        TransactionalSends.of(harness.open()).open_lane(SOURCE, LANE)
-        sender.open_lane(SOURCE, LANE)
+        TransactionalSends.of(harness.open()).open_lane(harness.source, LANE)
+        sender.open_lane(harness.source, LANE)
 
         assert statuses(sender, [acts.message(body=b"a")], "batch 1") == [ACCEPTED]
 

@@ -59,7 +59,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         self._clock = clock
         self._producer: Producer | None = None
         self._copies = CopyProducer(self._settings, self._name)
-        self._letters = KafkaDeadLetters(self._settings, self._name, self.topics)
+        self._letters = KafkaDeadLetters(self._settings, self._name, self.topics, clock)
         self._members: dict[str, GroupMember] = {}
         self._owners: dict[str, GroupOwner] = {}
         self._is_interrupted = self._is_closed = False

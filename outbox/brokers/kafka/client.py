@@ -14,6 +14,7 @@ TRANSACTION_TIMEOUT = timedelta(seconds=20)
 RETRY_BACKOFF = timedelta(milliseconds=400)
 # A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
 MOST_BETWEEN_POLLS = timedelta(minutes=5)
+MOST_BYTES = 64 * 1024 * 1024  # of a record: the topic's max.message.bytes decides
 ANSWER_SECONDS = 5.0  # for metadata, and for a commit
 
 
@@ -38,6 +39,7 @@ def producer_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
         "partitioner": "murmur2_random",  # as producers in Java choose it
         "linger.ms": 5,
         "queue.buffering.max.kbytes": 65_536,
+        "message.max.bytes": MOST_BYTES,
         **client_settings(options, name),
         "enable.idempotence": True,
         "acks": "all",

@@ -20,7 +20,6 @@ from outbox.errors import BrokerUnavailable
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-MOST_BYTES = 100 * 1024 * 1024  # of a copy: the topic decides
 LONGEST_REASON = 2000  # characters
 
 
@@ -71,7 +70,7 @@ class CopyProducer:
 
     def _open(self) -> Producer:
         if self._producer is None:
-            self._producer = Producer({**producer_settings(self._options, self._name), "message.max.bytes": MOST_BYTES})
+            self._producer = Producer(producer_settings(self._options, self._name))
         return self._producer
 
 

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from outbox.brokers.base import BrokerDeadLetter
 from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, producer_settings, transactional_settings
 from outbox.brokers.kafka.codec import CopyNote, read_note, to_delivery
-from outbox.brokers.kafka.copies import MOST_BYTES, RecordCopy, produce_copy, replayed_copy
+from outbox.brokers.kafka.copies import RecordCopy, produce_copy, replayed_copy
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, error_of
 from outbox.brokers.kafka.group_topics import GroupTopics, count_partitions, ensure_group_topics
 from outbox.brokers.kafka.options import KafkaOptions
@@ -67,12 +67,14 @@ class KafkaDeadLetters:
 
     Args:
         topics: names of topics.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, options: KafkaOptions, name: str, topics: Collection[str]) -> None:
+    def __init__(self, options: KafkaOptions, name: str, topics: Collection[str], clock: Callable[[], float]) -> None:
         self._options = options
         self._name = name
         self._topics = topics
+        self._clock = clock
         self._read: dict[tuple[str, str], _LetterTopic] = {}
 
     def list(self, group: str, limit: int) -> list[BrokerDeadLetter]:
@@ -86,7 +88,7 @@ class KafkaDeadLetters:
 
     def replay(self, group: str, ids: Collection[str]) -> set[str]:
         """Store a copy of each letter for its group. Return the ids of those that were replayed now. Raises BrokerUnavailable."""
-        now = time.time()
+        now = self._clock()
         return self._settle(group, ids, lambda letter, note: [replayed_copy(letter, note, now=now)])
 
     def discard(self, group: str, ids: Collection[str]) -> set[str]:
@@ -131,7 +133,7 @@ class KafkaDeadLetters:
         if self._options.transactions:
             dead = GroupTopics.of(topic, group).dead
             settings = transactional_settings(self._options, self._name, f"outbox.{dead}")
-        producer = Producer({**settings, "message.max.bytes": MOST_BYTES})
+        producer = Producer(settings)
         if self._options.transactions:
             try:
                 producer.init_transactions(INIT_SECONDS)

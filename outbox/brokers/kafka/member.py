@@ -98,7 +98,9 @@ class GroupMember:
             BrokerUnavailable: no broker answers.
             BrokerMisconfigured: this user may not read the topics, or not for the group.
         """
-        self._subscribe(topics)
+        with self._polling:
+            self._require_open()
+            self._subscribe(topics)
         deadline = time.monotonic() + wait.total_seconds()
         while True:
             self._fetch(limit, 0.0)
@@ -247,8 +249,7 @@ class GroupMember:
     def _fetch(self, most: int, seconds: float) -> None:
         """Fetch what is there; wait at most so long for a first record."""
         with self._polling:
-            if self._is_closed:
-                raise BrokerUnavailable("The broker is closed.")
+            self._require_open()
             self._polled_at = time.monotonic()
             if seconds:
                 first = self._consumer.poll(seconds)
@@ -385,6 +386,8 @@ class GroupMember:
         lost: set[int] = set()
         try:
             answers = self._consumer.commit(offsets=offsets, asynchronous=False) or []
+        except RuntimeError as error:  # the client is closed
+            raise BrokerUnavailable("The broker is closed.") from error
         except KafkaException as error:
             cause = error_of(error)
             if cause is None or cause.name() not in LOST | REBALANCING:
@@ -458,13 +461,20 @@ class GroupMember:
 
     def _require_answers(self) -> None:
         """Raise BrokerUnavailable where no broker has answered for a while."""
-        if time.monotonic() - self._answered_at < UNANSWERED_SECONDS:
+        if time.monotonic() - self._answered_at < UNANSWERED_SECONDS or not self._subscribed:
             return
-        try:
-            self._consumer.list_topics(next(iter(self._subscribed), None) or "", timeout=ANSWER_SECONDS)
-        except KafkaException as error:
-            raise call_error(error, f"be asked for messages of group {self.group!r}") from error
+        with self._polling:
+            self._require_open()
+            try:
+                self._consumer.list_topics(next(iter(self._subscribed)), timeout=ANSWER_SECONDS)
+            except KafkaException as error:
+                raise call_error(error, f"be asked for messages of group {self.group!r}") from error
         self._answered_at = time.monotonic()
+
+    def _require_open(self) -> None:
+        """Raise BrokerUnavailable where the member has left; the caller holds the lock of polls."""
+        if self._is_closed:
+            raise BrokerUnavailable("The broker is closed.")
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         with self._lock:
