@@ -65,6 +65,7 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
         **({"partition.assignment.strategy": "cooperative-sticky"} if is_classic else {}),
         "queued.max.messages.kbytes": 16_384,  # of each partition
         "socket.timeout.ms": 10_000,
+        "topic.metadata.refresh.interval.ms": 60_000,  # until new partitions are found
         **client_settings(options, name),
         "group.id": group,
         "enable.auto.commit": False,
@@ -72,7 +73,6 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",  # of a partition that was added, too
         "max.poll.interval.ms": _milliseconds(MOST_BETWEEN_POLLS),
-        "topic.metadata.refresh.interval.ms": 60_000,  # until new partitions are found
     }
 
 
