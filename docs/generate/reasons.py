@@ -95,6 +95,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "KafkaOptions": {
         "servers": "Names the brokers.",
         "transactions": "The cluster forbids transactional ids.",
+        "start": "A new group is to handle only what is sent from now on.",
         "client": "The cluster asks for credentials, or messages are to be compressed.",
     },
     "RabbitMQOptions": {
