@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ demo-rocketmq: $(VENV)/.rocketmq ## the same on a RocketMQ, started for it; need
 
 demo-rabbitmq: $(VENV)/.project ## the same on a RabbitMQ, started for it and killed once; needs rabbitmq-server (ARGS="...")
 	@$(BIN)/python manage.py outbox_demo --broker rabbitmq $(ARGS)
+
+demo-kafka: $(VENV)/.kafka ## the same on a Kafka, started for it and killed once; needs Java and Maven (ARGS="...")
+	@$(BIN)/python manage.py outbox_demo --broker kafka $(ARGS)
 
 serve: $(VENV)/.project ## play the demo, then leave shop and admin running
 	@$(BIN)/python manage.py outbox_demo --serve $(ARGS)

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     """
-    Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, rocketmq, or rabbitmq.
+    Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, rocketmq, rabbitmq, or kafka.
 
     Raises:
         ImproperlyConfigured: it names another.
@@ -31,5 +31,8 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
             "PASSWORD": environ.get("RABBITMQ_PASSWORD", "guest"),
         }
         return {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": options}
-    known = '"embedded", "rocketmq" and "rabbitmq"'
+    if name == "kafka":
+        options = {"SERVERS": environ.get("KAFKA_SERVERS", "127.0.0.1:9092").split(",")}
+        return {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": options}
+    known = '"embedded", "rocketmq", "rabbitmq" and "kafka"'
     raise ImproperlyConfigured(f"The environment says BROKER={name}, but there are {known}. Choose one.")

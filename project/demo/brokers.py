@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,15 @@ UNHANDLED = f"""
     + (SELECT count(*) FROM message m JOIN reads r USING (topic) WHERE NOT EXISTS (
         SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = m.id))
     + greatest(0, %d - (SELECT count(*) FROM outbox_duplicate WHERE delivery_count > 1))
+"""  # noqa: S608
+
+# Messages that the broker has confirmed, for each group that has not handled them.
+HELD = f"""
+{LEDGERS}
+SELECT count(*) FROM outbox_batch b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, position)
+JOIN outbox_topic t ON t.id = b.topic_id JOIN reads r ON r.topic = t.name
+WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group = ANY(%s)
+AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
 """  # noqa: S608
 
 # What still waits in the outbox, and in the embedded broker: halves, what a group has not read, and what it has not acknowledged.
@@ -60,6 +69,7 @@ class DemoBroker(abc.ABC):
 
     doors: ClassVar[tuple[str, ...]]  # who asks about half messages; none: it has no half messages
     rounds: ClassVar[tuple[Round, ...]] = ROUNDS
+    publishes_once: ClassVar[bool] = False  # a second copy of a message breaks the promise
     opening: str = ""  # shown to the user while it starts
     settle_seconds: ClassVar[float] = 40  # to wait until all work is done
     commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
@@ -96,6 +106,11 @@ class Embedded(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         connection.execute(SHOW)
+
+
+def count_held(connection: Connection, groups: Sequence[str]) -> int:
+    """Return the number of messages that a broker outside the database has confirmed and these groups have not handled."""
+    return int((connection.execute(HELD, [list(groups)]).fetchone() or (0,))[0])
 
 
 def write_copies(connection: Connection, copies: Iterable[tuple[str, str]], halves: Iterable[str] = ()) -> None:

@@ -13,11 +13,12 @@ HALF_SENT = "relay.after_half"  # half messages stored, nothing decided: check-b
 DECIDED = "relay.after_decide"  # decided, not committed: check-backs answer COMMIT
 CLAIMED = "relay.after_claim"  # nothing sent
 CONFIRMED = "relay.after_send"  # one phase: the broker has the messages, the database does not know: they are sent again
+COMMITTED = "relay.after_transaction"  # one phase, in a transaction of the broker's: its marker says so to the next relay
 WRITTEN = "consumer.after_handler"  # inside the handler's transaction: it is rolled back
 UNACKED = "consumer.after_commit"  # the handler's writes are in, the broker does not know: it delivers again
 
 LONG_RUNNING, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
-RELAY_PLACES = (HALF_SENT, DECIDED, CLAIMED, CONFIRMED)
+RELAY_PLACES = (HALF_SENT, DECIDED, CLAIMED, CONFIRMED, COMMITTED)
 PLACES = {LONG_RUNNING: RELAY_PLACES, CELERY: RELAY_PLACES}
 CONSUMER_PLACES = (WRITTEN, UNACKED)
 
@@ -28,6 +29,7 @@ IN_WORDS = {
     DECIDED: "after it decided, before it committed",
     CLAIMED: "after it claimed messages, before it sent them",
     CONFIRMED: "after the broker's confirms, before it marked the messages as sent",
+    COMMITTED: "after its transaction was committed, before it marked the messages as sent",
     WRITTEN: "inside its handler's transaction",
     UNACKED: "after its handler's commit, before the ack",
 }
@@ -71,18 +73,25 @@ ROUNDS = (
     Round(Kill(LONG_RUNNING, HALF_SENT), Kill(CELERY, HALF_SENT), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
 )
 
-# For a broker without half messages, which is killed itself.
-ONE_PHASE_ROUNDS = (
-    Round(Kill(LONG_RUNNING, CONFIRMED), Kill(CELERY, CONFIRMED), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
-    Round(
-        Kill(LONG_RUNNING, CLAIMED),
-        Kill(CELERY, CONFIRMED),
-        (Kill("points", UNACKED), Kill("shipment", UNACKED)),
-        kills_broker=True,
-    ),
-    Round(Kill(LONG_RUNNING, CONFIRMED), Kill(CELERY, CLAIMED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
-    Round(Kill(LONG_RUNNING, CLAIMED), Kill(CELERY, CLAIMED), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
-)
+
+def one_phase_rounds(sent: str) -> tuple[Round, ...]:
+    """
+    Return the rounds for a broker without half messages, which is killed itself.
+
+    Args:
+        sent: where the broker has the messages and the database does not know.
+    """
+    return (
+        Round(Kill(LONG_RUNNING, sent), Kill(CELERY, sent), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
+        Round(
+            Kill(LONG_RUNNING, CLAIMED),
+            Kill(CELERY, sent),
+            (Kill("points", UNACKED), Kill("shipment", UNACKED)),
+            kills_broker=True,
+        ),
+        Round(Kill(LONG_RUNNING, sent), Kill(CELERY, CLAIMED), (Kill("points", UNACKED), Kill("shipment", WRITTEN))),
+        Round(Kill(LONG_RUNNING, CLAIMED), Kill(CELERY, CLAIMED), (Kill("cart", UNACKED), Kill("letters", UNACKED))),
+    )
 
 
 class Permits:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import amqp
@@ -14,8 +15,8 @@ from outbox.brokers.rabbitmq.connection import LOST, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.topology import QUORUM, declare_topic, queue_name
 from outbox.consuming.register import groups
-from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
-from project.demo.kills import ONE_PHASE_ROUNDS
+from project.demo.brokers import UNHANDLED, DemoBroker, count_held, write_copies
+from project.demo.kills import CONFIRMED, one_phase_rounds
 from project.demo.outage import BrokerKill
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
@@ -28,21 +29,12 @@ WITNESS = "demo.witness"
 
 WAITING = f"{LEDGERS} SELECT {UNHANDLED}"
 
-# Messages that the broker has confirmed, for each group that has not handled them.
-HELD = f"""
-{LEDGERS}
-SELECT count(*) FROM outbox_batch b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, position)
-JOIN outbox_topic t ON t.id = b.topic_id JOIN reads r ON r.topic = t.name
-WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group = ANY(%s)
-AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
-"""  # noqa: S608
-
 
 class RabbitMQ(DemoBroker):
     """RabbitMQ, one node, which is killed once and started again on its data."""
 
     doors = ()
-    rounds = ONE_PHASE_ROUNDS
+    rounds = one_phase_rounds(CONFIRMED)
     settle_seconds = 60
     opening = "starting RabbitMQ"
 
@@ -70,10 +62,10 @@ class RabbitMQ(DemoBroker):
     def plan_kill(self, connection: Connection) -> BrokerKill:
         """Return what kills the node once its queues are on the disk, so that they outlast it."""
 
-        def count_held(groups: Sequence[str]) -> int:
-            return int((connection.execute(HELD, [list(groups)]).fetchone() or (0,))[0])
+        def are_safe() -> bool:
+            return all(map(self._node.knows_after_crash, [WITNESS, *self._queues()]))
 
-        return BrokerKill(self._node, lambda: all(map(self._node.knows_after_crash, [WITNESS, *self._queues()])), count_held)
+        return BrokerKill(self._node, are_safe, partial(count_held, connection))
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
         return number(connection, WAITING % kills.unacked) or self._count_ready()

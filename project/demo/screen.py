@@ -68,4 +68,6 @@ def _faults_of_phases(report: Report) -> Iterator[tuple[str, int, str]]:
     if outage := report.outage:
         note = f"with {outage.held} messages in queues of dead consumers; back on its data after {outage.seconds:.1f} s"
         yield "broker killed", 1, note
-    yield "duplicate copies", report.duplicate_copies, "sent again: the confirm was lost, or its relay died with it"
+    resent = "sent again: the confirm was lost, or its relay died with it"
+    why = "a relay that takes over asks what was committed" if report.publishes_once else resent
+    yield "duplicate copies", report.duplicate_copies, why

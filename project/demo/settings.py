@@ -22,12 +22,17 @@ ROCKETMQ = {
 
 rabbitmq = json.loads(os.environ.get("DEMO_RABBITMQ", "{}"))
 RABBITMQ = {"BACKEND": "outbox.brokers.rabbitmq.RabbitMQBroker", "OPTIONS": rabbitmq}
-# RabbitMQ has no half messages, so the view that announces orders half first cannot work. The demo's customers do not call it.
-SILENCED_SYSTEM_CHECKS = ["outbox.E035"] if rabbitmq else []
+
+kafka = json.loads(os.environ.get("DEMO_KAFKA", "{}"))
+quick = {"session.timeout.ms": 6000}  # until a killed consumer's partitions go to another one: the server's least
+KAFKA = {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": {**kafka, "CLIENT": quick}}
+
+# These have no half messages, so the view that announces orders half first cannot work. The demo's customers do not call it.
+SILENCED_SYSTEM_CHECKS = ["outbox.E035"] if rabbitmq or kafka else []
 
 OUTBOX = {
     **SHOP_OUTBOX,
-    "BROKERS": {"default": ROCKETMQ if node else RABBITMQ if rabbitmq else EMBEDDED},
+    "BROKERS": {"default": ROCKETMQ if node else RABBITMQ if rabbitmq else KAFKA if kafka else EMBEDDED},
     "RELAY": {"SWEEP_AGE": timedelta(seconds=10)},
     "CONSUMER": {"INVISIBLE": timedelta(seconds=node.get("invisible", 3))},  # what a killed consumer held comes back then
     "CHECK_BACK": {"URL": os.environ.get("DEMO_CHECK_BACK_URL", ""), "SECRETS": os.environ.get("DEMO_SECRET", "").split()},

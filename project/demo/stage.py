@@ -116,7 +116,8 @@ class Stage:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             self.options.broker.show(connection)
             kills = report.Kills.count(self.permits.done())
-            return report.read(connection, kills, self.options.broker.doors, self.outage)
+            broker = self.options.broker
+            return report.read(connection, kills, broker.doors, self.outage, publishes_once=broker.publishes_once)
 
     def add_admin(self, name: str) -> str:
         """Make a superuser; return its password."""

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from project.demo.kills import CONFIRMED, DECIDED, HALF_SENT, LONG_RUNNING, ONE_PHASE_ROUNDS, ROUNDS, UNACKED, Kill, Permits
+from project.demo.kills import CONFIRMED, DECIDED, HALF_SENT, LONG_RUNNING, ROUNDS, UNACKED, Kill, Permits, one_phase_rounds
 
 KILL = Kill(LONG_RUNNING, HALF_SENT)
 
@@ -63,7 +63,7 @@ class TestPermits:
 
 
 class TestRounds:
-    @pytest.mark.parametrize("rounds", [ROUNDS, ONE_PHASE_ROUNDS], ids=["two phases", "one phase"])
+    @pytest.mark.parametrize("rounds", [ROUNDS, one_phase_rounds(CONFIRMED)], ids=["two phases", "one phase"])
     def test_kill_as_many_as_the_demo_promises(self, rounds):
         kills = [kill for one in rounds for kill in (one.long_running, one.celery, *one.consumers)]
 
@@ -79,7 +79,7 @@ class TestRounds:
         assert places.count(DECIDED) >= 3
 
     def test_of_one_phase_leave_copies_at_least_three_times_and_kill_the_broker_once(self):
-        places = [kill.place for one in ONE_PHASE_ROUNDS for kill in (one.long_running, one.celery)]
+        places = [kill.place for one in one_phase_rounds(CONFIRMED) for kill in (one.long_running, one.celery)]
 
         assert places.count(CONFIRMED) >= 3
-        assert [one.kills_broker for one in ONE_PHASE_ROUNDS].count(True) == 1
+        assert [one.kills_broker for one in one_phase_rounds(CONFIRMED)].count(True) == 1

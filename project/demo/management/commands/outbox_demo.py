@@ -32,6 +32,10 @@ def _broker(name: str, node: str) -> DemoBroker:
         return Embedded()
     if name == "rabbitmq":
         return RabbitMQ()
+    if name == "kafka":
+        from project.demo.kafka import Kafka  # its client is an extra
+
+        return Kafka()
     if not node:
         return RocketMQ()
     proxy, _, name_server = node.partition(",")
@@ -67,10 +71,10 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--broker",
-            choices=["embedded", "rocketmq", "rabbitmq"],
+            choices=["embedded", "rocketmq", "rabbitmq", "kafka"],
             default="embedded",
             help="what carries the messages (default: embedded). rocketmq starts one, which needs Java and Maven; rabbitmq "
-            "starts one, which needs rabbitmq-server, and kills it once",
+            "starts one, which needs rabbitmq-server, and kills it once; kafka does the same, and needs Java and Maven",
         )
         parser.add_argument(
             "--rocketmq",
