@@ -64,9 +64,12 @@ class TestBroker:
         options = found["OPTIONS"]
         assert (options["NODES"], options["USER"], options["PASSWORD"]) == (["a:1", "b:2"], "shop", "secret")
 
+    def test_is_kafka_where_the_environment_says_so(self):
+        assert broker({"BROKER": "kafka", "KAFKA_SERVERS": "a:1,b:2"})["OPTIONS"] == {"SERVERS": ["a:1", "b:2"]}
+
     def test_is_none_that_is_not_there(self):
-        with pytest.raises(ImproperlyConfigured, match="BROKER=kafka"):
-            broker({"BROKER": "kafka"})
+        with pytest.raises(ImproperlyConfigured, match="BROKER=nats"):
+            broker({"BROKER": "nats"})
 
 
 class TestMetrics:
