@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -11,16 +12,15 @@ from confluent_kafka import KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import SendOnly, TransactionalSends
-from outbox.brokers.kafka.client import ANSWER_SECONDS, producer_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, producer_settings
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
-from outbox.brokers.kafka.options import KafkaOptions, problems
+from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import validate
 
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-DEFAULT_MESSAGE_BYTES = 1_048_588  # max.message.bytes of a topic, unless it is set
 FOR_HEADERS = 16 * 1024
 
 
@@ -34,13 +34,14 @@ class KafkaBroker(SendOnly, TransactionalSends):
 
     system: ClassVar[str] = "kafka"
     supports_order: ClassVar[bool] = True
-    max_body_bytes = DEFAULT_MESSAGE_BYTES - FOR_HEADERS
+    max_body_bytes = MESSAGE_BYTES - FOR_HEADERS
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(KafkaOptions, options)
         self._name = f"outbox {alias}"
-        self._producer: Producer | None = None
+        self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
+        self._errors = ConnectionErrors()
         self._lanes = KafkaLanes(self._settings, self._name)
         self.supports_transactional_sends = self._settings.transactions
 
@@ -73,7 +74,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
         try:
             known = self._open_producer().list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException as error:
-            raise call_error(error, "list its topics") from error
+            raise call_error(error, "list its topics", self._errors.last(self._open_producer())) from error
         return [
             Problem(f"Kafka has no topic {name!r}.", "Create it; a topic that is missing takes no message.")
             for name in self.topics
@@ -110,7 +111,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
 
     def close(self) -> None:
         """Throw all producers away."""
-        self._producer = None
+        self._producers.clear()
         self._lanes.close()
 
     def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
@@ -119,13 +120,14 @@ class KafkaBroker(SendOnly, TransactionalSends):
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 
     def _open_producer(self) -> Producer:
-        if self._producer is None:
-            self._producer = Producer(producer_settings(self._settings, self._name))
-        return self._producer
+        pid = os.getpid()
+        if pid not in self._producers:
+            self._producers[pid] = Producer(producer_settings(self._settings, self._name, self._errors))
+        return self._producers[pid]
 
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         try:
-            return produce(self._open_producer(), messages) if messages else []
+            return produce(self._open_producer(), messages, errors=self._errors) if messages else []
         except ProducerLost as error:
-            self._producer = None
+            self._producers.pop(os.getpid(), None)
             return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)
