@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,14 +14,14 @@ from confluent_kafka import KafkaException, Producer
 from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters, TransactionalSends
 from outbox.brokers.kafka import groups
-from outbox.brokers.kafka.client import ANSWER_SECONDS, producer_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
 from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.offset_notes import NO_OWNER
-from outbox.brokers.kafka.options import KafkaOptions, problems
+from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner
@@ -30,7 +31,6 @@ from outbox.errors import BrokerUnavailable
 T = TypeVar("T")
 
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-DEFAULT_MESSAGE_BYTES = 1_048_588  # max.message.bytes of a topic, unless it is set
 FOR_HEADERS = 16 * 1024
 
 
@@ -48,7 +48,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
 
     system: ClassVar[str] = "kafka"
     supports_order: ClassVar[bool] = True
-    max_body_bytes = DEFAULT_MESSAGE_BYTES - FOR_HEADERS
+    max_body_bytes = MESSAGE_BYTES - FOR_HEADERS
 
     def __init__(
         self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec], *, clock: Callable[[], float] = time.time
@@ -57,7 +57,8 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         self._settings = read_options(KafkaOptions, options)
         self._name = f"outbox {alias}"
         self._clock = clock
-        self._producer: Producer | None = None
+        self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
+        self._errors = ConnectionErrors()
         self._copies = CopyProducer(self._settings, self._name)
         self._letters = KafkaDeadLetters(self._settings, self._name, self.topics, clock)
         self._members: dict[str, GroupMember] = {}
@@ -95,7 +96,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         try:
             known = self._open_producer().list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException as error:
-            raise call_error(error, "list its topics") from error
+            raise call_error(error, "list its topics", self._errors.last(self._open_producer())) from error
         return [
             Problem(f"Kafka has no topic {name!r}.", "Create it; a topic that is missing takes no message.")
             for name in self.topics
@@ -210,7 +211,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         self._is_closed = self._is_interrupted = True
         for member in list(self._members.values()):
             member.close()
-        self._producer = None
+        self._producers.clear()
         self._copies.close()
         self._lanes.close()
 
@@ -241,13 +242,14 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 
     def _open_producer(self) -> Producer:
-        if self._producer is None:
-            self._producer = Producer(producer_settings(self._settings, self._name))
-        return self._producer
+        pid = os.getpid()
+        if pid not in self._producers:
+            self._producers[pid] = Producer(producer_settings(self._settings, self._name, self._errors))
+        return self._producers[pid]
 
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         try:
-            return produce(self._open_producer(), messages) if messages else []
+            return produce(self._open_producer(), messages, errors=self._errors) if messages else []
         except ProducerLost as error:
-            self._producer = None
+            self._producers.pop(os.getpid(), None)
             return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)

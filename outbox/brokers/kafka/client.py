@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outbox.brokers.kafka.options import KafkaOptions
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka.admin import AdminClient
 
 MESSAGE_TIMEOUT = timedelta(seconds=7)
 # A transaction whose relay has died is aborted after this time, if no other relay opens the lane before. Until then readers wait.
@@ -14,47 +21,73 @@ TRANSACTION_TIMEOUT = timedelta(seconds=20)
 RETRY_BACKOFF = timedelta(milliseconds=400)
 # A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
 MOST_BETWEEN_POLLS = timedelta(minutes=5)
-MOST_BYTES = 64 * 1024 * 1024  # of a record: the topic's max.message.bytes decides
+LARGEST_COPY = 64 * 1024 * 1024  # bytes; the topic's max.message.bytes decides
 ANSWER_SECONDS = 5.0  # for metadata, and for a commit
+
+
+class ConnectionErrors:
+    """
+    The errors of a client's connections, such as a wrong password. The call that waits for one says only that it timed out.
+    """
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before says why
+            self._last = error
+
+    def forget(self) -> None:
+        """Forget the errors before a call."""
+        self._last = None
+
+    def last(self, client: AdminClient | Consumer | Producer | None = None) -> KafkaError | None:
+        """Return the last error; that of a client comes while it is polled."""
+        if client is not None:
+            with suppress(KafkaException, SystemError):  # the call itself has raised a fatal error
+                client.poll(0)
+        return self._last
 
 
 def _ignore(error: Any) -> None:
     """Errors of connections come with the result of each call, too."""
 
 
-def client_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+def client_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
     """Return the settings that all clients share."""
     return {
         **options.client,
         "bootstrap.servers": ",".join(options.servers),
         "client.id": name,
-        "error_cb": _ignore,
+        "error_cb": errors or _ignore,
         "log_level": 0,
     }
 
 
-def producer_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+def producer_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
     """Return the settings of a producer that stores each message once, however often it repeats a request."""
     return {
         "partitioner": "murmur2_random",  # as producers in Java choose it
         "linger.ms": 5,
         "queue.buffering.max.kbytes": 65_536,
-        "message.max.bytes": MOST_BYTES,
-        **client_settings(options, name),
+        "message.max.bytes": MESSAGE_BYTES,
+        **client_settings(options, name, errors),
         "enable.idempotence": True,
         "acks": "all",
-        "message.timeout.ms": _milliseconds(MESSAGE_TIMEOUT),
-        "retry.backoff.ms": _milliseconds(RETRY_BACKOFF),
+        "message.timeout.ms": milliseconds(MESSAGE_TIMEOUT),
+        "retry.backoff.ms": milliseconds(RETRY_BACKOFF),
         "topic.metadata.propagation.max.ms": 2000,
     }
 
 
-def transactional_settings(options: KafkaOptions, name: str, transactional_id: str) -> dict[str, Any]:
+def transactional_settings(
+    options: KafkaOptions, name: str, transactional_id: str, errors: ConnectionErrors | None = None
+) -> dict[str, Any]:
     """Return the settings of the producer of a lane."""
     return {
-        **producer_settings(options, name),
+        **producer_settings(options, name, errors),
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": _milliseconds(TRANSACTION_TIMEOUT),
+        "transaction.timeout.ms": milliseconds(TRANSACTION_TIMEOUT),
     }
 
 
@@ -72,14 +105,14 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",  # of a partition that was added, too
-        "max.poll.interval.ms": _milliseconds(MOST_BETWEEN_POLLS),
+        "max.poll.interval.ms": milliseconds(MOST_BETWEEN_POLLS),
     }
 
 
-def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
+def reader_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
     """Return the settings of a consumer that reads partitions without a group."""
     return {
-        **client_settings(options, name),
+        **client_settings(options, name, errors),
         "group.id": "unused",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
@@ -87,5 +120,6 @@ def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
     }
 
 
-def _milliseconds(span: timedelta) -> int:
+def milliseconds(span: timedelta) -> int:
+    """Return a time as librdkafka's settings have it."""
     return int(span.total_seconds() * 1000)

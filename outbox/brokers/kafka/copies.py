@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.kafka.client import producer_settings
+from outbox.brokers.kafka.client import LARGEST_COPY, producer_settings
 from outbox.brokers.kafka.codec import KEY, CopyNote, RecordHeaders, headers_with
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, step_of
@@ -70,7 +70,7 @@ class CopyProducer:
 
     def _open(self) -> Producer:
         if self._producer is None:
-            self._producer = Producer(producer_settings(self._options, self._name))
+            self._producer = Producer({**producer_settings(self._options, self._name), "message.max.bytes": LARGEST_COPY})
         return self._producer
 
 

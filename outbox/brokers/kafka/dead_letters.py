@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox.brokers.base import BrokerDeadLetter
-from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, producer_settings, transactional_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, LARGEST_COPY, client_settings, producer_settings, transactional_settings
 from outbox.brokers.kafka.codec import CopyNote, read_note, to_delivery
 from outbox.brokers.kafka.copies import RecordCopy, produce_copy, replayed_copy
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, error_of
@@ -133,7 +133,7 @@ class KafkaDeadLetters:
         if self._options.transactions:
             dead = GroupTopics.of(topic, group).dead
             settings = transactional_settings(self._options, self._name, f"outbox.{dead}")
-        producer = Producer(settings)
+        producer = Producer({**settings, "message.max.bytes": LARGEST_COPY})
         if self._options.transactions:
             try:
                 producer.init_transactions(INIT_SECONDS)
@@ -192,7 +192,7 @@ class KafkaDeadLetters:
                 for record in read_records(self._options, self._name, place, letters.next_offset, end):
                     _note_record(letters, record)
                 letters.next_offset = end
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             if count_partitions(AdminClient(client_settings(self._options, self._name)), letters.name):
                 raise call_error(error, f"read the dead letters in topic {letters.name!r}") from error
             letters = self._read[topic, group] = _LetterTopic(letters.name, topic, group)  # there is no such topic

@@ -8,7 +8,7 @@ from outbox.brokers.base import SendResult, SendStatus
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 
 REFUSED = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "larger than the topic's max.message.bytes allows",
+    KafkaError.MSG_SIZE_TOO_LARGE: "larger than max.message.bytes of the topic, or message.max.bytes of CLIENT, allows",
     KafkaError.RECORD_LIST_TOO_LARGE: "larger than a segment of the topic",
     KafkaError.INVALID_RECORD: "not one that the topic takes; a compacted topic takes only messages with a key",
     KafkaError._INVALID_ARG: "not one that the client can send",
@@ -19,7 +19,7 @@ MISCONFIGURED = {
     KafkaError._UNKNOWN_TOPIC: "Create the topic, or correct its name.",
     KafkaError._UNKNOWN_PARTITION: "The topic lacks a partition.",
     KafkaError.TOPIC_EXCEPTION: "Correct the topic's name.",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this user Write on the topic, and Read on the marker topic.",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this user Write on the topic.",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this user Read on the group.",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow this user IdempotentWrite on the cluster.",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: 'Allow this user Write on transactional ids that begin with "outbox.", '
@@ -28,10 +28,19 @@ MISCONFIGURED = {
     KafkaError.INVALID_REPLICATION_FACTOR: "The cluster has fewer brokers than the topic is to have replicas.",
     KafkaError.POLICY_VIOLATION: "A policy of the cluster forbids it.",
     KafkaError.SASL_AUTHENTICATION_FAILED: 'Correct user and password in OPTIONS["CLIENT"].',
-    KafkaError._AUTHENTICATION: 'Correct user and password in OPTIONS["CLIENT"].',
+    KafkaError._AUTHENTICATION: 'Correct "sasl.mechanism", user and password in OPTIONS["CLIENT"].',
     KafkaError._SSL: 'Correct the certificates in OPTIONS["CLIENT"].',
     KafkaError.UNSUPPORTED_SASL_MECHANISM: 'Correct "sasl.mechanism" in OPTIONS["CLIENT"].',
     KafkaError.SECURITY_DISABLED: "The cluster has no security.",
+}
+
+# Those of them that a producer can say of a topic, while it goes on with others.
+OF_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 
 UNAVAILABLE = {
@@ -53,6 +62,10 @@ UNAVAILABLE = {
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
 
+# Codes of calls that waited for a connection. Why there is none, the client tells beside them.
+CONNECTION = {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
+CHECK_PROTOCOL = 'Where the servers are up, correct OPTIONS["SERVERS"], or "security.protocol" in OPTIONS["CLIENT"].'
+
 
 def error_of(raised: BaseException) -> KafkaError | None:
     """Return the error of an exception of the client; None for another exception, such as SystemError after a fatal error."""
@@ -65,27 +78,43 @@ def describe(error: KafkaError | BaseException) -> str:
     return f"{found.name()}: {found.str()}" if found is not None else str(error) or repr(error)
 
 
-def send_result(error: KafkaError, topic: str) -> SendResult:
-    """Return the result of a message whose delivery failed. An error that is not in the tables leaves it UNSURE."""
+def send_result(error: KafkaError, topic: str, cause: KafkaError | None = None) -> SendResult:
+    """
+    Return the result of a message whose delivery failed. An error that is not in the tables leaves it UNSURE.
+
+    Args:
+        cause: the last error of the client's connections, which the report does not name.
+    """
     code = error.code()
     if code in REFUSED:
         return SendResult(SendStatus.REFUSED, reason=f"Kafka refused the message, which is {REFUSED[code]} ({describe(error)}).")
     if code in MISCONFIGURED:
         reason = f"Kafka refused topic {topic!r} ({describe(error)}). {MISCONFIGURED[code]}"
         return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+    if cause is not None and code in CONNECTION:
+        reason = f"Kafka did not take the message ({describe(cause)}). {MISCONFIGURED.get(cause.code(), '')}".rstrip()
+        return SendResult(SendStatus.UNAVAILABLE, reason=reason)
     status = SendStatus.UNAVAILABLE if code in UNAVAILABLE else SendStatus.UNSURE
     return SendResult(status, reason=f"Kafka did not take the message ({describe(error)}).")
 
 
-def call_error(raised: BaseException, what: str) -> BrokerUnavailable:
+def call_error(raised: BaseException, what: str, cause: KafkaError | None = None, *, hint: str = "") -> BrokerUnavailable:
     """
     Return the exception for a call that failed.
 
     Args:
         what: what could not be done, such as "read marker topic 'a'".
+        cause: the last error of the client's connections, which the call does not name.
+        hint: what to do where a permission on a topic is missing.
     """
     error = error_of(raised)
-    text = f"Kafka could not {what} ({describe(raised)})."
-    if error is not None and error.code() in MISCONFIGURED:
+    if cause is not None and (error is None or error.code() in CONNECTION):
+        error = cause
+    text = f"Kafka could not {what} ({describe(error or raised)})."
+    if error is None:
+        return BrokerUnavailable(text)
+    if hint and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return BrokerMisconfigured(text, hint=hint)
+    if error.code() in MISCONFIGURED:
         return BrokerMisconfigured(text, hint=MISCONFIGURED[error.code()])
-    return BrokerUnavailable(text)
+    return BrokerUnavailable(text, hint=CHECK_PROTOCOL if error.code() in CONNECTION else "")

@@ -93,11 +93,11 @@ def count_partitions(admin: AdminClient, topic: str) -> int:
 
 
 def _create(admin: AdminClient, topics: list[NewTopic]) -> None:
-    created = admin.create_topics(topics)
+    created = admin.create_topics(topics, request_timeout=CREATE_SECONDS)
     for new in topics:
         try:
-            created[new.topic].result(CREATE_SECONDS)
-        except KafkaException as error:
+            created[new.topic].result(2 * CREATE_SECONDS)
+        except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is None or cause.name() != "TOPIC_ALREADY_EXISTS":  # another member was first
                 compacted = ", cleanup.policy=compact" if "cleanup.policy" in (new.config or {}) else ""
@@ -111,8 +111,8 @@ def _settings_of(admin: AdminClient, topic: str) -> dict[str, str]:
     """Return the settings that a topic's copies need; none where this user may not ask."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
-        found = admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)
-    except KafkaException:
+        found = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result(2 * ANSWER_SECONDS)
+    except (KafkaException, TimeoutError):
         return {}
     settings = {name: found[name].value for name in OF_SOURCE if name in found}
     if "max.message.bytes" in settings:

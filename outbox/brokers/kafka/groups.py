@@ -99,8 +99,10 @@ def _offsets(options: KafkaOptions, name: str, places: Collection[TopicPartition
     if not places:
         return {}
     admin = AdminClient(client_settings(options, name))
-    asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED)
+    asked = admin.list_offsets(
+        dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_SECONDS
+    )
     try:
         return {place: int(asked[place].result(2 * ANSWER_SECONDS).offset) for place in places}
-    except KafkaException as error:
+    except (KafkaException, TimeoutError) as error:
         raise call_error(error, "read the ends of topics") from error

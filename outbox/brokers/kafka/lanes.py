@@ -12,25 +12,29 @@ producer has another epoch.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.kafka.client import (
     ANSWER_SECONDS,
     RETRY_BACKOFF,
+    ConnectionErrors,
     client_settings,
     transactional_settings,
 )
 from outbox.brokers.kafka.codec import record_size
-from outbox.brokers.kafka.errors import call_error, describe, error_of
+from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, produce
+from outbox.brokers.kafka.topics import describe_topics, may
+from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -50,10 +54,13 @@ class _Lane:
     An open lane.
 
     Args:
-        limits: topic -> the largest record that it takes, in bytes. None: unknown, since this user may not ask.
+        errors: those of the producer's connections.
+        limits: topic -> the largest record that it takes, in bytes. None: unknown, since this user may not ask, or since records
+            are compressed.
     """
 
     producer: Producer
+    errors: ConnectionErrors
     marker_topic: str
     is_one_by_one: bool
     limits: dict[str, int | None] = field(default_factory=dict)
@@ -65,18 +72,18 @@ class KafkaLanes:
     def __init__(self, options: KafkaOptions, name: str) -> None:
         self._options = options
         self._name = name
-        self._open: dict[int, _Lane] = {}
+        self._lanes: dict[tuple[int, int], _Lane] = {}  # process and lane: a producer does not work in a forked process
         self._one_by_one: set[int] = set()  # lanes whose next transaction finds out which message is too large
 
     def open(self, source: str, lane: int) -> str | None:
         """Take a lane over and return its marker; see `TransactionalSends.open_lane`."""
-        self._open.pop(lane, None)
+        self._lanes.pop((os.getpid(), lane), None)
         topic = marker_topic(source)
         ensure_topic(self._options, self._name, topic, lane)
         is_one_by_one = lane in self._one_by_one
-        producer = self._fence(source, lane, **(ONE_BY_ONE if is_one_by_one else {}))
+        producer, errors = self._fence(source, lane, **(ONE_BY_ONE if is_one_by_one else {}))
         marker = read_marker(self._options, self._name, topic, lane)
-        self._open[lane] = _Lane(producer, topic, is_one_by_one)
+        self._lanes[os.getpid(), lane] = _Lane(producer, errors, topic, is_one_by_one)
         return marker
 
     def fence(self, source: str, lane: int) -> str | None:
@@ -88,46 +95,52 @@ class KafkaLanes:
 
     def is_open(self, lane: int) -> bool:
         """Return whether a transaction can be sent in a lane."""
-        return lane in self._open
+        return (os.getpid(), lane) in self._lanes
 
     def close(self) -> None:
         """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
-        self._open.clear()
+        self._lanes.clear()
 
     def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and a marker in one transaction; see `TransactionalSends.send_transaction`."""
-        found = self._open.pop(lane, None)  # back only after a clean end
+        found = self._lanes.pop((os.getpid(), lane), None)  # back only after a clean end
         if found is None:
             return [NOT_OPEN] * len(messages)
         try:
             if rejected := self._reject(found, messages):
-                self._open[lane] = found
+                self._lanes[os.getpid(), lane] = found
                 return undone(messages, rejected)
             found.producer.begin_transaction()
-            results = produce(found.producer, messages)
+            results = produce(found.producer, messages, errors=found.errors)
             if any(result.status is not SendStatus.ACCEPTED for result in results):
-                return self._rejected(lane, found, results)
-            [noted] = produce(found.producer, [Outgoing("", found.marker_topic, marker.encode(), str(lane))], partition=lane)
+                return self._rejected(lane, found, messages, results)
+            record = Outgoing("", found.marker_topic, marker.encode(), str(lane))
+            [noted] = produce(found.producer, [record], errors=found.errors, partition=lane)
         except (KafkaException, ProducerLost) as error:
             return self._failed(lane, messages, describe(error))
         if noted.status is not SendStatus.ACCEPTED:
-            return self._failed(lane, messages, noted.reason)
+            return self._failed(lane, messages, _explain(_failure(found.producer)) or noted.reason)
         began = time.monotonic()
         if problem := _commit(found.producer):
             return [SendResult(SendStatus.UNSURE, reason=f"Kafka did not confirm the transaction ({problem}).")] * len(messages)
         self._one_by_one.discard(lane)
         if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not found.is_one_by_one:
-            self._open[lane] = found
+            self._lanes[os.getpid(), lane] = found
         return results
 
-    def _fence(self, source: str, lane: int, **settings: object) -> Producer:
+    def _fence(self, source: str, lane: int, **settings: object) -> tuple[Producer, ConnectionErrors]:
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
+        what = f"open the transactional id {transactional_id!r}"
+        errors = ConnectionErrors()
         try:
-            producer = Producer({**transactional_settings(self._options, self._name, transactional_id), **settings})
+            producer = Producer({**transactional_settings(self._options, self._name, transactional_id, errors), **settings})
+        except KafkaException as error:
+            raise call_error(error, what) from error
+        try:
             producer.init_transactions(INIT_SECONDS)
         except KafkaException as error:
-            raise call_error(error, f"open the transactional id {transactional_id!r}") from error
-        return producer
+            raise call_error(error, what, errors.last(producer)) from error
+        return producer, errors
 
     def _reject(self, lane: _Lane, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that are too large for their topics."""
@@ -145,7 +158,9 @@ class KafkaLanes:
         return rejected
 
     def _look_up(self, lane: _Lane, topic: str) -> int | None:
-        """Return the largest record that a topic takes, in bytes; None where this user may not ask."""
+        """Return the largest record that a topic takes, in bytes; None where it cannot be compared."""
+        if self._options.compresses:
+            return None
         found = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         if found.error is not None and not found.partitions:
             return None  # the delivery report says why
@@ -153,12 +168,12 @@ class KafkaLanes:
         admin = AdminClient(client_settings(self._options, self._name))
         try:
             asked = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)
-            return int(asked[resource].result(ANSWER_SECONDS)["max.message.bytes"].value)
-        except KafkaException as error:
+            return int(asked[resource].result(2 * ANSWER_SECONDS)["max.message.bytes"].value)
+        except (KafkaException, TimeoutError) as error:
             logger.debug("The size that topic %r takes is unknown: %s", topic, describe(error))
             return None
 
-    def _rejected(self, lane: int, found: _Lane, results: Sequence[SendResult]) -> list[SendResult]:
+    def _rejected(self, lane: int, found: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]) -> list[SendResult]:
         """Return the results of a transaction in which the delivery of some messages failed."""
         too_large = [n for n, one in enumerate(results) if one.status is SendStatus.REFUSED]
         if too_large and not found.is_one_by_one:  # Kafka refuses a batch of records as a whole
@@ -166,10 +181,22 @@ class KafkaLanes:
             again = SendResult(SendStatus.UNAVAILABLE, reason=f"Sent again one by one: {results[too_large[0]].reason}")
             return [again] * len(results)
         blamed = {n: one for n, one in enumerate(results) if one.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)}
+        cause = None if blamed else _failure(found.producer)
+        if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            denied = self._denied({message.topic for message in messages})
+            blamed = {n: send_result(cause, one.topic) for n, one in enumerate(messages) if one.topic in denied}
         if blamed:
             return undone(results, blamed)
         reason = next(one.reason for one in results if one.status is not SendStatus.ACCEPTED)
-        return self._failed(lane, results, reason)
+        return self._failed(lane, results, _explain(cause) or reason)
+
+    def _denied(self, topics: Collection[str]) -> set[str]:
+        """Return the topics that this user may not write to; the error of a transaction does not name them."""
+        try:
+            found = describe_topics(self._options, self._name, topics)
+        except BrokerUnavailable:
+            return set()
+        return {topic for topic, one in found.items() if isinstance(one, KafkaError) or not may(one, AclOperation.WRITE)}
 
     def _failed(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:
         """Return the results of a transaction that was not committed."""
@@ -180,6 +207,25 @@ class KafkaLanes:
 def undone(messages: Sequence[object], rejected: Mapping[int, SendResult]) -> list[SendResult]:
     """Return the results of a transaction that was not committed, since some of its messages (by index) were rejected."""
     return [rejected.get(index, OTHER_REJECTED) for index in range(len(messages))]
+
+
+def _failure(producer: Producer) -> KafkaError | None:
+    """
+    Return why the open transaction has failed, which reports do not say (`_PURGE_QUEUE`); None where it has not.
+
+    The client answers a wrong call with the error of a transaction that has failed. `commit_transaction` says it, too, but would
+    commit one that has not.
+    """
+    try:
+        producer.begin_transaction()
+    except KafkaException as raised:
+        error = error_of(raised)
+        return None if error is None or error.code() == KafkaError._STATE else error
+    return None
+
+
+def _explain(error: KafkaError | None) -> str:
+    return "" if error is None else f"{describe(error)}. {MISCONFIGURED.get(error.code(), '')}".rstrip()
 
 
 def _commit(producer: Producer) -> str:

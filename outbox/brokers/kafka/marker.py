@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, OffsetSpec, TopicDescription
 
-from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, reader_settings
-from outbox.brokers.kafka.errors import call_error, error_of
+from outbox.brokers.kafka.client import ConnectionErrors, client_settings, reader_settings
+from outbox.brokers.kafka.errors import CONNECTION, call_error, error_of
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.topics import describe_topics, may
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 
 PARTITIONS = 32  # of a marker topic that the broker creates, or as many as a lane needs
@@ -33,6 +34,7 @@ CREATE = (
     "Create it with {partitions} partitions or more, a lane's number being that of its partition, cleanup.policy=compact, and as "
     "many replicas as the topics of the messages have; or allow this user Create on it."
 )
+ALLOW = "Allow this user Read and Write on the marker topic."
 
 
 def marker_topic(source: str) -> str:
@@ -46,27 +48,39 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
-        BrokerMisconfigured: the topic may not be created here, or has no partition for the lane.
+        BrokerMisconfigured: this user may not create, read or write it, or it has no partition for the lane.
     """
-    admin = AdminClient(client_settings(options, name))
-    count = len(_partitions(admin, topic))
-    if not count:
-        try:
-            for created in admin.create_topics([NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)]).values():
-                created.result(READ_SECONDS)
-        except KafkaException as error:
-            cause = error_of(error)
-            if cause is None or cause.name() != "TOPIC_ALREADY_EXISTS":  # another relay was first
-                raise BrokerMisconfigured(
-                    f"Marker topic {topic!r} does not exist, and Kafka did not create it ({cause and cause.str()}).",
-                    hint=CREATE.format(partitions=lane + 1),
-                ) from error
-        count = _wait_for(admin, topic, lane)
+    found = _describe(options, name, topic)
+    if found is None:
+        _create(options, name, topic, lane)
+        found = _wait_for(options, name, topic, lane)
+    count = len(found.partitions)
     if count <= lane:
         raise BrokerMisconfigured(
             f"Marker topic {topic!r} has {count} partitions, and lane {lane} needs partition {lane}.",
             hint='Add partitions, or lower OUTBOX["RELAY"]["LANES"].',
         )
+    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(found, operation)]:
+        names = " and ".join(operation.name.title() for operation in missing)
+        raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
+
+
+def _create(options: KafkaOptions, name: str, topic: str, lane: int) -> None:
+    errors = ConnectionErrors()
+    admin = AdminClient(client_settings(options, name, errors))
+    new = NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
+    try:
+        for created in admin.create_topics([new], request_timeout=READ_SECONDS).values():
+            created.result(2 * READ_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        cause = error_of(error)
+        if cause is None or cause.code() in CONNECTION:
+            raise call_error(error, f"create the marker topic {topic!r}", errors.last(admin)) from error
+        if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another relay was first
+            raise BrokerMisconfigured(
+                f"Marker topic {topic!r} does not exist, and Kafka did not create it ({cause.str()}).",
+                hint=CREATE.format(partitions=lane + 1),
+            ) from error
 
 
 def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str | None:
@@ -82,8 +96,8 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str 
         end = _read_end(options, name, place)
         found = _read_last(options, name, place, end - TAIL, end)
         return _read_last(options, name, place, 0, end) if found is None else found
-    except KafkaException as error:
-        raise call_error(error, f"read the marker topic {topic!r}") from error
+    except (KafkaException, TimeoutError) as error:
+        raise call_error(error, f"read the marker topic {topic!r}", hint=ALLOW) from error
 
 
 def _read_end(options: KafkaOptions, name: str, place: TopicPartition) -> int:
@@ -92,10 +106,12 @@ def _read_end(options: KafkaOptions, name: str, place: TopicPartition) -> int:
     while True:
         admin = AdminClient(client_settings(options, name))  # a new one: one that outlived a restart may answer with an error
         # As a reader of uncommitted records: another reader's end is before an open transaction.
-        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        asked = admin.list_offsets(
+            {place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=READ_SECONDS
+        )
         try:
-            return int(asked[place].result(READ_SECONDS).offset)
-        except KafkaException as error:
+            return int(asked[place].result(2 * READ_SECONDS).offset)
+        except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is None or cause.name() not in NO_LEADER or time.monotonic() > deadline:
                 raise
@@ -125,30 +141,32 @@ def _read_from(consumer: Consumer, place: TopicPartition, start: int, end: int) 
             problem = message.error()
         if time.monotonic() > deadline:
             cause = KafkaException(problem) if problem is not None else TimeoutError(f"no end within {READ_SECONDS:g} s")
-            raise call_error(cause, f"read the marker topic {place.topic!r} up to its end")
+            raise call_error(cause, f"read the marker topic {place.topic!r} up to its end", hint=ALLOW)
     return None if last is None else last.decode()
 
 
-def _partitions(admin: AdminClient, topic: str) -> dict[int, Any]:
-    """Return a topic's partitions by number; none where there is no such topic."""
-    try:
-        found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics.get(topic)
-    except KafkaException as error:
-        raise call_error(error, f"look the topic {topic!r} up") from error
-    if found is None or (found.error is not None and found.error.name() == "UNKNOWN_TOPIC_OR_PART"):
-        return {}
-    if found.error is not None and not found.partitions:
-        raise call_error(KafkaException(found.error), f"look the topic {topic!r} up")
-    return dict(found.partitions)
+def _describe(options: KafkaOptions, name: str, topic: str) -> TopicDescription | None:
+    """Return the description of the marker topic; None where there is no such topic."""
+    found = describe_topics(options, name, [topic])[topic]
+    if not isinstance(found, KafkaError):
+        return found
+    if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return None
+    raise call_error(KafkaException(found), f"look the marker topic {topic!r} up", hint=ALLOW)
 
 
-def _wait_for(admin: AdminClient, topic: str, lane: int) -> int:
-    """Wait until a new topic has its partitions, and that of a lane has a leader; return their number."""
+def _wait_for(options: KafkaOptions, name: str, topic: str, lane: int) -> TopicDescription:
+    """Wait until a new topic has its partitions, and that of a lane has a leader; return its description."""
     deadline = time.monotonic() + READ_SECONDS
     while True:
-        found = _partitions(admin, topic)
-        if found and (lane not in found or found[lane].leader >= 0):
-            return len(found)
+        found = _describe(options, name, topic)
+        if found and (lane >= len(found.partitions) or _has_leader(found, lane)):
+            return found
         if time.monotonic() > deadline:
             raise BrokerUnavailable(f"Marker topic {topic!r} was created, and has no leader after {READ_SECONDS:g} s.")
         time.sleep(0.05)
+
+
+def _has_leader(topic: TopicDescription, partition: int) -> bool:
+    leader = topic.partitions[partition].leader
+    return leader is not None and leader.id >= 0

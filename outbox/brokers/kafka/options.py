@@ -8,6 +8,8 @@ from typing import Any, Literal
 from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
 
+MESSAGE_BYTES = 1_048_588  # the largest record of a topic, unless its max.message.bytes is set
+
 # Settings of the client on which the protocol depends, or which have an option of their own.
 RESERVED = {
     "bootstrap.servers": 'Use OPTIONS["SERVERS"].',
@@ -39,6 +41,11 @@ class KafkaOptions(BrokerOptions, frozen=True):
     start: Literal["earliest", "latest"] = "earliest"
     # Further settings of librdkafka, such as "security.protocol", "sasl.username", "compression.type".
     client: dict[str, str | int | float | bool] = {}
+
+    @property
+    def compresses(self) -> bool:
+        """Whether records are compressed, so that their size in a topic is not known before."""
+        return any(self.client.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
 
 
 def problems(raw: Mapping[str, Any]) -> list[Problem]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.kafka.client import MESSAGE_TIMEOUT
+from outbox.brokers.kafka.client import MESSAGE_TIMEOUT, ConnectionErrors
 from outbox.brokers.kafka.codec import record_headers, record_key
-from outbox.brokers.kafka.errors import describe, error_of, send_result
+from outbox.brokers.kafka.errors import OF_TOPIC, REFUSED, describe, error_of, send_result
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -22,6 +22,9 @@ POLL_SECONDS = 0.05
 # After the message time-out each record has a report; this is for the thread that brings it.
 FLUSH_SECONDS = MESSAGE_TIMEOUT.total_seconds() + 1
 
+# Errors that `produce` raises for one message, and after which it takes others.
+TAKES_OTHERS = {*OF_TOPIC, *REFUSED}
+
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 NO_REPORT = SendResult(SendStatus.UNSURE, reason=f"Kafka has not reported about the message within {FLUSH_SECONDS:g} s.")
 
@@ -30,21 +33,29 @@ class ProducerLost(Exception):
     """A producer that cannot be used any more: it failed fatally, or another one has its transactional id."""
 
 
-def produce(producer: Producer, messages: Sequence[Outgoing], *, partition: int = ANY_PARTITION) -> list[SendResult]:
+def produce(
+    producer: Producer,
+    messages: Sequence[Outgoing],
+    *,
+    errors: ConnectionErrors,
+    partition: int = ANY_PARTITION,
+) -> list[SendResult]:
     """
     Produce messages and return their results.
 
     Args:
+        errors: those of the producer's connections.
         partition: by default that of each message's key.
 
     Raises:
         ProducerLost: the producer failed; what it has stored is unknown.
     """
+    errors.forget()
     results: list[SendResult | None] = [None] * len(messages)
     deadline = time.monotonic() + FLUSH_SECONDS
 
     def report(index: int, error: KafkaError | None, _: Message) -> None:
-        results[index] = ACCEPTED if error is None else send_result(error, messages[index].topic)
+        results[index] = ACCEPTED if error is None else send_result(error, messages[index].topic, errors.last())
 
     try:
         for index, message in enumerate(messages):
@@ -75,6 +86,6 @@ def _produce_one(producer: Producer, message: Outgoing, report: object, deadline
             producer.poll(POLL_SECONDS)
         except KafkaException as error:
             found = error_of(error)
-            if found is None or found.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+            if found is None or found.code() not in TAKES_OTHERS:
                 raise
             return send_result(found, message.topic)

@@ -29,16 +29,16 @@ def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committ
         committed: the end for readers of committed records, which is before an open transaction.
 
     Raises:
-        KafkaException: it cannot be read.
+        KafkaException, TimeoutError: it cannot be read.
     """
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     deadline = time.monotonic() + READ_SECONDS
     while True:
         admin = AdminClient(client_settings(options, name))  # a new one: one that outlived a restart may answer with an error
-        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
+        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
         try:
-            return int(asked[place].result(READ_SECONDS).offset)
-        except KafkaException as error:
+            return int(asked[place].result(2 * READ_SECONDS).offset)
+        except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is None or cause.name() not in NO_LEADER or time.monotonic() > deadline:
                 raise

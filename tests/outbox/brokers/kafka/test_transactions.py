@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from outbox.brokers.base import SendStatus
+from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.kafka import lanes
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
@@ -61,7 +61,7 @@ class TestTransaction:
         broker.open_lane(source, LANE)
         headers = {"ce-id": "1", "ce-type": "OrderPlaced", "content-type": "application/json", "traceparent": "00-1"}
 
-        statuses(broker, [message(topic, b"{}", key="order 7", headers=headers)])
+        statuses(broker, [Outgoing("1", topic, b"{}", key="order 7", headers=headers)])
 
         [record] = read(topic)
         assert record.key() == b"order 7"

@@ -1,0 +1,242 @@
+"""A real Kafka that refuses: what is said of it, whose messages wait, and that it goes on once somebody has corrected it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from outbox import database
+from outbox.brokers.base import SendStatus
+from outbox.brokers.kafka.marker import marker_topic
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+from outbox.models import Batch, State
+from outbox.relay.lane import HeldLane
+from outbox.relay.rounds import Relay
+from tests.factories import TicketFactory, TopicFactory
+from tests.outbox.brokers.kafka.cluster import message, new_source
+from tests.outbox.brokers.kafka.secured import (
+    CREATE,
+    DESCRIBE,
+    READ,
+    WRITE,
+    allow,
+    allow_transactions,
+    create_topic,
+    forbid,
+    open_broker,
+)
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+ACCEPTED, MISCONFIGURED, UNAVAILABLE = SendStatus.ACCEPTED, SendStatus.MISCONFIGURED, SendStatus.UNAVAILABLE
+LANE = 1
+
+
+@pytest.fixture
+def source() -> str:
+    return new_source()
+
+
+def opens(broker, source) -> bool:
+    """Return whether a lane can be opened now; what the server was told a moment ago takes effect a little later."""
+    try:
+        broker.open_lane(source, LANE)
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+def allowed(*topics: str, source: str) -> None:
+    allow_transactions(source)
+    allow(marker_topic(source), READ, WRITE, CREATE)
+    for topic in topics:
+        allow(topic, WRITE)
+
+
+def sends(broker, source, messages) -> bool:
+    """Return whether messages can be sent now."""
+    if not broker.is_lane_open(LANE) and not opens(broker, source):
+        return False
+    return {result.status for result in broker.send_transaction(LANE, messages, "batch 2")} == {ACCEPTED}
+
+
+class TestConnection:
+    def test_with_a_wrong_password_names_the_setting(self, source):
+        broker = open_broker(client={"sasl.password": "wrong"})
+
+        with pytest.raises(BrokerMisconfigured, match=r"Invalid username or password.*password in OPTIONS\[\"CLIENT\"\]"):
+            broker.open_lane(source, LANE)
+
+    def test_with_a_wrong_password_sends_nothing_and_refuses_no_message(self):
+        topic = create_topic()
+        broker = open_broker(topic, client={"sasl.password": "wrong"}, TRANSACTIONS=False)
+
+        [result] = broker.send([message(topic)])
+
+        assert result.status is UNAVAILABLE
+        assert 'password in OPTIONS["CLIENT"]' in result.reason
+
+    def test_with_another_mechanism_names_those_of_the_server(self, source):
+        broker = open_broker(client={"sasl.mechanism": "SCRAM-SHA-256"})
+
+        with pytest.raises(BrokerMisconfigured, match=r"supported mechanisms: PLAIN.*Correct \"sasl.mechanism\""):
+            broker.open_lane(source, LANE)
+
+    def test_with_tls_to_a_port_without_says_so(self, source):
+        broker = open_broker(client={"security.protocol": "SASL_SSL"})
+
+        with pytest.raises(BrokerUnavailable, match=r"connecting to a PLAINTEXT broker listener.*\"security.protocol\""):
+            broker.open_lane(source, LANE)
+
+    def test_without_tls_or_password_to_a_port_that_asks_for_them_names_the_setting(self, source):
+        broker = open_broker(client={"security.protocol": "PLAINTEXT"})
+
+        with pytest.raises(BrokerUnavailable, match=r"\"security.protocol\" in OPTIONS"):
+            broker.open_lane(source, LANE)
+
+
+class TestLane:
+    @pytest.mark.parametrize(
+        ("has", "missing"),
+        [
+            ([], "Allow this user Read and Write on the marker topic"),
+            ([DESCRIBE], "does not allow this user Read and Write on marker topic"),
+            ([READ], "does not allow this user Write on marker topic"),
+            ([WRITE], "does not allow this user Read on marker topic"),
+        ],
+        ids=["nothing", "describe", "read", "write"],
+    )
+    def test_is_not_opened_without_permission_on_the_marker_topic(self, source, has, missing):
+        topic = marker_topic(source)
+        create_topic(topic, partitions=2)
+        allow_transactions(source)
+        if has:
+            allow(topic, *has)
+        broker = open_broker()
+
+        found = wait_until(lambda: _refusal(broker, source, missing))
+        allow(topic, READ, WRITE)
+
+        assert topic in found
+        wait_until(lambda: opens(broker, source))
+
+    def test_is_not_opened_without_permission_to_create_the_marker_topic(self, source):
+        topic = marker_topic(source)
+        allow_transactions(source)
+        allow(topic, READ, WRITE)
+        broker = open_broker()
+
+        wait_until(lambda: _refusal(broker, source, r"does not exist, and Kafka did not create it"))
+        found = _refusal(broker, source, "allow this user Create on it")
+        create_topic(topic, partitions=2)
+
+        assert "Create it with 2 partitions or more" in found
+        wait_until(lambda: opens(broker, source))
+
+    def test_is_not_opened_without_permission_on_its_transactional_id(self, source):
+        allow(marker_topic(source), READ, WRITE, CREATE)
+        broker = open_broker()
+
+        found = wait_until(lambda: _refusal(broker, source, "Transactional Id authorization failed"))
+        allow_transactions(source)
+
+        assert 'Write on transactional ids that begin with "outbox."' in found
+        wait_until(lambda: opens(broker, source))
+
+    def test_is_not_opened_with_a_time_out_above_that_of_the_cluster(self, source, monkeypatch):
+        allowed(source=source)
+        broker = open_broker()
+        wait_until(lambda: opens(broker, source))
+        monkeypatch.setattr("outbox.brokers.kafka.client.TRANSACTION_TIMEOUT", timedelta(minutes=16))
+
+        found = _refusal(broker, source, "INVALID_TRANSACTION_TIMEOUT")
+
+        assert "transaction.max.timeout.ms" in found
+        monkeypatch.undo()
+        assert opens(broker, source)
+
+
+def _refusal(broker, source, text: str) -> str:
+    """Return what is said of a lane that cannot be opened, if it has a text."""
+    try:
+        broker.open_lane(source, LANE)
+    except BrokerMisconfigured as error:
+        return str(error) if text in str(error) else ""
+    return ""
+
+
+class TestTransaction:
+    @pytest.mark.parametrize("has", [[], [DESCRIBE]], ids=["nothing", "describe"])
+    def test_blames_the_topic_without_permission_only(self, source, has):
+        denied, other = create_topic(), create_topic()
+        allowed(other, source=source)
+        broker = open_broker(denied, other)
+        messages = [message(other), message(denied), message(other)]
+        wait_until(lambda: sends(broker, source, messages[:1]))
+        if has:
+            allow(denied, *has)
+
+        found = broker.send_transaction(LANE, messages, "batch 1")
+
+        assert [result.status for result in found] == [UNAVAILABLE, MISCONFIGURED, UNAVAILABLE]
+        assert f"Kafka refused topic {denied!r}" in found[1].reason
+        assert "Allow this user Write on the topic" in found[1].reason
+        allow(denied, WRITE)
+        wait_until(lambda: sends(broker, source, messages))
+
+    def test_names_the_permission_that_was_taken_from_the_marker_topic(self, source):
+        topic = create_topic()
+        allowed(topic, source=source)
+        broker = open_broker(topic)
+        wait_until(lambda: sends(broker, source, [message(topic)]))
+        forbid(marker_topic(source))
+
+        reason = wait_until(lambda: _reason(broker, source, topic))
+
+        assert "TOPIC_AUTHORIZATION_FAILED" in reason
+        allow(marker_topic(source), READ, WRITE)
+        wait_until(lambda: sends(broker, source, [message(topic)]))
+
+
+def _reason(broker, source, topic) -> str:
+    """Return why a transaction was not committed."""
+    [result] = broker.send_transaction(LANE, [message(topic)], "batch 1")
+    return result.reason
+
+
+@pytest.mark.django_db
+class TestRelay:
+    def test_sends_the_other_topics_and_counts_no_failure(self):
+        denied, other = create_topic(), create_topic()
+        connection = database.raw("default")
+        relay = Relay(connection, open_broker(denied, other), HeldLane(LANE))
+        allowed(other, source=database.identity.read_identity(connection).source)
+        wait_until(lambda: _steps(relay))
+        tickets = [TicketFactory(topic=TopicFactory(name=name)) for name in (denied, other, denied)]
+
+        relay.drain()
+
+        sent = Batch.objects.filter(state=State.SENT)
+        waiting = Batch.objects.exclude(state=State.SENT)
+        assert [str(one) for batch in sent for one in batch.message_ids] == [str(tickets[1].message_id)]
+        assert set(waiting.values_list("state", "tx_lane")) == {(State.RELEASED, None)}
+        assert "Allow this user Write on the topic" in waiting[0].last_error
+        allow(denied, WRITE)
+        wait_until(lambda: _all_sent(relay))
+
+
+def _steps(relay: Relay) -> bool:
+    try:
+        relay.step()
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+def _all_sent(relay: Relay) -> bool:
+    Batch.objects.update(due_at=F("due_at") - timedelta(minutes=5))
+    relay.drain()
+    return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
