@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,10 @@ test-rocketmq: $(VENV)/.rocketmq ## run the tests that need a real RocketMQ, and
 faults-rocketmq: $(VENV)/.rocketmq ## kill a RocketMQ 100 times while it commits, and count what was lost; needs Java and Maven (ARGS="...")
 	@FAULTS_KILLS=$(or $(KILLS),50) FAULTS_PROXIES=cluster,local $(BIN)/python -m pytest -m rocketmq -p no:xdist \
 	$(or $(ARGS),tests/outbox/brokers/rocketmq/test_commit_window.py)
+
+faults-kafka: $(VENV)/.kafka ## hurt relays, a Kafka and the database's sessions for SECONDS (600), and count each copy; NODES=3: a cluster
+	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) STORM_CONTROL=$(CONTROL) \
+	$(BIN)/python -m pytest -m kafka -p no:xdist -s tests/journeys/kafka/test_storm.py
 
 storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consumers and publishers for SECONDS (600), and count; needs Java and Maven
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py

@@ -23,9 +23,9 @@ def new_source() -> str:
     return f"urn:uuid:{uuid.uuid4()}"
 
 
-def create_topic(name: str = "", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+def create_topic(name: str = "", *, partitions: int = 1, config: Mapping[str, str] | None = None, at: str = "") -> str:
     name = name or f"orders-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
+    admin = AdminClient({"bootstrap.servers": at or server().address, **QUIET})
     for created in admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))]).values():
         created.result(SECONDS)
     return name
@@ -46,16 +46,17 @@ def message(topic: str, body: bytes = b"{}", **fields: Any) -> Outgoing:
     return Outgoing(str(uuid.uuid4()), topic, body, **fields)
 
 
-def read(topic: str) -> list[Message]:
+def read(topic: str, *, at: str = "") -> list[Message]:
     """Return all records of a topic that a reader of committed messages sees, up to its end now."""
-    admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
+    address = at or server().address
+    admin = AdminClient({"bootstrap.servers": address, **QUIET})
     partitions = admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions
-    return [record for number in partitions for record in _read_partition(TopicPartition(topic, number))]
+    return [record for number in partitions for record in _read_partition(TopicPartition(topic, number), address)]
 
 
-def _read_partition(place: TopicPartition) -> list[Message]:
+def _read_partition(place: TopicPartition, address: str) -> list[Message]:
     # A consumer for each: after a second `assign`, `position` may be that of the first.
-    consumer = Consumer({"bootstrap.servers": server().address, "group.id": "counts", "enable.auto.commit": False, **QUIET})
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "counts", "enable.auto.commit": False, **QUIET})
     found: list[Message] = []
     try:
         low, end = consumer.get_watermark_offsets(place, timeout=SECONDS)

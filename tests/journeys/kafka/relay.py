@@ -1,0 +1,31 @@
+"""A relay of the storm; of a control, without the rule that it leaves out. `python -m tests.journeys.kafka.relay`."""
+
+import django
+
+django.setup()
+
+from django.core.management import call_command  # noqa: E402
+
+from outbox.brokers.kafka import lanes  # noqa: E402
+from outbox.relay import transactions  # noqa: E402
+from tests.journeys.kafka.given import MARKER_NOT_ASKED, NOBODY_FENCED, given  # noqa: E402
+
+if given["control"] == MARKER_NOT_ASKED:
+    read = transactions.TransactionalSender._read
+
+    def read_nothing(self, text, lane):
+        marker = read(self, text, lane)
+        return marker and transactions.Marker((), marker.database, marker.timeline)
+
+    transactions.TransactionalSender._read = read_nothing
+
+if given["control"] == NOBODY_FENCED:
+
+    def read_only(self, source, lane):
+        topic = lanes.marker_topic(source)
+        lanes.ensure_topic(self._options, self._name, topic, lane)
+        return lanes.read_marker(self._options, self._name, topic, lane)
+
+    lanes.KafkaLanes.fence = read_only
+
+call_command("outbox_relay")

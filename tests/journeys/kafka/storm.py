@@ -1,0 +1,197 @@
+"""
+A storm on Kafka: relays are killed at named points and by chance, frozen and continued, brokers are killed and frozen, and
+sessions of the database are ended. Then every copy is counted by Kafka's own client, as a reader of committed records.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from django.db import connection
+
+from outbox.failpoints import VARIABLE as FAILPOINTS
+from outbox.models import Batch, MessageState, State
+from outbox.testing.crash import TRANSACTIONS
+from project.servers.kafka import Kafka
+from project.servers.program import ServerError
+from tests.journeys.kafka.given import SEND_THEN_MARK, VARIABLE
+from tests.journeys.processes import Processes, send
+from tests.outbox.brokers.kafka.cluster import create_topic, read
+from tests.waiting import wait_until
+
+RELAYS, PUBLISHERS = 3, 2
+PAUSE = (0.1, 0.8)  # seconds between two acts
+FREEZES = (0.3, 1, 4, 7)  # seconds; the last two outlast the lease
+PARTITIONS = 4
+
+TABLES = "CREATE TABLE storm_published (number int PRIMARY KEY)"
+DROP = "DROP TABLE storm_published"
+LANE_SESSIONS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'outbox%%'
+"""
+ALL_SESSIONS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+POINTS = {"": ("relay.after_claim", *TRANSACTIONS), SEND_THEN_MARK: ("relay.after_claim", "relay.after_send")}
+
+
+class Storm:
+    """
+    Keeps relays and publishers running, and hurts them, the broker and the database's sessions.
+
+    Args:
+        nodes: the brokers of one cluster.
+        folder: for logs and permits.
+        control: the rule that relays leave out; "" for none.
+    """
+
+    def __init__(self, nodes: list[Kafka], folder: Path, *, control: str = "", seed: int = 0) -> None:
+        self.nodes = nodes
+        self.acts: Counter[str] = Counter()
+        self.ordered, self.plain = (create_topic(partitions=PARTITIONS, at=nodes[0].address) for _ in range(2))
+        self.processes = Processes(folder, "tests.journeys.kafka.settings")
+        self._chance = random.Random(seed)
+        self._points = POINTS.get(control, POINTS[""])
+        told = {
+            "servers": [node.address for node in nodes],
+            "ordered": self.ordered,
+            "plain": self.plain,
+            "control": control,
+        }
+        self._told = {VARIABLE: json.dumps(told)}
+        self._relays = [self._start_relay() for _ in range(RELAYS)]
+        self._publishers = [self._start("publisher", str(n * 1_000_000 + 1)) for n in range(PUBLISHERS)]
+
+    def play(self, seconds: float) -> None:
+        """Hurt by chance for so long; a short storm has some of each act."""
+        wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), 60)
+        acts: dict[str, tuple[int, Callable[[], None]]] = {
+            "point permitted": (16, self._kill_at_a_point),
+            "relay killed": (3, self._kill),
+            "relay frozen": (3, self._freeze),
+            "broker killed": (1, self._kill_broker),
+            "broker frozen": (1, self._freeze_broker),
+            "lanes' sessions ended": (2, lambda: self._end_sessions(LANE_SESSIONS)),
+            "all sessions ended": (1, lambda: self._end_sessions(ALL_SESSIONS)),
+        }
+        ends_at = time.monotonic() + seconds
+        queue: list[str] = []
+        while time.monotonic() < ends_at:
+            time.sleep(self._chance.uniform(*PAUSE))
+            if not queue:
+                queue = [name for name, (weight, _) in acts.items() for _ in range(weight)]
+                self._chance.shuffle(queue)
+            name = queue.pop()
+            with suppress(AssertionError, ServerError):
+                acts[name][1]()
+                self.acts[name] += 1
+            self._keep_running()
+
+    def settle(self, patience: float) -> None:
+        """Publish no more, and wait until everything is sent."""
+        for one in self._publishers:
+            self._end(one)
+        self._publishers.clear()
+        for point in self._points:
+            (self.processes.folder / point).unlink(missing_ok=True)
+
+        def is_settled() -> bool:
+            self._keep_running()
+            time.sleep(0.5)
+            return not MessageState.objects.exclude(state="sent").exists()
+
+        wait_until(is_settled, patience)
+
+    def count(self) -> dict[str, int]:
+        """Count what was published, and each copy of it in the topics."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT number FROM storm_published")
+            published = {number for (number,) in cursor.fetchall()}
+        copies: Counter[int] = Counter()
+        last: dict[bytes, int] = {}
+        out_of_order = 0
+        for topic in (self.ordered, self.plain):
+            for record in read(topic, at=self.nodes[0].address):
+                number = json.loads(record.value())["number"]
+                copies[number] += 1
+                if topic == self.ordered:
+                    out_of_order += copies[number] == 1 and last.get(record.key(), 0) > number
+                    last[record.key()] = max(last.get(record.key(), 0), number)
+        return {
+            "published": len(published),
+            "lost": len(published - copies.keys()),
+            "doubled": sum(count > 1 for count in copies.values()),
+            "out of order": out_of_order,
+            "rolled back and seen": len(copies.keys() - published),
+        }
+
+    def killed_at(self) -> dict[str, int]:
+        """Return how many relays have killed themselves at each point."""
+        traces = Counter(path.stem for path in self.processes.folder.glob("relay.*.*") if path.suffix[1:].isdecimal())
+        return dict(traces)
+
+    def close(self) -> None:
+        self.processes.close()
+
+    # --- what is hurt ---
+
+    def _kill_at_a_point(self) -> None:
+        """Permit the relays to kill themselves at a point: the first that gets there takes the permit, perhaps much later."""
+        (self.processes.folder / self._chance.choice(self._points)).touch()
+
+    def _kill(self) -> None:
+        self._end(self._chance.choice(self._relays))
+
+    def _freeze(self) -> None:
+        relay = self._chance.choice(self._relays)
+        send(relay, signal.SIGSTOP)
+        try:
+            time.sleep(self._chance.choice(FREEZES))
+        finally:
+            send(relay, signal.SIGCONT)
+
+    def _kill_broker(self) -> None:
+        node = self._chance.choice(self.nodes)
+        node.kill()
+        time.sleep(self._chance.uniform(0, 2))
+        node.start()
+
+    def _freeze_broker(self) -> None:
+        node = self._chance.choice(self.nodes)
+        node.freeze()
+        try:
+            time.sleep(self._chance.choice(FREEZES))
+        finally:
+            node.thaw()
+
+    def _end_sessions(self, which: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(which.replace("%%", "%"))
+
+    # --- processes ---
+
+    def _start(self, module: str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        return self.processes.start(f"tests.journeys.kafka.{module}", *arguments, **self._told, **variables)
+
+    def _start_relay(self) -> subprocess.Popen[bytes]:
+        plan = ",".join(f"{point}=kill:{self.processes.folder / point}" for point in self._points)
+        return self._start("relay", **{FAILPOINTS: plan})
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        send(process, signal.SIGKILL)
+        process.wait()
+
+    def _keep_running(self) -> None:
+        self._relays = [one if one.poll() is None else self._start_relay() for one in self._relays]
+        for index, one in enumerate(self._publishers):
+            assert one.poll() is None, f"publisher {index} has ended"
