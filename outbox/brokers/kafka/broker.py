@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import SendOnly, TransactionalSends
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, producer_settings
-from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.kafka.server_checks import ServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import validate
 
@@ -68,18 +68,10 @@ class KafkaBroker(SendOnly, TransactionalSends):
         return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and which topics the cluster does not have."""
+        """Return what is wrong with the options, and with the topics on the cluster."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        try:
-            known = self._open_producer().list_topics(timeout=ANSWER_SECONDS).topics
-        except KafkaException as error:
-            raise call_error(error, "list its topics", self._errors.last(self._open_producer())) from error
-        return [
-            Problem(f"Kafka has no topic {name!r}.", "Create it; a topic that is missing takes no message.")
-            for name in self.topics
-            if name not in known
-        ]
+        return ServerChecks(self._settings, self._name).problems_of_topics(sorted(self.topics))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
@@ -108,6 +100,11 @@ class KafkaBroker(SendOnly, TransactionalSends):
         if rejected := self._reject(messages):
             return undone(messages, rejected)
         return self._lanes.send(lane, messages, marker)
+
+    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
+        """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
+        checks = ServerChecks(self._settings, self._name)
+        return [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
 
     def close(self) -> None:
         """Throw all producers away."""

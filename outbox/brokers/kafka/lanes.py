@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
 
-from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
 from outbox.brokers.kafka.client import (
     ANSWER_SECONDS,
     RETRY_BACKOFF,
@@ -34,7 +34,7 @@ from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, produce
 from outbox.brokers.kafka.topics import describe_topics, may
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -93,6 +93,19 @@ class KafkaLanes:
         self._fence(source, lane)
         return read_marker(self._options, self._name, topic, lane)
 
+    def problems(self, source: str) -> list[Problem]:
+        """
+        Return what keeps this user from sending transactions of an outbox, asked with a transactional id that no lane has.
+
+        Raises:
+            BrokerUnavailable: the cluster does not answer.
+        """
+        try:
+            self._fence(source, "check")
+        except BrokerMisconfigured as error:
+            return [Problem(error.message, error.hint)]
+        return []
+
     def is_open(self, lane: int) -> bool:
         """Return whether a transaction can be sent in a lane."""
         return (os.getpid(), lane) in self._lanes
@@ -128,7 +141,7 @@ class KafkaLanes:
             self._lanes[os.getpid(), lane] = found
         return results
 
-    def _fence(self, source: str, lane: int, **settings: object) -> tuple[Producer, ConnectionErrors]:
+    def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
         what = f"open the transactional id {transactional_id!r}"
         errors = ConnectionErrors()
