@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import SendOnly, TransactionalSends
-from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, producer_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
@@ -48,7 +48,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with the OPTIONS, without a connection."""
-        return problems(options)
+        return problems(options) or problems_of_client(read_options(KafkaOptions, options))
 
     @classmethod
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
