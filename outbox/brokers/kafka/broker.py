@@ -123,6 +123,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
         return self._producers[pid]
 
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        self._errors.forget()
         try:
             return produce(self._open_producer(), messages, errors=self._errors) if messages else []
         except ProducerLost as error:

@@ -8,6 +8,10 @@ A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 
 a commit that the client has sent twice may reach the broker in the next transaction, and commit half of it. The client repeats a
 request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took nearly as long, the lane is closed: the next
 producer has another epoch.
+
+A LOST CONNECTION closes the lane as well. A server that was restarted may have left a transaction open that it has confirmed
+(KAFKA-20734), and the next one of the lane would decide about it: a commit shows what was aborted, an abort drops what was
+committed. A lane is only opened where its marker can be read to the end, that is, where no transaction is open.
 """
 
 from __future__ import annotations
@@ -107,8 +111,12 @@ class KafkaLanes:
         return []
 
     def is_open(self, lane: int) -> bool:
-        """Return whether a transaction can be sent in a lane."""
-        return (os.getpid(), lane) in self._lanes
+        """Return whether a transaction can be sent in a lane, and no connection was lost since it was opened."""
+        found = self._lanes.get((os.getpid(), lane))
+        if found is not None and found.errors.last(found.producer) is not None:
+            del self._lanes[os.getpid(), lane]
+            return False
+        return found is not None
 
     def close(self) -> None:
         """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
