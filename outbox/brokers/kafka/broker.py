@@ -16,7 +16,7 @@ from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, proble
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
-from outbox.brokers.kafka.server_checks import ServerChecks
+from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import validate
 
@@ -71,7 +71,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
         """Return what is wrong with the options, and with the topics on the cluster."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        return ServerChecks(self._settings, self._name).problems_of_topics(sorted(self.topics))
+        return KafkaServerChecks(self._settings, self._name).problems_of_topics(sorted(self.topics))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
@@ -103,7 +103,7 @@ class KafkaBroker(SendOnly, TransactionalSends):
 
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
-        checks = ServerChecks(self._settings, self._name)
+        checks = KafkaServerChecks(self._settings, self._name)
         return [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
 
     def close(self) -> None:

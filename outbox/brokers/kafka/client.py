@@ -106,7 +106,7 @@ def problems_of_client(options: KafkaOptions) -> list[Problem]:
         return []
     names = [name for name in options.client if not _refusal(options, without=name)]
     subject = " or ".join(f'OPTIONS["CLIENT"]["{name}"]' for name in names) or 'OPTIONS["CLIENT"]'
-    hint = "The names and values are those of librdkafka: see its CONFIGURATION.md."
+    hint = "Its names and values are those of librdkafka."
     is_error = ".location" not in text  # certificates may be missing where the check runs
     return [Problem(f"Kafka's client does not take {subject}: {text}.", hint, is_error=is_error)]
 

@@ -38,7 +38,7 @@ STAYS_OPEN = (
     "A transaction in partition {partition} of marker topic {topic!r} stays open, though Kafka says that it has ended. Nothing "
     "is sent in this lane, since the next transaction would decide about it."
 )
-END_IT = 'End it as docs/brokers/kafka.md says ("A transaction that stays open").'
+END_IT = "kafka-transactions.sh finds it (find-hanging) and ends it (abort); what it holds has to be published again."
 ALLOW = "Allow this user Read and Write on the marker topic."
 
 

@@ -22,7 +22,7 @@ ONE_NODE = "The cluster has one node: what it has confirmed is lost with its dis
 ONE_NODE_HINT = "For production, use three nodes or more, replication factor 3 and min.insync.replicas=2."
 
 
-class ServerChecks:
+class KafkaServerChecks:
     """Checks of one cluster, as the user of OPTIONS sees it."""
 
     def __init__(self, options: KafkaOptions, name: str) -> None:

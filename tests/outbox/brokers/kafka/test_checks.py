@@ -8,7 +8,7 @@ from outbox.brokers.base import Problem
 from outbox.brokers.kafka.broker import KafkaBroker
 from outbox.brokers.kafka.client import TRANSACTION_TIMEOUT
 from outbox.brokers.kafka.marker import marker_topic
-from outbox.brokers.kafka.server_checks import ServerChecks
+from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from tests.outbox.brokers.kafka import cluster, secured
 from tests.outbox.brokers.kafka.secured import READ, WRITE
 from tests.waiting import wait_until
@@ -57,7 +57,7 @@ class TestTopics:
     def test_that_take_nothing_or_are_weaker_than_promised_are_named(self, monkeypatch):
         blocked = cluster.create_topic(config={"min.insync.replicas": "2"})
         unclean = cluster.create_topic(config={"unclean.leader.election.enable": "true"})
-        monkeypatch.setattr(ServerChecks, "_count_nodes", lambda self: 3)
+        monkeypatch.setattr(KafkaServerChecks, "_count_nodes", lambda self: 3)
 
         found = texts(cluster.open_broker(blocked, unclean).check())
 
