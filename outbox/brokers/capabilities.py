@@ -21,6 +21,7 @@ from outbox.brokers.types import (
     HalfRef,
     HalfStatus,
     Outgoing,
+    Problem,
     SendResult,
     StoredCopy,
 )
@@ -294,6 +295,15 @@ class TransactionalSends(Capability):
     @abc.abstractmethod
     def fence_lane(self, source: str, lane: int) -> str | None:
         """Fence out the holder of a lane, which ends its open transaction, and return the marker, without taking the lane."""
+
+    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
+        """
+        Return what is wrong with the lanes of an outbox at the running broker.
+
+        Args:
+            lanes: the highest number of a lane.
+        """
+        return []
 
     @abc.abstractmethod
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:

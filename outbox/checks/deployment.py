@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
+import psycopg
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
+from django.db import Error as DatabaseError
 
-from outbox import conf, failpoints
-from outbox.brokers.base import Problem
+from outbox import conf, database, failpoints
+from outbox.brokers.base import Broker, Problem
+from outbox.brokers.capabilities import TransactionalSends
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
+from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
 from outbox.logs import line_of
 
@@ -82,9 +86,20 @@ def ask_broker(alias: str) -> list[Problem]:
     try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
-            return broker.check()
+            found = broker.check()
+            return found if any(one.is_error for one in found) else [*found, *_problems_of_lanes(broker)]
     except BrokerUnavailable as error:
         raise BrokerUnavailable(
             f"Broker {alias!r} cannot be reached: {line_of(error)}",
             hint=f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.',
         ) from error
+
+
+def _problems_of_lanes(broker: Broker) -> Iterator[Problem]:
+    """Yield what is wrong with the lanes of each outbox that sends in transactions there."""
+    if not broker.supports_transactional_sends:
+        return
+    for alias in database.outbox_databases():
+        with suppress(DatabaseError, psycopg.Error):
+            if source := read_identity(database.raw(alias)).source:
+                yield from TransactionalSends.of(broker).check_lanes(source, conf.settings().relay.lanes)

@@ -9,20 +9,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters, TransactionalSends
 from outbox.brokers.kafka import groups
-from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, producer_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
 from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
-from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.offset_notes import NO_OWNER
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner
 from outbox.brokers.validation import known_topic, validate
@@ -70,7 +70,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with the OPTIONS, without a connection."""
-        return problems(options)
+        return problems(options) or problems_of_client(read_options(KafkaOptions, options))
 
     @classmethod
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
@@ -90,18 +90,10 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and which topics the cluster does not have."""
+        """Return what is wrong with the options, and with the topics on the cluster."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        try:
-            known = self._open_producer().list_topics(timeout=ANSWER_SECONDS).topics
-        except KafkaException as error:
-            raise call_error(error, "list its topics", self._errors.last(self._open_producer())) from error
-        return [
-            Problem(f"Kafka has no topic {name!r}.", "Create it; a topic that is missing takes no message.")
-            for name in self.topics
-            if name not in known
-        ]
+        return KafkaServerChecks(self._settings, self._name).problems_of_topics(sorted(self.topics))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
@@ -206,6 +198,11 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         """Delete dead letters."""
         return self._letters.discard(group, letters)
 
+    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
+        """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
+        checks = KafkaServerChecks(self._settings, self._name)
+        return [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+
     def close(self) -> None:
         """Leave all groups and throw all producers away."""
         self._is_closed = self._is_interrupted = True
@@ -248,6 +245,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         return self._producers[pid]
 
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        self._errors.forget()
         try:
             return produce(self._open_producer(), messages, errors=self._errors) if messages else []
         except ProducerLost as error:

@@ -6,12 +6,12 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from outbox.brokers.base import Problem
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient
 
 MESSAGE_TIMEOUT = timedelta(seconds=7)
@@ -118,6 +118,31 @@ def reader_settings(options: KafkaOptions, name: str, errors: ConnectionErrors |
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",  # where the records at an offset were compacted away meanwhile
     }
+
+
+def problems_of_client(options: KafkaOptions) -> list[Problem]:
+    """Return what the client does not take in CLIENT, and by which names. It connects to nothing."""
+    text = _refusal(options)
+    if not text:
+        return []
+    names = [name for name in options.client if not _refusal(options, without=name)]
+    subject = " or ".join(f'OPTIONS["CLIENT"]["{name}"]' for name in names) or 'OPTIONS["CLIENT"]'
+    hint = "Its names and values are those of librdkafka."
+    is_error = ".location" not in text  # certificates may be missing where the check runs
+    return [Problem(f"Kafka's client does not take {subject}: {text}.", hint, is_error=is_error)]
+
+
+def _refusal(options: KafkaOptions, *, without: str = "") -> str:
+    """Return why the client does not take its settings; "" if it does."""
+    chosen = KafkaOptions(servers=[], client={name: value for name, value in options.client.items() if name != without})
+    try:
+        Producer(transactional_settings(chosen, "check", "check"))
+        Consumer(reader_settings(chosen, "check"))
+    except KafkaException as error:
+        return str(error.args[0].str()).strip().removeprefix("Failed to create producer: ")
+    except (AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def milliseconds(span: timedelta) -> int:

@@ -1,4 +1,9 @@
-"""What Kafka's errors mean for a message, and for a call. The table is docs/brokers/kafka.md."""
+"""
+What Kafka's errors mean for a message, and for a call. docs/brokers/kafka.md has the tables for operators.
+
+An error that is in none of them says nothing about the message: it is UNSURE where it was sent without a transaction. In a
+transaction that was not committed nothing is stored, whatever the error, and the lane is opened again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE: "larger than max.message.bytes of the topic, or message.max.bytes of CLIENT, allows",
     KafkaError.RECORD_LIST_TOO_LARGE: "larger than a segment of the topic",
     KafkaError.INVALID_RECORD: "not one that the topic takes; a compacted topic takes only messages with a key",
+    KafkaError.INVALID_TIMESTAMP: "older or newer than the topic takes (message.timestamp.before.max.ms, .after.max.ms)",
     KafkaError._INVALID_ARG: "not one that the client can send",
 }
 
@@ -32,6 +38,11 @@ MISCONFIGURED = {
     KafkaError._SSL: 'Correct the certificates in OPTIONS["CLIENT"].',
     KafkaError.UNSUPPORTED_SASL_MECHANISM: 'Correct "sasl.mechanism" in OPTIONS["CLIENT"].',
     KafkaError.SECURITY_DISABLED: "The cluster has no security.",
+    KafkaError.DELEGATION_TOKEN_EXPIRED: 'Renew the delegation token in OPTIONS["CLIENT"].',
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: 'Correct "compression.type" in OPTIONS["CLIENT"].',
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: "Upgrade the cluster: Kafka 2.5 or later is needed.",
+    KafkaError.UNSUPPORTED_VERSION: "Upgrade the cluster: Kafka 2.5 or later is needed.",
+    KafkaError._UNSUPPORTED_FEATURE: "Upgrade the cluster: Kafka 2.5 or later is needed.",
 }
 
 # Those of them that a producer can say of a topic, while it goes on with others.
@@ -51,9 +62,21 @@ UNAVAILABLE = {
     KafkaError._RESOLVE,
     KafkaError._QUEUE_FULL,
     KafkaError._PURGE_QUEUE,
+    KafkaError.INVALID_MSG,  # damaged on its way
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_ID,  # until the client has asked again
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.CONCURRENT_TRANSACTIONS,  # the last one of the transactional id is still being ended
+    KafkaError.STALE_BROKER_EPOCH,
+    KafkaError.REBOOTSTRAP_REQUIRED,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,

@@ -8,6 +8,10 @@ A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 
 a commit that the client has sent twice may reach the broker in the next transaction, and commit half of it. The client repeats a
 request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took nearly as long, the lane is closed: the next
 producer has another epoch.
+
+A LOST CONNECTION closes the lane as well. A server that was restarted may have left a transaction open that it has confirmed
+(KAFKA-20734), and the next one of the lane would decide about it: a commit shows what was aborted, an abort drops what was
+committed. A lane is only opened where its marker can be read to the end, that is, where no transaction is open.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
 
-from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
 from outbox.brokers.kafka.client import (
     ANSWER_SECONDS,
     RETRY_BACKOFF,
@@ -34,7 +38,7 @@ from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, produce
 from outbox.brokers.kafka.topics import describe_topics, may
-from outbox.errors import BrokerUnavailable
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -93,9 +97,26 @@ class KafkaLanes:
         self._fence(source, lane)
         return read_marker(self._options, self._name, topic, lane)
 
+    def problems(self, source: str) -> list[Problem]:
+        """
+        Return what keeps this user from sending transactions of an outbox, asked with a transactional id that no lane has.
+
+        Raises:
+            BrokerUnavailable: the cluster does not answer.
+        """
+        try:
+            self._fence(source, "check")
+        except BrokerMisconfigured as error:
+            return [Problem(error.message, error.hint)]
+        return []
+
     def is_open(self, lane: int) -> bool:
-        """Return whether a transaction can be sent in a lane."""
-        return (os.getpid(), lane) in self._lanes
+        """Return whether a transaction can be sent in a lane, and no connection was lost since it was opened."""
+        found = self._lanes.get((os.getpid(), lane))
+        if found is not None and found.errors.last(found.producer) is not None:
+            del self._lanes[os.getpid(), lane]
+            return False
+        return found is not None
 
     def close(self) -> None:
         """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
@@ -128,7 +149,7 @@ class KafkaLanes:
             self._lanes[os.getpid(), lane] = found
         return results
 
-    def _fence(self, source: str, lane: int, **settings: object) -> tuple[Producer, ConnectionErrors]:
+    def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
         what = f"open the transactional id {transactional_id!r}"
         errors = ConnectionErrors()

@@ -34,6 +34,11 @@ CREATE = (
     "Create it with {partitions} partitions or more, a lane's number being that of its partition, cleanup.policy=compact, and as "
     "many replicas as the topics of the messages have; or allow this user Create on it."
 )
+STAYS_OPEN = (
+    "A transaction in partition {partition} of marker topic {topic!r} stays open, though Kafka says that it has ended. Nothing "
+    "is sent in this lane, since the next transaction would decide about it."
+)
+END_IT = "kafka-transactions.sh finds it (find-hanging) and ends it (abort); what it holds has to be published again."
 ALLOW = "Allow this user Read and Write on the marker topic."
 
 
@@ -140,7 +145,9 @@ def _read_from(consumer: Consumer, place: TopicPartition, start: int, end: int) 
         elif message is not None:
             problem = message.error()
         if time.monotonic() > deadline:
-            cause = KafkaException(problem) if problem is not None else TimeoutError(f"no end within {READ_SECONDS:g} s")
+            if problem is None:
+                raise BrokerMisconfigured(STAYS_OPEN.format(topic=place.topic, partition=place.partition), hint=END_IT)
+            cause = KafkaException(problem)
             raise call_error(cause, f"read the marker topic {place.topic!r} up to its end", hint=ALLOW)
     return None if last is None else last.decode()
 

@@ -50,7 +50,6 @@ def produce(
     Raises:
         ProducerLost: the producer failed; what it has stored is unknown.
     """
-    errors.forget()
     results: list[SendResult | None] = [None] * len(messages)
     deadline = time.monotonic() + FLUSH_SECONDS
 

@@ -1,0 +1,160 @@
+"""Checks of the cluster's settings, topics and permissions, for `Broker.check()`. Nothing is created or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType, TopicDescription
+
+from outbox.brokers.base import Problem
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings
+from outbox.brokers.kafka.errors import call_error
+from outbox.brokers.kafka.marker import ALLOW, marker_topic
+from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.topics import describe_topics, may
+
+REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of a broker may lose what was confirmed
+STATE = "__transaction_state"  # where Kafka records which transactions are committed
+NAMED = 3  # topics that a text names
+
+ONE_NODE = "The cluster has one node: what it has confirmed is lost with its disk, and nothing can be sent while it is down."
+ONE_NODE_HINT = "For production, use three nodes or more, replication factor 3 and min.insync.replicas=2."
+
+
+class KafkaServerChecks:
+    """Checks of one cluster, as the user of OPTIONS sees it."""
+
+    def __init__(self, options: KafkaOptions, name: str) -> None:
+        self._options = options
+        self._name = name
+
+    def problems_of_topics(self, topics: Sequence[str]) -> list[Problem]:
+        """Return what is wrong with topics of messages. Raises BrokerUnavailable."""
+        nodes = self._count_nodes()
+        found = describe_topics(self._options, self._name, topics)
+        there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
+        missing = {topic: one for topic, one in found.items() if isinstance(one, KafkaError)}
+        problems = [*_problems_of_missing(missing), *_problems_of_permissions(there)]
+        if nodes == 1:
+            problems.append(Problem(ONE_NODE, ONE_NODE_HINT, is_error=False))
+        return [*problems, *self._problems_of_durability(there, nodes)]
+
+    def problems_of_lanes(self, source: str, lanes: int) -> list[Problem]:
+        """
+        Return what is wrong with the transactions of an outbox. Raises BrokerUnavailable.
+
+        Args:
+            source: its stable id.
+            lanes: the highest number of a lane.
+        """
+        topic = marker_topic(source)
+        nodes = self._count_nodes()
+        found = describe_topics(self._options, self._name, [topic, STATE])
+        there = {name: one for name, one in found.items() if not isinstance(one, KafkaError)}
+        problems: list[Problem] = []
+        marker = found[topic]
+        if isinstance(marker, KafkaError):
+            if marker.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                problems.append(Problem(f"This user may not see the marker topic {topic!r}.", ALLOW))
+        else:
+            problems += _problems_of_marker(topic, marker, lanes)
+        return [*problems, *self._problems_of_durability(there, nodes), *self._problems_of_cleanup(there, topic)]
+
+    def _count_nodes(self) -> int:
+        errors = ConnectionErrors()
+        admin = AdminClient(client_settings(self._options, self._name, errors))
+        try:
+            return len(admin.describe_cluster(request_timeout=ANSWER_SECONDS).result(2 * ANSWER_SECONDS).nodes)
+        except (KafkaException, TimeoutError) as error:
+            raise call_error(error, "say which nodes it has", errors.last(admin)) from error
+
+    def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Problem]:
+        """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
+        settings = self._read_settings(list(topics))
+        replicas = {topic: min(len(one.replicas) for one in found.partitions) for topic, found in topics.items()}
+        in_sync = {topic: int(found["min.insync.replicas"]) for topic, found in settings.items() if found}
+        if blocked := [topic for topic, least in in_sync.items() if least > replicas[topic]]:
+            yield Problem(
+                f"{_named(blocked)} cannot be written to: min.insync.replicas is higher than the number of replicas.",
+                "Add replicas, or lower min.insync.replicas.",
+            )
+        if unclean := [topic for topic, found in settings.items() if found.get("unclean.leader.election.enable") == "true"]:
+            yield Problem(
+                f"{_named(unclean)} may lose confirmed messages, or leave transactions open: unclean leader elections are on.",
+                "Set unclean.leader.election.enable=false.",
+                is_error=False,
+            )
+        if nodes > 1:
+            if few := [topic for topic, count in replicas.items() if count < REPLICAS]:
+                yield Problem(
+                    f"{_named(few)} may lose confirmed messages with a node: fewer than {REPLICAS} replicas.",
+                    f"Raise the number of replicas to {REPLICAS}.",
+                    is_error=False,
+                )
+            if weak := [topic for topic, least in in_sync.items() if least < IN_SYNC and topic not in few]:
+                yield Problem(
+                    f"{_named(weak)} may lose confirmed messages with a node: one replica is enough to confirm them.",
+                    f"Set min.insync.replicas={IN_SYNC}.",
+                    is_error=False,
+                )
+        if unknown := [topic for topic, found in settings.items() if not found and topic != STATE]:
+            yield Problem(
+                f"The settings of {_named(unknown, 'topic')} were not checked: this user may not see them.",
+                "Allow it DescribeConfigs on them.",
+                is_error=False,
+            )
+
+    def _problems_of_cleanup(self, topics: Mapping[str, TopicDescription], marker: str) -> Iterator[Problem]:
+        policy = self._read_settings([marker])[marker].get("cleanup.policy", "") if marker in topics else ""
+        if policy not in ("", "compact"):
+            yield Problem(
+                f"Marker topic {marker!r} has cleanup.policy={policy}: Kafka deletes markers, which decide what was sent.",
+                "Set cleanup.policy=compact.",
+            )
+
+    def _read_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Return the settings of topics; empty ones where this user may not see them."""
+        if not topics:
+            return {}
+        admin = AdminClient(client_settings(self._options, self._name))
+        asked = admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, one) for one in topics], request_timeout=ANSWER_SECONDS
+        )
+        found: dict[str, Mapping[str, str]] = {}
+        for resource, answer in asked.items():
+            try:
+                found[resource.name] = {name: str(one.value) for name, one in answer.result(2 * ANSWER_SECONDS).items()}
+            except (KafkaException, TimeoutError):
+                found[resource.name] = {}
+        return found
+
+
+def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Problem]:
+    hidden = [topic for topic, error in topics.items() if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED]
+    if missing := [topic for topic in topics if topic not in hidden]:
+        yield Problem(f"Kafka has no {_named(missing, 'topic')}.", "Create it; a topic that is missing takes no message.")
+    if hidden:
+        yield Problem(f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it.")
+
+
+def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Problem]:
+    if denied := [topic for topic, one in topics.items() if not may(one, AclOperation.WRITE)]:
+        yield Problem(f"This user may not write to {_named(denied, 'topic')}.", "Allow it Write there. Messages wait meanwhile.")
+
+
+def _problems_of_marker(topic: str, found: TopicDescription, lanes: int) -> Iterator[Problem]:
+    count = len(found.partitions)
+    if count <= lanes:
+        yield Problem(
+            f"Marker topic {topic!r} has {count} partitions, so no relay can use lanes {count} to {lanes}.",
+            f'Give it {lanes + 1} partitions or more, or lower OUTBOX["RELAY"]["LANES"].',
+        )
+    if not (may(found, AclOperation.READ) and may(found, AclOperation.WRITE)):
+        yield Problem(f"This user may not read and write marker topic {topic!r}: no relay can open a lane.", ALLOW)
+
+
+def _named(topics: Sequence[str], what: str = "Topic") -> str:
+    names = ", ".join(repr(topic) for topic in sorted(topics)[:NAMED])
+    more = len(topics) - NAMED
+    return f"{what if len(topics) == 1 else what + 's'} {names}{f' and {more} more' if more > 0 else ''}"
