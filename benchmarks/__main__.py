@@ -4,6 +4,7 @@ Measure, print a table, write JSON.
     python -m benchmarks                    all, on a PostgreSQL started for it (or DATABASE_URL)
     python -m benchmarks publish relay      only these
     python -m benchmarks rocketmq           against a RocketMQ started for it; needs Java, Maven and `make .venv/.rocketmq`
+    python -m benchmarks kafka              against a Kafka started for it; needs Java, Maven and `make .venv/.kafka`
     python -m benchmarks celery_tasks       against a RabbitMQ started for it; needs rabbitmq-server
     python -m benchmarks archive spark      the archive and the audit; needs Java, its JDBC driver and `make .venv/.bench`
     python -m benchmarks peers              other packages beside ours; needs `make .peers/.installed`
@@ -46,6 +47,7 @@ NAMES = (
     "takeover",
     "rabbitmq",
     "rocketmq",
+    "kafka",
     "celery_tasks",
     "spark",
     "archive",

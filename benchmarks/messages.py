@@ -47,6 +47,14 @@ class ClockedOnRocketMQ(Message):
         key = "number"
 
 
+class ClockedOnKafka(Message):
+    number: int
+
+    class Meta:
+        topic = "bench-kafka"
+        key = "number"
+
+
 class ClockedOnRabbitMQ(Message):
     number: int
 

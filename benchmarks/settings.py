@@ -1,6 +1,6 @@
 """
-Settings of the benchmarks: topics of their own, on a broker that keeps nothing, on the embedded one, and on a RocketMQ
-or RabbitMQ where one was started.
+Settings of the benchmarks: topics of their own, on a broker that keeps nothing, on the embedded one, and on a RocketMQ,
+RabbitMQ or Kafka where one was started.
 """
 
 import json
@@ -34,6 +34,7 @@ OUTBOX: dict[str, Any] = {
         "bench-null-two-phase": {"TYPE": "transaction", "BROKER": "null"},
         "bench-rocketmq": {"TYPE": "transaction", "BROKER": "null"},  # on RocketMQ where one was started; a message type names it
         "bench-rabbitmq": {"TYPE": "normal", "BROKER": "null"},  # likewise
+        "bench-kafka": {"TYPE": "normal", "BROKER": "null"},  # likewise
         "bench-null-away": {"TYPE": "normal", "BROKER": "null"},
         **{f"bench-null-other-{n}": {"TYPE": "normal", "BROKER": "null"} for n in range(3)},
         "bench-null-paused": {"TYPE": "normal", "BROKER": "null"},
@@ -62,7 +63,20 @@ def with_rabbitmq(address: str) -> dict[str, Any]:
     return {**OUTBOX, "BROKERS": brokers, "TOPICS": {**OUTBOX["TOPICS"], **topics}}
 
 
+def with_kafka(address: str) -> dict[str, Any]:
+    """Return OUTBOX with a Kafka, and topics on it, one of them without transactions."""
+    backend = "outbox.brokers.kafka.KafkaBroker"
+    brokers = {
+        "kafka": {"BACKEND": backend, "OPTIONS": {"SERVERS": [address]}},
+        "kafka-plain": {"BACKEND": backend, "OPTIONS": {"SERVERS": [address], "TRANSACTIONS": False}},
+    }
+    topics = {f"bench-{alias}": {"TYPE": "normal", "BROKER": alias} for alias in brokers}
+    return {**OUTBOX, "BROKERS": {**OUTBOX["BROKERS"], **brokers}, "TOPICS": {**OUTBOX["TOPICS"], **topics}}
+
+
 if "BENCH_RABBITMQ" in os.environ:
     OUTBOX = with_rabbitmq(os.environ["BENCH_RABBITMQ"])
+if "BENCH_KAFKA" in os.environ:
+    OUTBOX = with_kafka(os.environ["BENCH_KAFKA"])
 if "BENCH_ROCKETMQ" in os.environ:
     OUTBOX = with_rocketmq(json.loads(os.environ["BENCH_ROCKETMQ"]))

@@ -1,13 +1,13 @@
 """
 Places where a test may stop, kill or break the process. Nothing happens unless `OUTBOX_FAILPOINTS` is set.
 
-`OUTBOX_FAILPOINTS="relay.after_half=kill@3,consumer.before_ack=raise"`: at the third pass of `relay.after_half` the
-process kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `raise`, `hang`. `@N` acts
-at the Nth pass only; without it, at each.
+`OUTBOX_FAILPOINTS="relay.after_half=kill@3,consumer.before_ack=raise"`: at the third pass of `relay.after_half` the process
+kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `stop` (SIGSTOP), `raise`, `hang`.
+`@N` acts at the Nth pass only; without it, at each.
 
 `relay.after_half=kill:/tmp/permit` kills only while there is a file of that name, and once for each file: whoever goes
 takes it along, by renaming it to `/tmp/permit.PID`. So a supervisor decides when, a process that was started again lives
-on, and each kill leaves a trace.
+on, and each kill leaves a trace. `stop:/tmp/permit` does the same.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 VARIABLE = "OUTBOX_FAILPOINTS"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 _passes: Counter[str] = Counter()
 
@@ -43,15 +44,15 @@ def failpoint(name: str) -> None:
 
 def _act(name: str, action: str) -> None:
     action, _, permit = action.partition(":")
-    if action == "kill":
+    if action in SIGNALS:
         if not permit or _take(Path(permit)):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), SIGNALS[action])
     elif action == "raise":
         raise FailpointReached(name)
     elif action == "hang":
         time.sleep(3600)
     else:
-        raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Choices are: kill, raise and hang.")
+        raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Choices are: kill, stop, raise and hang.")
 
 
 def _take(permit: Path) -> bool:

@@ -22,14 +22,16 @@ from outbox.models import Batch, MessageState, State
 from outbox.testing.crash import TRANSACTIONS
 from project.servers.kafka import Kafka
 from project.servers.program import ServerError
-from tests.journeys.kafka.given import SEND_THEN_MARK, VARIABLE
+from tests.journeys.kafka.given import NOBODY_FENCED, SEND_THEN_MARK, VARIABLE
 from tests.journeys.processes import Processes, send
 from tests.outbox.brokers.kafka.cluster import create_topic, read
 from tests.waiting import wait_until
 
 RELAYS, PUBLISHERS = 3, 2
+REACHED_SECONDS = 2  # until a relay reaches a point
 PAUSE = (0.1, 0.8)  # seconds between two acts
-FREEZES = (0.3, 1, 4, 7)  # seconds; the last two outlast the lease
+FREEZES = (0.3, 1, 4, 7)  # seconds
+OUTLASTS = 5  # seconds that outlast a claim, so that another relay sends what it holds
 PARTITIONS = 4
 
 TABLES = "CREATE TABLE storm_published (number int PRIMARY KEY)"
@@ -43,6 +45,9 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_d
 """
 
 POINTS = {"": ("relay.after_claim", *TRANSACTIONS), SEND_THEN_MARK: ("relay.after_claim", "relay.after_send")}
+
+# Where a relay that goes on may still send what another one has sent.
+STOP_POINTS = {NOBODY_FENCED: ("relay.before_transaction",)}
 
 
 class Storm:
@@ -62,6 +67,7 @@ class Storm:
         self.processes = Processes(folder, "tests.journeys.kafka.settings")
         self._chance = random.Random(seed)
         self._points = POINTS.get(control, POINTS[""])
+        self._stop_points = STOP_POINTS.get(control, self._points)
         told = {
             "servers": [node.address for node in nodes],
             "ordered": self.ordered,
@@ -77,6 +83,7 @@ class Storm:
         wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), 60)
         acts: dict[str, tuple[int, Callable[[], None]]] = {
             "point permitted": (16, self._kill_at_a_point),
+            "relay stopped at a point": (6, self._stop_at_a_point),
             "relay killed": (3, self._kill),
             "relay frozen": (3, self._freeze),
             "broker killed": (1, self._kill_broker),
@@ -95,6 +102,7 @@ class Storm:
             with suppress(AssertionError, ServerError):
                 acts[name][1]()
                 self.acts[name] += 1
+            self._continue_all()
             self._keep_running()
 
     def settle(self, patience: float) -> None:
@@ -102,8 +110,9 @@ class Storm:
         for one in self._publishers:
             self._end(one)
         self._publishers.clear()
-        for point in self._points:
-            (self.processes.folder / point).unlink(missing_ok=True)
+        for permit in self._permits().values():
+            permit.unlink(missing_ok=True)
+        self._continue_all()
 
         def is_settled() -> bool:
             self._keep_running()
@@ -135,10 +144,9 @@ class Storm:
             "rolled back and seen": len(copies.keys() - published),
         }
 
-    def killed_at(self) -> dict[str, int]:
-        """Return how many relays have killed themselves at each point."""
-        traces = Counter(path.stem for path in self.processes.folder.glob("relay.*.*") if path.suffix[1:].isdecimal())
-        return dict(traces)
+    def reached(self) -> dict[str, int]:
+        """Return how many relays have killed or stopped themselves at each point."""
+        return dict(Counter(path.stem for path in self.processes.folder.glob("relay.*.*.*") if path.suffix[1:].isdecimal()))
 
     def close(self) -> None:
         self.processes.close()
@@ -147,7 +155,14 @@ class Storm:
 
     def _kill_at_a_point(self) -> None:
         """Permit the relays to kill themselves at a point: the first that gets there takes the permit, perhaps much later."""
-        (self.processes.folder / self._chance.choice(self._points)).touch()
+        self._permit(self._chance.choice(self._points), "kill").touch()
+
+    def _stop_at_a_point(self) -> None:
+        """Permit the relays to stop themselves at a point, and continue the one that did, when its claim is over."""
+        permit = self._permit(self._chance.choice(self._stop_points), "stop")
+        permit.touch()
+        wait_until(lambda: not permit.exists(), REACHED_SECONDS)
+        time.sleep(OUTLASTS)
 
     def _kill(self) -> None:
         self._end(self._chance.choice(self._relays))
@@ -184,8 +199,18 @@ class Storm:
         return self.processes.start(f"tests.journeys.kafka.{module}", *arguments, **self._told, **variables)
 
     def _start_relay(self) -> subprocess.Popen[bytes]:
-        plan = ",".join(f"{point}=kill:{self.processes.folder / point}" for point in self._points)
+        plan = ",".join(f"{point}={act}:{permit}" for (point, act), permit in self._permits().items())
         return self._start("relay", **{FAILPOINTS: plan})
+
+    def _permits(self) -> dict[tuple[str, str], Path]:
+        return {(point, act): self._permit(point, act) for point in self._points for act in ("kill", "stop")}
+
+    def _permit(self, point: str, act: str) -> Path:
+        return self.processes.folder / f"{point}.{act}"
+
+    def _continue_all(self) -> None:
+        for relay in self._relays:
+            send(relay, signal.SIGCONT)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         send(process, signal.SIGKILL)

@@ -52,7 +52,7 @@ def test_a_storm_leaves_one_copy_of_each_message(storm: Storm):
     storm.settle(PATIENCE)
 
     count = storm.count()
-    print("\nSTORM", json.dumps({**count, "acts": storm.acts, "killed at": storm.killed_at()}))  # noqa: T201  (with -s)
+    print("\nSTORM", json.dumps({**count, "acts": storm.acts, "reached": storm.reached()}))  # noqa: T201  (with -s)
     assert count["published"]
     assert (count["lost"], count["rolled back and seen"], count["out of order"]) == (0, 0, 0)
     assert (count["doubled"] > 0) is bool(CONTROL)
