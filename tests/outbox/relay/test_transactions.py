@@ -299,6 +299,52 @@ class TestDeath:
 
         assert shown(broker, topic) == ids(tickets)
 
+    def test_after_the_claim_of_its_lane_is_seen_in_the_marker(self, relay, relay_beside, broker, make_topic, monkeypatch):
+        """A relay that claims a batch of another lane reads the marker afterwards: the batch may have been sent just before."""
+        topic = make_topic("normal")
+        relay.step()
+        tickets = TicketFactory.create_batch(2, topic=topic)
+        die(relay, monkeypatch, "relay.before_transaction")
+        end_leases()
+        other = relay_beside(lane=OTHER)
+
+        claim = other._claim
+
+        def send_first(new):
+            monkeypatch.setattr(other, "_claim", claim)
+            die(relay_beside(), monkeypatch, "relay.after_transaction")
+            end_leases()
+            return claim(new)
+
+        monkeypatch.setattr(other, "_claim", send_first)
+
+        other.drain()
+
+        assert shown(broker, topic) == ids(tickets)
+        assert Batch.objects.get().state == State.SENT
+
+    def test_of_its_lane_after_the_claim_leaves_one_copy(self, relay, relay_beside, broker, make_topic, monkeypatch):
+        """What was claimed before a lane was opened is not sent in it: another holder may have sent it in between."""
+        topic = make_topic("normal")
+        relay.step()
+        tickets = TicketFactory.create_batch(2, topic=topic)
+
+        claim = relay._claim
+
+        def take_over(new):
+            found = claim(new)
+            monkeypatch.setattr(relay, "_claim", claim)
+            end_leases()
+            relay_beside().drain()
+            return found
+
+        monkeypatch.setattr(relay, "_claim", take_over)
+
+        relay.step()
+        relay.drain()
+
+        assert shown(broker, topic) == ids(tickets)
+
     def test_after_a_resend_is_not_settled_by_the_marker_of_the_first_time(
         self, relay, relay_beside, broker, make_topic, monkeypatch
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -342,6 +343,52 @@ class TestWithoutTransactions:
 
         assert [result.status for result in found] == [ACCEPTED, REFUSED, ACCEPTED, ACCEPTED]
         assert sorted(map(len, bodies(topic))) == [10, 20, 800]
+
+
+class TestFork:
+    """A process that was forked with a broker, as Celery's workers are, has producers of its own."""
+
+    def test_sends_without_transactions(self, topic):
+        broker = open_broker(topic, TRANSACTIONS=False)
+        broker.send([message(topic, b"parent")])
+
+        status = _run_forked(lambda: statuses_of(broker.send([message(topic, b"child")])) == [ACCEPTED])
+
+        assert status == 0
+        assert statuses_of(broker.send([message(topic, b"parent again")])) == [ACCEPTED]
+        assert sorted(bodies(topic)) == [b"child", b"parent", b"parent again"]
+
+    def test_has_no_lane_open_until_it_opens_one(self, source, topic):
+        broker = open_broker(topic)
+        broker.open_lane(source, LANE)
+        statuses(broker, [message(topic, b"parent")], "batch 1")
+
+        def send() -> bool:
+            assert not broker.is_lane_open(LANE)
+            assert statuses(broker, [message(topic, b"too early")]) == [UNAVAILABLE]
+            assert broker.open_lane(source, LANE) == "batch 1"
+            return statuses(broker, [message(topic, b"child")], "batch 2") == [ACCEPTED]
+
+        assert _run_forked(send) == 0
+        assert statuses(broker, [message(topic, b"late")], "batch 3") != [ACCEPTED]
+        assert broker.open_lane(source, LANE) == "batch 2"
+        assert sorted(bodies(topic)) == [b"child", b"parent"]
+
+
+def statuses_of(results) -> list[SendStatus]:
+    return [result.status for result in results]
+
+
+def _run_forked(work) -> int:
+    """Return the exit code of a forked process: 0 if the work there is successful."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class TestOneWithTheSameId:
