@@ -73,7 +73,7 @@ class Kafka(DemoBroker):
                     end = read_end(options, "demo", place)
                     for record in read_records(options, "demo", place, 0, end):
                         copies.append(to_delivery(record, group="", topic=topic.name))
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             raise DemoError(f"Kafka cannot be asked: {error}.") from error
         write_copies(connection, [(copy.message_id, copy.key) for copy in copies])
 

@@ -119,7 +119,7 @@ class KafkaDeadLetters:
             left = wanted & letters.open.keys()
             try:
                 self._write(producer, letters, left, call, copies)
-            except (KafkaException, SystemError) as raised:
+            except (KafkaException, TimeoutError, SystemError) as raised:
                 error = error_of(raised)
                 if time.monotonic() > deadline or (error is not None and error.code() in MISCONFIGURED):
                     raise call_error(raised, f"settle the dead letters in topic {letters.name!r}") from raised

@@ -8,19 +8,18 @@ of the lane is open.
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, OffsetSpec, TopicDescription
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, TopicDescription
 
-from outbox.brokers.kafka.client import ConnectionErrors, client_settings, reader_settings
+from outbox.brokers.kafka.client import ConnectionErrors, client_settings
 from outbox.brokers.kafka.errors import CONNECTION, call_error, error_of
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.reading import READ_SECONDS, StillOpen, read_end, read_records
 from outbox.brokers.kafka.topics import describe_topics, may
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 
 PARTITIONS = 32  # of a marker topic that the broker creates, or as many as a lane needs
-READ_SECONDS = 10.0
 TAIL = 64  # records that are read first: transactions that were aborted take offsets, too
 
 SETTINGS = {
@@ -29,7 +28,6 @@ SETTINGS = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.ms": "600000",
 }
-NO_LEADER = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"}
 CREATE = (
     "Create it with {partitions} partitions or more, a lane's number being that of its partition, cleanup.policy=compact, and as "
     "many replicas as the topics of the messages have; or allow this user Create on it."
@@ -98,58 +96,16 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str 
     """
     place = TopicPartition(topic, lane)
     try:
-        end = _read_end(options, name, place)
-        found = _read_last(options, name, place, end - TAIL, end)
-        return _read_last(options, name, place, 0, end) if found is None else found
+        # As a reader of uncommitted records: another reader's end is before an open transaction.
+        end = read_end(options, name, place)
+        for start in (end - TAIL, 0):
+            if records := list(read_records(options, name, place, start, end)):
+                return (records[-1].value() or b"").decode()
+        return None
+    except StillOpen as error:
+        raise BrokerMisconfigured(STAYS_OPEN.format(topic=topic, partition=lane), hint=END_IT) from error
     except (KafkaException, TimeoutError) as error:
         raise call_error(error, f"read the marker topic {topic!r}", hint=ALLOW) from error
-
-
-def _read_end(options: KafkaOptions, name: str, place: TopicPartition) -> int:
-    """Return the offset after the last record of a partition; waits while it has no leader."""
-    deadline = time.monotonic() + READ_SECONDS
-    while True:
-        admin = AdminClient(client_settings(options, name))  # a new one: one that outlived a restart may answer with an error
-        # As a reader of uncommitted records: another reader's end is before an open transaction.
-        asked = admin.list_offsets(
-            {place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=READ_SECONDS
-        )
-        try:
-            return int(asked[place].result(2 * READ_SECONDS).offset)
-        except (KafkaException, TimeoutError) as error:
-            cause = error_of(error)
-            if cause is None or cause.name() not in NO_LEADER or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _read_last(options: KafkaOptions, name: str, place: TopicPartition, start: int, end: int) -> str | None:
-    """Return the last committed record from an offset up to the end; None where there is none."""
-    consumer = Consumer(reader_settings(options, name))  # a new one: after a second `assign`, `position` is that of the first
-    try:
-        low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
-        return _read_from(consumer, place, max(low, start), end) if low < end else None
-    finally:
-        consumer.close()
-
-
-def _read_from(consumer: Consumer, place: TopicPartition, start: int, end: int) -> str | None:
-    consumer.assign([TopicPartition(place.topic, place.partition, start)])
-    deadline = time.monotonic() + READ_SECONDS
-    last: bytes | None = None
-    problem: Any = None
-    while consumer.position([place])[0].offset < end:  # the ends of transactions move it without a message
-        message = consumer.poll(0.05)
-        if message is not None and message.error() is None:
-            last = message.value()
-        elif message is not None:
-            problem = message.error()
-        if time.monotonic() > deadline:
-            if problem is None:
-                raise BrokerMisconfigured(STAYS_OPEN.format(topic=place.topic, partition=place.partition), hint=END_IT)
-            cause = KafkaException(problem)
-            raise call_error(cause, f"read the marker topic {place.topic!r} up to its end", hint=ALLOW)
-    return None if last is None else last.decode()
 
 
 def _describe(options: KafkaOptions, name: str, topic: str) -> TopicDescription | None:

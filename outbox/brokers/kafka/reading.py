@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from outbox.brokers.kafka.client import client_settings, reader_settings
-from outbox.brokers.kafka.errors import call_error, error_of
+from outbox.brokers.kafka.errors import error_of
 from outbox.brokers.kafka.options import KafkaOptions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
 
 READ_SECONDS = 10.0
+POLL_SECONDS = 0.05
+MOST_AT_ONCE = 500  # records
 NO_LEADER = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"}
+
+
+class StillOpen(TimeoutError):
+    """Raised when a transaction before the end of a partition is open, so that readers of committed records wait."""
 
 
 def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committed: bool = False) -> int:
@@ -50,20 +56,20 @@ def read_records(options: KafkaOptions, name: str, place: TopicPartition, start:
     Yield the committed records of a partition from an offset to another one.
 
     Raises:
-        KafkaException, BrokerUnavailable: they cannot be read to the end. That is never the same as none.
+        KafkaException: they cannot be read to the end. That is never the same as none.
+        StillOpen: no error, and no record: a transaction before the end is open.
     """
-    with closing(
-        Consumer(reader_settings(options, name))
-    ) as consumer:  # a new one: `position` may be that of an earlier `assign`
+    # A new consumer: after a second `assign`, `position` may be that of the first.
+    with closing(Consumer(reader_settings(options, name))) as consumer:
         low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
         start = max(low, start)
         if start >= end:
             return
         consumer.assign([TopicPartition(place.topic, place.partition, start)])
         deadline = time.monotonic() + READ_SECONDS
-        problem: Any = None
+        problem: KafkaError | None = None
         while consumer.position([place])[0].offset < end:  # the ends of transactions move it without a message
-            for record in consumer.consume(500, 0) or [consumer.poll(0.05)]:
+            for record in consumer.consume(MOST_AT_ONCE, 0) or [consumer.poll(POLL_SECONDS)]:
                 if record is None:
                     continue
                 if record.error() is not None:
@@ -72,5 +78,6 @@ def read_records(options: KafkaOptions, name: str, place: TopicPartition, start:
                     deadline = time.monotonic() + READ_SECONDS
                     yield record
             if time.monotonic() > deadline:
-                cause = KafkaException(problem) if problem is not None else TimeoutError(f"no end within {READ_SECONDS:g} s")
-                raise call_error(cause, f"read the topic {place.topic!r} up to its end")
+                if problem is not None:
+                    raise KafkaException(problem)
+                raise StillOpen(f"no end within {READ_SECONDS:g} s")

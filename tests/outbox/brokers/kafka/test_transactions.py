@@ -229,9 +229,8 @@ class TestMarker:
         statuses(broker, [message(topic)])
 
         delete_topic(marker_topic(source))
-        found = wait_until(lambda: _marker_now(source))
 
-        assert found == "none"
+        wait_until(lambda: _marker_now(source) == "none")
 
 
 OPEN = "a transaction stays open"
@@ -281,7 +280,7 @@ class TestOutage:
 
     def test_that_leaves_a_transaction_open_opens_no_lane_and_says_so(self, source, topic, monkeypatch):
         """As Kafka 4.3 does; here the transaction belongs to another producer."""
-        monkeypatch.setattr("outbox.brokers.kafka.marker.READ_SECONDS", 5.0)
+        monkeypatch.setattr("outbox.brokers.kafka.reading.READ_SECONDS", 5.0)
         broker = open_broker(topic)
         broker.open_lane(source, LANE)
         other = Producer({"bootstrap.servers": server().address, "transactional.id": f"test.{source[-12:]}", "log_level": 0})
