@@ -93,7 +93,9 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         """Return what is wrong with the options, and with the topics on the cluster."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        return KafkaServerChecks(self._settings, self._name).problems_of_topics(sorted(self.topics))
+        checks = KafkaServerChecks(self._settings, self._name)
+        groups_of = {name: topic.groups for name, topic in self.topics.items()}
+        return [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType, TopicDescription
 
 from outbox.brokers.base import Problem
-from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings
+from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error
+from outbox.brokers.kafka.group_topics import STEPS, GroupTopics
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
+from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import describe_topics, may
+from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.errors import BrokerMisconfigured
 
 REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of a broker may lose what was confirmed
 STATE = "__transaction_state"  # where Kafka records which transactions are committed
@@ -39,6 +44,46 @@ class KafkaServerChecks:
         if nodes == 1:
             problems.append(Problem(ONE_NODE, ONE_NODE_HINT, is_error=False))
         return [*problems, *self._problems_of_durability(there, nodes)]
+
+    def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: Mapping[str, GroupOwner]) -> list[Problem]:
+        """
+        Return what is wrong with the topics and the owners of consumer groups. Raises BrokerUnavailable.
+
+        Args:
+            topics: the groups of each topic.
+            owners: the outboxes with the inboxes of groups, where they are known.
+        """
+        pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
+        retries = {GroupTopics.of(topic, group).retry for topic, group in pairs}
+        letters = {GroupTopics.of(topic, group).dead for topic, group in pairs}
+        names = sorted({*(topic for topic, _ in pairs), *retries, *letters})
+        found = describe_topics(self._options, self._name, names)
+        there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
+        problems: list[Problem] = []
+        if unread := [topic for topic, one in there.items() if not may(one, AclOperation.READ)]:
+            problems.append(Problem(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
+        if narrow := [topic for topic in retries & there.keys() if len(there[topic].partitions) < len(STEPS)]:
+            text = f"{_named(narrow)} needs {len(STEPS)} partitions: one for each step of a delay."
+            problems.append(Problem(text, "Add partitions to it. Until then the group does not read its topic."))
+        policies = self._read_settings(sorted(letters & there.keys()))
+        if kept := [topic for topic, one in policies.items() if one.get("cleanup.policy", "compact") != "compact"]:
+            text = f"{_named(kept)} does not keep dead letters: its cleanup.policy is not compact."
+            problems.append(Problem(text, "Set cleanup.policy=compact."))
+        return [*problems, *self._problems_of_owners(pairs, there, owners)]
+
+    def _problems_of_owners(
+        self, pairs: Sequence[tuple[str, str]], there: Mapping[str, TopicDescription], owners: Mapping[str, GroupOwner]
+    ) -> Iterator[Problem]:
+        for topic, group in pairs:
+            if group in owners and topic in there:
+                places = [TopicPartition(topic, number) for number in range(len(there[topic].partitions))]
+                with closing(Consumer(member_settings(self._options, self._name, group))) as consumer:
+                    try:
+                        require_owner(group, committed_notes(consumer, places), owners[group])
+                    except OwnedByAnother as error:
+                        yield Problem(*error.args)
+                    except BrokerMisconfigured as error:
+                        yield Problem(error.message, error.hint)
 
     def problems_of_lanes(self, source: str, lanes: int) -> list[Problem]:
         """

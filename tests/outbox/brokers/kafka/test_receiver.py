@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 HELD = timedelta(minutes=20)
 MOMENT = timedelta(seconds=0.2)
 SESSION = {"session.timeout.ms": 6000}
+NORMAL = TopicType.NORMAL
 KIP_848 = {"group.protocol": "consumer"}
 
 Open = Callable[..., KafkaBroker]
@@ -352,6 +353,34 @@ class TestOwner:
         theirs.send([message(topic, b"b")])
 
         assert bodies(receive(theirs, group)) == [b"b"]
+
+
+class TestCheck:
+    def test_names_what_is_wrong_with_the_topics_of_a_group(self, group: str):
+        topic = create_topic()
+        create_topic(f"{topic}.{group}.retry", partitions=2)
+        create_topic(f"{topic}.{group}.dead")
+        broker = KafkaBroker("default", {"SERVERS": [server().address]}, [TopicSpec(topic, NORMAL, groups=frozenset({group}))])
+
+        texts = [problem.text for problem in broker.check()]
+
+        broker.close()
+        assert f"Topic '{topic}.{group}.retry' needs 5 partitions: one for each step of a delay." in texts
+        assert f"Topic '{topic}.{group}.dead' does not keep dead letters: its cleanup.policy is not compact." in texts
+
+    def test_names_the_project_that_a_group_belongs_to(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.set_owner(group, "urn:uuid:1", "shop")
+        mine.send([message(topic, b"a")])
+        mine.ack(receive(mine, group))
+        theirs = KafkaBroker("default", {"SERVERS": [server().address]}, [TopicSpec(topic, NORMAL, groups=frozenset({group}))])
+        theirs.set_owner(group, "urn:uuid:2", "depot")
+
+        errors = [problem for problem in theirs.check() if problem.is_error]
+
+        theirs.close()
+        assert [("'shop'" in problem.text, "--take-over" in problem.hint) for problem in errors] == [(True, True)]
 
 
 class TestStart:
