@@ -32,14 +32,23 @@ class ConnectionErrors:
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
+        self._is_cut_off = False
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before says why
-            self._last = error
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._is_cut_off = True
+        else:
+            self._last = error  # which says why
 
     def forget(self) -> None:
         """Forget the errors before a call."""
         self._last = None
+        self._is_cut_off = False
+
+    def was_cut_off(self, client: Producer) -> bool:
+        """Return whether a client was without any server since its errors were forgotten."""
+        self.last(client)
+        return self._is_cut_off
 
     def last(self, client: AdminClient | Consumer | Producer | None = None) -> KafkaError | None:
         """Return the last error; that of a client comes while it is polled."""

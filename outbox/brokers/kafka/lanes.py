@@ -9,8 +9,8 @@ a commit that the client has sent twice may reach the broker in the next transac
 request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took nearly as long, the lane is closed: the next
 producer has another epoch.
 
-A LOST CONNECTION closes the lane as well. A server that was restarted may have left a transaction open that it has confirmed
-(KAFKA-20734), and the next one of the lane would decide about it: a commit shows what was aborted, an abort drops what was
+AN OUTAGE of all servers closes the lane as well. When they are started again, they may leave a transaction open that they have
+confirmed (KAFKA-20734). The next one of the lane would decide about it: a commit shows what was aborted, an abort drops what was
 committed. A lane is only opened where its marker can be read to the end, that is, where no transaction is open.
 """
 
@@ -87,6 +87,8 @@ class KafkaLanes:
         is_one_by_one = lane in self._one_by_one
         producer, errors = self._fence(source, lane, **(ONE_BY_ONE if is_one_by_one else {}))
         marker = read_marker(self._options, self._name, topic, lane)
+        errors.last(producer)
+        errors.forget()
         self._lanes[os.getpid(), lane] = _Lane(producer, errors, topic, is_one_by_one)
         return marker
 
@@ -111,9 +113,9 @@ class KafkaLanes:
         return []
 
     def is_open(self, lane: int) -> bool:
-        """Return whether a transaction can be sent in a lane, and no connection was lost since it was opened."""
+        """Return whether a transaction can be sent in a lane, and the cluster was never away since it was opened."""
         found = self._lanes.get((os.getpid(), lane))
-        if found is not None and found.errors.last(found.producer) is not None:
+        if found is not None and found.errors.was_cut_off(found.producer):
             del self._lanes[os.getpid(), lane]
             return False
         return found is not None

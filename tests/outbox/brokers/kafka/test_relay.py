@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 from django.db.models import F
 
 from outbox import database
+from outbox.errors import BrokerUnavailable
 from outbox.failpoints import FailpointReached
 from outbox.message import TopicType
 from outbox.models import Batch, State
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory, TopicFactory
+from tests.kafka_node import server
 from tests.outbox.brokers.kafka.cluster import create_topic, open_broker, read
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.django_db, pytest.mark.timeout(120)]
 
@@ -72,3 +76,31 @@ class TestDeath:
         open_relay(topic, OTHER).drain()
 
         assert len(read(topic)) == len(tickets)
+
+
+class TestOutage:
+    def test_counts_no_failure_and_leaves_one_copy(self):
+        topic = create_topic(partitions=3)
+        row = TopicFactory(name=topic, type="fifo", ordered=True)
+        relay = open_relay(topic, LANE)
+        relay.step()
+        tickets = [TicketFactory(topic=row, order_key=number) for number in (1, 2)]
+        server().kill()
+        with suppress(BrokerUnavailable):
+            relay.step()
+        with suppress(BrokerUnavailable):
+            open_relay(topic, LANE).step()
+        server().start()
+
+        wait_until(lambda: _drains(topic), seconds=60)
+
+        assert len(read(topic)) == len(tickets)
+        assert set(Batch.objects.values_list("failures", flat=True)) == {0}
+
+
+def _drains(topic: str) -> bool:
+    """Return whether all is sent, by a relay that is started now."""
+    Batch.objects.update(due_at=F("due_at") - timedelta(minutes=5))
+    with suppress(BrokerUnavailable):
+        open_relay(topic, LANE).drain()
+    return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}

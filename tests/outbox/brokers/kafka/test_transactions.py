@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.kafka import lanes
+from outbox.brokers.kafka import KafkaBroker, lanes
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.message import TopicType
@@ -148,6 +148,19 @@ class TestRejection:
         assert f"topic {topic!r} takes 1000 (max.message.bytes)" in large.reason
         assert bodies(topic) == []
         assert statuses(broker, [message(topic, b"{}")]) == [ACCEPTED]
+
+    def test_of_the_largest_body_does_not_happen_on_a_topic_without_settings(self, source, topic):
+        broker = open_broker(topic)
+        broker.open_lane(source, LANE)
+
+        assert statuses(broker, [message(topic, b"x" * KafkaBroker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
+
+    def test_of_a_message_that_fits_once_it_is_compressed_does_not_happen(self, source):
+        topic = create_topic(config={"max.message.bytes": "1000"})
+        broker = open_broker(topic, CLIENT={"compression.type": "gzip"})
+        broker.open_lane(source, LANE)
+
+        assert statuses(broker, [message(topic, b"x" * 2000)]) == [ACCEPTED]
 
     def test_of_many_small_messages_that_are_too_large_together_sends_them_one_by_one(self, source):
         topic = create_topic(config={"max.message.bytes": "1000"})
