@@ -1,6 +1,6 @@
 """
-Publisher confirms of RabbitMQ, awaited for a batch: by its own broker (`rabbitmq/sender.py`) and for Celery's tasks
-(`celery/confirms.py`).
+Publisher confirms of RabbitMQ, awaited for a batch, and reads without a wait: for its own broker (`rabbitmq/`) and for Celery's
+tasks (`celery/confirms.py`).
 
 The server counts the messages of a channel, and answers by their numbers (delivery tags). A message that no queue takes comes
 back before its confirm, if it was published as mandatory. The channel of a batch without all answers is not used again, since a
@@ -11,6 +11,8 @@ Source: https://www.rabbitmq.com/docs/confirms
 
 from __future__ import annotations
 
+import select
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # the callers have it
 Name = tuple[str, str]  # exchange and message id, by which a message that comes back is known
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that it is to end
+FRAME_SECONDS = 0.01  # for the rest of a frame that has come in half; with 0, py-amqp would spin
 
 
 @dataclass(slots=True)
@@ -113,3 +116,26 @@ class ConfirmingChannel:
         events: dict[str, set[Callable[..., None]]] = self.channel.events  # type: ignore[attr-defined]  # the stubs lack it
         events.update(basic_ack={batch.on_ack}, basic_nack={batch.on_nack}, basic_return={batch.on_return})
         return self.channel
+
+
+def handle_input(connection: amqp.Connection) -> None:
+    """
+    Handle what the server has sent, and wait for nothing: this is done before each message.
+
+    Raises:
+        AMQPError, OSError: the server has closed the connection, or a channel.
+    """
+    while _has_input(connection):
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=FRAME_SECONDS)
+
+
+def _has_input(connection: amqp.Connection) -> bool:
+    sock = getattr(connection.transport, "sock", None)
+    if sock is None:
+        return True  # reading says that it is closed
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))

@@ -21,11 +21,8 @@ On a new connection one message goes first: RabbitMQ says that it is blocked onl
 
 from __future__ import annotations
 
-import select
-import ssl
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -35,7 +32,7 @@ from celery import Celery
 from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms
+from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms, handle_input
 from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
@@ -98,9 +95,8 @@ class ConfirmingProducer:
     def is_alive(self) -> bool:
         """Return whether the connection may be used: the server has not closed it since the last call."""
         try:
-            while not self.is_broken and self._has_input():
-                with suppress(TimeoutError):
-                    self._wire.drain_events(timeout=SHORTEST)  # not 0: py-amqp would spin over a frame that has come in half
+            if not self.is_broken:
+                handle_input(self._wire)
         except (*self._connection.connection_errors, *self._connection.channel_errors, OSError):
             self.is_broken = True
         return not self.is_broken
@@ -214,17 +210,6 @@ class ConfirmingProducer:
             with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
                 self._channel = ConfirmingChannel(self._wire)
         return self._channel
-
-    def _has_input(self) -> bool:
-        """Return whether the server has sent something, without a wait for it: this stands before each send."""
-        sock = getattr(self._wire.transport, "sock", None)
-        if sock is None:
-            return True  # reading says that it is closed
-        if isinstance(sock, ssl.SSLSocket) and sock.pending():
-            return True
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        return bool(poller.poll(0))
 
     def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Note that the connection broke, and whether the server closed it because of one of these tasks."""
