@@ -34,7 +34,7 @@ from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
@@ -44,8 +44,7 @@ logger = get_logger(__name__)
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
 CHANNEL_SECONDS = 30.0  # a channel is not used for longer
-QUICK_SECONDS = 0.005  # a message that comes within this time of a receive may have waited in its queue
-QUICK_IN_A_ROW = 8  # after so many of them alone, a receive looks for more at once
+COUNT_AFTER = 8  # receives in a row that brought one message, before the next one counts what waits
 COUNT_SECONDS = 0.5  # a connection that is in use for longer is opened, or waits for an answer
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 
@@ -84,7 +83,7 @@ class RabbitMQReceiver:
         self._kept: dict[str, str] = {}  # queue -> subscription over it that stays, between two receives
         self._filled: set[str] = set()  # subscriptions of which something has come since the receive began
         self._alone: tuple[str, frozenset[str]] | None = None  # group and topics whose messages come one by one
-        self._quick = 0  # messages in a row that came alone, and at once
+        self._uncounted = 0  # receives since the last one that was not alone, or counted what waits
         self._prefix = ""  # of receipts over it
         self._serial = 0
         self._channels = itertools.count(1)  # so that receipts differ where the server uses a channel's number again
@@ -188,8 +187,7 @@ class RabbitMQReceiver:
 
     def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
         """Subscribe, wait so long for the first message that can be handed out, and cancel."""
-        began = time.monotonic()
-        deadline = began + seconds
+        deadline = time.monotonic() + seconds
         tags, is_alone = self._begin(group, topics)
         is_over, is_first = False, True
         while not is_over:
@@ -198,18 +196,19 @@ class RabbitMQReceiver:
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
             is_first = False
         self._cancel(tags, is_alone=is_alone)
-        self._quick = self._quick + 1 if is_alone and time.monotonic() - began < QUICK_SECONDS else 0
-        comes_alone = len(self._fetched) <= 1 and self._quick < QUICK_IN_A_ROW
-        self._alone = (group, frozenset(topics)) if comes_alone else None
+        self._uncounted = self._uncounted + 1 if is_alone else 0
+        self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
     def _begin(self, group: str, topics: Collection[str]) -> tuple[dict[str, str], bool]:
         """Return the subscriptions that have stayed, by their queues, and whether messages come one by one."""
         with self._connection.lock:
             self._filled.clear()
             is_alone = self._alone == (group, frozenset(topics)) and not self._fetched and not self.held.has_any
-            if not is_alone and self._kept:
+            if self._kept and self._serial == self._connection.serial:
                 with self._connection.use():
-                    self._end_kept()
+                    if not is_alone or self._is_more_waiting():
+                        is_alone = False
+                        self._end_kept()
             tags, self._kept = self._kept, {}
             return tags, is_alone
 
@@ -228,6 +227,14 @@ class RabbitMQReceiver:
                     self._kept[queue] = tag
                 else:
                     self._channel.basic_cancel(tag, nowait=has_one)
+
+    def _is_more_waiting(self) -> bool:
+        """Return whether messages wait in the queues that messages came from, one by one; only sometimes is the server asked."""
+        if self._channel is None or self._uncounted < COUNT_AFTER:
+            return False
+        self._uncounted = 0
+        states = [state_of(self._channel, queue) for queue in self._kept]
+        return any(state is None or state[0] for state in states)
 
     def _end_kept(self) -> None:
         """Cancel the subscriptions that have stayed; the server knows it before anything that is sent over the channel later."""

@@ -61,7 +61,7 @@ class TestLoneMessage:
             broker.ack(found)
             sizes.append(len(found))
 
-        assert len(sizes) <= receiver.QUICK_IN_A_ROW + 10
+        assert len(sizes) <= receiver.COUNT_AFTER + 10
         assert max(sizes) > 20
 
     def test_comes_again_with_another_channel_where_it_was_lost_on_its_way(
