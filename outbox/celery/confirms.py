@@ -28,6 +28,7 @@ from time import monotonic
 from typing import Any
 
 import amqp
+from amqp import spec
 from celery import Celery
 from kombu.common import maybe_declare
 
@@ -38,6 +39,8 @@ from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
 
 CLOSE_SECONDS = 2.0
+MANDATORY = True
+WRITE_TASKS = 100  # that are written together
 SHORTEST = 0.01  # seconds; 0 would not wait at all
 
 NACKED = SendResult(SendStatus.MISCONFIGURED, reason="Celery's broker: a queue is full and rejects what is published (nack).")
@@ -182,11 +185,15 @@ class ConfirmingProducer:
         written: list[TaskMessage] = []
         results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
-            channel = self._open_channel(deadline).begin(batch)
-            for task in tasks:
-                written.append(task)
-                if result := self._why_stop(deadline) or _write(channel, batch, task, deadline):
-                    results[written.pop().number] = result
+            confirming = self._open_channel(deadline)
+            channel = confirming.begin(batch)
+            for start in range(0, len(tasks), WRITE_TASKS):
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())), confirming.writing_together():
+                    for task in tasks[start : start + WRITE_TASKS]:
+                        written.append(task)
+                        if result := self._why_stop(deadline) or _write(channel, batch, task):
+                            results[written.pop().number] = result
+                handle_input(self._wire)  # the server may say that it is blocked
             batch.wait(self._wire, deadline, lambda: self._is_blocked or self._is_closing())
         except self._connection.channel_errors as error:
             self._channel = None
@@ -242,7 +249,7 @@ class ConfirmingProducer:
         self._is_blocked = False
 
 
-def _write(channel: Any, batch: PendingConfirms, task: TaskMessage, deadline: float) -> SendResult | None:
+def _write(channel: Any, batch: PendingConfirms, task: TaskMessage) -> SendResult | None:
     """Write a message to the connection. Return a result only if it cannot be written."""
     try:
         message = task.prepare(channel, message_id=task.message_id)
@@ -250,13 +257,8 @@ def _write(channel: Any, batch: PendingConfirms, task: TaskMessage, deadline: fl
         return failed(SendStatus.REFUSED, error)
     batch.extend([(task.stored.exchange, task.message_id)])
     try:
-        channel.basic_publish(
-            message,
-            exchange=task.stored.exchange,
-            routing_key=task.stored.routing_key,
-            mandatory=True,
-            timeout=max(SHORTEST, deadline - monotonic()),
-        )
+        arguments = (0, task.stored.exchange, task.stored.routing_key, MANDATORY, False)
+        channel.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
     except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
         batch.remove_last()
         return failed(SendStatus.REFUSED, error)
