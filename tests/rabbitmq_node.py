@@ -3,10 +3,13 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
+from amqp.transport import TCPTransport
 
 from project.servers.rabbitmq import RabbitMQ
 
@@ -21,3 +24,18 @@ def server() -> RabbitMQ:
     atexit.register(found.stop)
     found.start()
     return found
+
+
+@contextmanager
+def socket_writes() -> Iterator[list[int]]:
+    """Note how many bytes each write to a socket has, of connections that are opened in the block."""
+    writes: list[int] = []
+    write = TCPTransport.write
+
+    def noted(transport: TCPTransport, data: bytes) -> None:
+        writes.append(len(data))
+        write(transport, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TCPTransport, "write", noted)
+        yield writes

@@ -1,6 +1,6 @@
 """
-Publisher confirms of RabbitMQ, awaited for a batch: by its own broker (`rabbitmq/sender.py`) and for Celery's tasks
-(`celery/confirms.py`).
+Publisher confirms of RabbitMQ, awaited for a batch, and reads without a wait: for its own broker (`rabbitmq/`) and for Celery's
+tasks (`celery/confirms.py`).
 
 The server counts the messages of a channel, and answers by their numbers (delivery tags). A message that no queue takes comes
 back before its confirm, if it was published as mandatory. The channel of a batch without all answers is not used again, since a
@@ -11,9 +11,11 @@ Source: https://www.rabbitmq.com/docs/confirms
 
 from __future__ import annotations
 
+import select
+import ssl
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # the callers have it
 Name = tuple[str, str]  # exchange and message id, by which a message that comes back is known
 
 LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that it is to end
+WRITE_BYTES = 16_384  # of frames that are written to the socket together
+FRAME_SECONDS = 0.01  # for the rest of a frame that has come in half; with 0, py-amqp would spin
 
 
 @dataclass(slots=True)
@@ -105,6 +109,9 @@ class ConfirmingChannel:
         self.channel = connection.channel()
         self.channel.confirm_select()
         self._last: PendingConfirms | None = None
+        self._connection = connection
+        self._buffer = _WriteBuffer(connection.transport)
+        self._write_frame = connection.frame_writer_cls(connection, self._buffer)  # type: ignore[attr-defined]
 
     def begin(self, batch: PendingConfirms) -> amqp.Channel:
         """Register this batch, and no other, for the answers of the channel; return the channel."""
@@ -113,3 +120,62 @@ class ConfirmingChannel:
         events: dict[str, set[Callable[..., None]]] = self.channel.events  # type: ignore[attr-defined]  # the stubs lack it
         events.update(basic_ack={batch.on_ack}, basic_nack={batch.on_nack}, basic_return={batch.on_return})
         return self.channel
+
+    @contextmanager
+    def writing_together(self) -> Iterator[None]:
+        """
+        Write what is sent in the block to the socket in large pieces, the last one at its end.
+
+        Nothing is read in the block: py-amqp's own answers would wait, too. After an exception the channel is not used again.
+        """
+        connection = self._connection
+        before = connection.frame_writer
+        connection.frame_writer = self._write_frame  # type: ignore[misc]  # the stubs have it read-only
+        try:
+            yield
+            self._buffer.flush()
+        finally:
+            connection.frame_writer = before  # type: ignore[misc]
+
+
+class _WriteBuffer:
+    """What py-amqp's writer of frames takes for its transport."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._waiting = bytearray()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Copy frames, and write them when they are enough."""
+        self._waiting += data
+        if len(self._waiting) >= WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        data, self._waiting = self._waiting, bytearray()
+        if data:
+            self._transport.write(data)
+
+
+def handle_input(connection: amqp.Connection) -> None:
+    """
+    Handle what the server has sent, and wait for nothing: this is done before each message.
+
+    Raises:
+        AMQPError, OSError: the server has closed the connection, or a channel.
+    """
+    while _has_input(connection):
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=FRAME_SECONDS)
+
+
+def _has_input(connection: amqp.Connection) -> bool:
+    sock = getattr(connection.transport, "sock", None)
+    if sock is None:
+        return True  # reading says that it is closed
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))

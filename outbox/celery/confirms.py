@@ -21,26 +21,26 @@ On a new connection one message goes first: RabbitMQ says that it is blocked onl
 
 from __future__ import annotations
 
-import select
-import ssl
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import amqp
+from amqp import spec
 from celery import Celery
 from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms
+from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms, handle_input
 from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
 
 CLOSE_SECONDS = 2.0
+MANDATORY = True
+WRITE_TASKS = 100  # that are written together
 SHORTEST = 0.01  # seconds; 0 would not wait at all
 
 NACKED = SendResult(SendStatus.MISCONFIGURED, reason="Celery's broker: a queue is full and rejects what is published (nack).")
@@ -98,9 +98,8 @@ class ConfirmingProducer:
     def is_alive(self) -> bool:
         """Return whether the connection may be used: the server has not closed it since the last call."""
         try:
-            while not self.is_broken and self._has_input():
-                with suppress(TimeoutError):
-                    self._wire.drain_events(timeout=SHORTEST)  # not 0: py-amqp would spin over a frame that has come in half
+            if not self.is_broken:
+                handle_input(self._wire)
         except (*self._connection.connection_errors, *self._connection.channel_errors, OSError):
             self.is_broken = True
         return not self.is_broken
@@ -186,11 +185,15 @@ class ConfirmingProducer:
         written: list[TaskMessage] = []
         results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
-            channel = self._open_channel(deadline).begin(batch)
-            for task in tasks:
-                written.append(task)
-                if result := self._why_stop(deadline) or _write(channel, batch, task, deadline):
-                    results[written.pop().number] = result
+            confirming = self._open_channel(deadline)
+            channel = confirming.begin(batch)
+            for start in range(0, len(tasks), WRITE_TASKS):
+                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())), confirming.writing_together():
+                    for task in tasks[start : start + WRITE_TASKS]:
+                        written.append(task)
+                        if result := self._why_stop(deadline) or _write(channel, batch, task):
+                            results[written.pop().number] = result
+                handle_input(self._wire)  # the server may say that it is blocked
             batch.wait(self._wire, deadline, lambda: self._is_blocked or self._is_closing())
         except self._connection.channel_errors as error:
             self._channel = None
@@ -214,17 +217,6 @@ class ConfirmingProducer:
             with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
                 self._channel = ConfirmingChannel(self._wire)
         return self._channel
-
-    def _has_input(self) -> bool:
-        """Return whether the server has sent something, without a wait for it: this stands before each send."""
-        sock = getattr(self._wire.transport, "sock", None)
-        if sock is None:
-            return True  # reading says that it is closed
-        if isinstance(sock, ssl.SSLSocket) and sock.pending():
-            return True
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        return bool(poller.poll(0))
 
     def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Note that the connection broke, and whether the server closed it because of one of these tasks."""
@@ -257,7 +249,7 @@ class ConfirmingProducer:
         self._is_blocked = False
 
 
-def _write(channel: Any, batch: PendingConfirms, task: TaskMessage, deadline: float) -> SendResult | None:
+def _write(channel: Any, batch: PendingConfirms, task: TaskMessage) -> SendResult | None:
     """Write a message to the connection. Return a result only if it cannot be written."""
     try:
         message = task.prepare(channel, message_id=task.message_id)
@@ -265,13 +257,8 @@ def _write(channel: Any, batch: PendingConfirms, task: TaskMessage, deadline: fl
         return failed(SendStatus.REFUSED, error)
     batch.extend([(task.stored.exchange, task.message_id)])
     try:
-        channel.basic_publish(
-            message,
-            exchange=task.stored.exchange,
-            routing_key=task.stored.routing_key,
-            mandatory=True,
-            timeout=max(SHORTEST, deadline - monotonic()),
-        )
+        arguments = (0, task.stored.exchange, task.stored.routing_key, MANDATORY, False)
+        channel.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
     except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
         batch.remove_last()
         return failed(SendStatus.REFUSED, error)

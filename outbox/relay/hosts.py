@@ -149,8 +149,9 @@ class RelayRunner:
         idle_since: float | None = None
         new: frozenset[int] = frozenset()  # ids of topics
         while not self.stopped.is_set() and time.monotonic() < ends_at:
-            if self._maintain() or len(new) > FEW_TOPICS:
+            if not new or len(new) > FEW_TOPICS:
                 new = frozenset()  # look at all topics
+                self._maintain()
             self._step_at = time.monotonic()
             done = self.relay.step(new)
             if not self.has_worked:
@@ -168,6 +169,9 @@ class RelayRunner:
                 idle_since = idle_since or time.monotonic()
                 if idle_timeout is not None and self._has_timed_out(idle_since, idle_timeout):
                     break
+            if new and self._maintain():  # not before: the message of a notification does not wait for it
+                new = frozenset()
+                continue
             new = self._wait()
         self._withdraw()
         return self.relay.total

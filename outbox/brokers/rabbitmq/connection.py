@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 import amqp
 from amqp.exceptions import AMQPError
 
+from outbox.brokers.confirms import handle_input
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
@@ -85,7 +86,7 @@ class RabbitMQConnection:
             poller = select.poll()
             poller.register(self._wake_reader, select.POLLIN)
             with self.use() as connection:
-                _drain(connection)
+                handle_input(connection)
                 if is_done() or self._is_closed.is_set():
                     return
                 poller.register(connection.transport.sock, select.POLLIN)
@@ -159,7 +160,7 @@ class RabbitMQConnection:
                 try:
                     with self._amqp.transport.having_timeout(self._timeout):
                         self._amqp.heartbeat_tick()
-                        _drain(self._amqp)
+                        handle_input(self._amqp)
                         self._on_tick()
                 except LOST as error:
                     logger.info("The connection %r to RabbitMQ was lost: %s", self._name, describe(error))
@@ -203,13 +204,6 @@ def connect(
     )
     connection.connect()
     return connection
-
-
-def _drain(connection: amqp.Connection) -> None:
-    """Handle what has arrived, and wait for nothing."""
-    with suppress(TimeoutError):
-        while True:
-            connection.drain_events(timeout=1e-6)
 
 
 def describe(error: BaseException) -> str:

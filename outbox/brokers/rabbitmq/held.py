@@ -39,12 +39,20 @@ class HeldDeliveries:
     Args:
         longest: seconds after which no delivery is renewed.
         clock: gives seconds; it never goes back.
+        before_return: called before a message is returned to its queue.
     """
 
-    def __init__(self, connection: RabbitMQConnection, longest: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connection: RabbitMQConnection,
+        longest: float,
+        clock: Callable[[], float],
+        before_return: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self.longest = longest
         self._clock = clock
+        self._before_return = before_return
         self._serial = 0
         self._held: dict[str, HeldDelivery] = {}  # by receipt
 
@@ -125,6 +133,7 @@ class HeldDeliveries:
 
     def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
+        self._before_return()
         fetched.channel.basic_reject(fetched.tag, requeue=True)
 
     def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[HeldDelivery], None]) -> list[bool]:

@@ -3,7 +3,11 @@ Receives for consumer groups.
 
 On topics without order each receive subscribes, and cancels as soon as something has come: what was delivered until then is
 what it returns. A subscription that stays would fill this process with messages while a handler runs, and `basic.get` is
-slow: a quorum queue answers a few hundred of them in a second. On ordered topics the subscription stays, since it is what
+slow: a quorum queue answers a few hundred of them in a second. Where messages come one by one, the subscription has a prefetch of
+1 and stays: the server sends nothing more over it until its message is settled, so that neither this message nor the next one
+waits for a round trip. It ends before a message is returned to its queue, else the server would send it here again.
+
+On ordered topics the subscription stays, since it is what
 keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
 
 Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in
@@ -30,7 +34,7 @@ from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
@@ -40,6 +44,7 @@ logger = get_logger(__name__)
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
 CHANNEL_SECONDS = 30.0  # a channel is not used for longer
+COUNT_AFTER = 8  # receives in a row that brought one message, before the next one counts what waits
 COUNT_SECONDS = 0.5  # a connection that is in use for longer is opened, or waits for an answer
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 
@@ -65,7 +70,8 @@ class RabbitMQReceiver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = RabbitMQConnection(options, name, on_tick=self._return_unclaimed)
-        self.held = HeldDeliveries(self._connection, options.consumer_timeout.total_seconds() * CONSUMER_MARGIN, clock)
+        longest = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
+        self.held = HeldDeliveries(self._connection, longest, clock, before_return=self._end_kept)
         self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
         self._topics = topics
         self._ordered = {topic.name for topic in topics.values() if topic.type is TopicType.FIFO}
@@ -73,6 +79,11 @@ class RabbitMQReceiver:
         self._clock = clock
         self._channel: amqp.Channel | None = None
         self._channel_until = 0.0  # by `monotonic`
+        self._prefetch = 0  # of the next subscription over it
+        self._kept: dict[str, str] = {}  # queue -> subscription over it that stays, between two receives
+        self._filled: set[str] = set()  # subscriptions of which something has come since the receive began
+        self._alone: tuple[str, frozenset[str]] | None = None  # group and topics whose messages come one by one
+        self._uncounted = 0  # receives since the last one that was not alone, or counted what waits
         self._prefix = ""  # of receipts over it
         self._serial = 0
         self._channels = itertools.count(1)  # so that receipts differ where the server uses a channel's number again
@@ -177,21 +188,65 @@ class RabbitMQReceiver:
     def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
         """Subscribe, wait so long for the first message that can be handed out, and cancel."""
         deadline = time.monotonic() + seconds
-        tags: dict[str, str] = {}  # queue -> subscription
-        is_over = False
+        tags, is_alone = self._begin(group, topics)
+        is_over, is_first = False, True
         while not is_over:
-            self._subscribe(group, topics, limit, tags)
+            self._subscribe(group, topics, 1 if is_alone else limit, tags, may_renew=is_first)
             look_again_at = min((self._next_look(group, topic, tags) for topic in topics), default=deadline)
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
-        with self._connection.use():
-            if self._channel is not None and self._serial == self._connection.serial:
-                for tag in tags.values():  # what the server had sent until then has come when this returns
-                    self._channel.basic_cancel(tag)
+            is_first = False
+        self._cancel(tags, is_alone=is_alone)
+        self._uncounted = self._uncounted + 1 if is_alone else 0
+        self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
-    def _subscribe(self, group: str, topics: Collection[str], limit: int, tags: dict[str, str]) -> None:
+    def _begin(self, group: str, topics: Collection[str]) -> tuple[dict[str, str], bool]:
+        """Return the subscriptions that have stayed, by their queues, and whether messages come one by one."""
+        with self._connection.lock:
+            self._filled.clear()
+            is_alone = self._alone == (group, frozenset(topics)) and not self._fetched and not self.held.has_any
+            if self._kept and self._serial == self._connection.serial:
+                with self._connection.use():
+                    if not is_alone or self._is_more_waiting():
+                        is_alone = False
+                        self._end_kept()
+            tags, self._kept = self._kept, {}
+            return tags, is_alone
+
+    def _cancel(self, tags: Mapping[str, str], *, is_alone: bool) -> None:
+        """
+        Cancel subscriptions, except one that has brought the only message that it may bring.
+
+        Without a message to hand out this waits for the answer: what the server had sent until then has come when it returns.
+        """
+        with self._connection.use():
+            if self._channel is None or self._serial != self._connection.serial:
+                return
+            has_one = is_alone and bool(self._fetched)
+            for queue, tag in tags.items():
+                if has_one and tag in self._filled:
+                    self._kept[queue] = tag
+                else:
+                    self._channel.basic_cancel(tag, nowait=has_one)
+
+    def _is_more_waiting(self) -> bool:
+        """Return whether messages wait in the queues that messages came from, one by one; only sometimes is the server asked."""
+        if self._channel is None or self._uncounted < COUNT_AFTER:
+            return False
+        self._uncounted = 0
+        states = [state_of(self._channel, queue) for queue in self._kept]
+        return any(state is None or state[0] for state in states)
+
+    def _end_kept(self) -> None:
+        """Cancel the subscriptions that have stayed; the server knows it before anything that is sent over the channel later."""
+        kept, self._kept = self._kept, {}
+        if self._channel is not None and self._serial == self._connection.serial:
+            for tag in kept.values():
+                self._channel.basic_cancel(tag, nowait=True)
+
+    def _subscribe(self, group: str, topics: Collection[str], limit: int, tags: dict[str, str], *, may_renew: bool) -> None:
         """Subscribe to queues without a tag, for a share of the limit from each topic, and add their tags."""
         with self._connection.use() as connection:
-            channel = self._open_channel(connection, may_renew=not tags)
+            channel = self._open_channel(connection, tags, may_renew=may_renew)
             self.held.return_expired()
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
             for topic in readable:
@@ -203,7 +258,10 @@ class RabbitMQReceiver:
                 return
             self._first += 1  # else the others' messages would always be those that are too many
             at = self._first % len(plain)
-            channel.basic_qos(0, min(max(1, left // len(plain)), MOST_AT_ONCE), False)
+            prefetch = min(max(1, left // len(plain)), MOST_AT_ONCE)
+            if prefetch != self._prefetch:
+                channel.basic_qos(0, prefetch, False)
+                self._prefetch = prefetch
             for topic in [*plain[at:], *plain[:at]]:
                 queue, due = group_queues(self._topics[topic], group)
                 if queue not in tags:
@@ -298,6 +356,7 @@ class RabbitMQReceiver:
         return found
 
     def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
+        self._filled.add(message.delivery_info["consumer_tag"])
         self._fetched.append(self._open(group, topic, self._prefix, message))
 
     def _on_due(self, group: str, topic: str, queue: str, message: amqp.Message) -> None:
@@ -333,8 +392,10 @@ class RabbitMQReceiver:
         for one in unclaimed:
             self.held.reject(one)
 
-    def _open_channel(self, connection: amqp.Connection, *, may_renew: bool) -> amqp.Channel:
+    def _open_channel(self, connection: amqp.Connection, tags: dict[str, str], *, may_renew: bool) -> amqp.Channel:
+        """Return the channel; where it is a new one, no subscription is left."""
         if self._channel is None or self._serial != self._connection.serial:
+            tags.clear()
             self._fetched.clear()
             for source, window in self._windows.items():
                 self._keep_postponed(source, window)
@@ -344,8 +405,12 @@ class RabbitMQReceiver:
             self._serial = self._connection.serial
             self.held.begin()
         elif may_renew and time.monotonic() >= self._channel_until and not self._fetched and not self.held.has_any:
-            self._channel.close()
-            self._channel = self._new_channel(connection)
+            for tag in tags.values():
+                self._channel.basic_cancel(tag)
+            tags.clear()
+            if not self._fetched:  # else what has come would come again
+                self._channel.close()
+                self._channel = self._new_channel(connection)
         return self._channel
 
     def _new_channel(self, connection: amqp.Connection) -> amqp.Channel:
@@ -356,6 +421,7 @@ class RabbitMQReceiver:
         open, and sends it again only with the next one of the same subscription, which may have ended.
         """
         self._channel_until = time.monotonic() + CHANNEL_SECONDS
+        self._prefetch = 0
         self._prefix = f"{self._connection.serial}.{next(self._channels)}"
         return connection.channel()
 

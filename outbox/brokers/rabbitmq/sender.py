@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import amqp
 from amqp import spec
@@ -28,7 +27,7 @@ from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describ
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
-PASSIVE = NOWAIT = True
+MANDATORY = PASSIVE = NOWAIT = True
 DECLARES = (spec.Queue.Declare, spec.Exchange.Declare)
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 # A nack is an outage, and not an unsure send: no failure is counted while a queue is full. The message may be in some of its
@@ -93,15 +92,11 @@ class Publisher:
             with self._connection.use() as connection:
                 if self._is_blocked():  # it answers nothing until then
                     return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=BLOCKED))
-                channel = self._open_channel(connection).begin(batch)
+                confirming = self._open_channel(connection)
+                channel = confirming.begin(batch)
                 is_begun = True
-                for name in queues:
-                    channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
-                for name in exchanges:
-                    arguments: tuple[Any, ...] = (0, name, "", PASSIVE, False, False, False, NOWAIT, {})
-                    channel.send_method(spec.Exchange.Declare, "BssbbbbbF", arguments)
-                for one in publications:
-                    channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, True, False), one.message)
+                with confirming.writing_together():
+                    _write(channel, publications, queues, exchanges)
                 batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
                 if batch.pending and not self._is_blocked():
                     text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
@@ -149,6 +144,16 @@ class Publisher:
             self._channel = ConfirmingChannel(connection)
             self._serial = self._connection.serial
         return self._channel
+
+
+def _write(channel: amqp.Channel, publications: Iterable[Publication], queues: Iterable[str], exchanges: Iterable[str]) -> None:
+    """Declare passively what must exist, then publish."""
+    for name in queues:
+        channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
+    for name in exchanges:
+        channel.send_method(spec.Exchange.Declare, "BssbbbbbF", (0, name, "", PASSIVE, False, False, False, NOWAIT, {}))
+    for one in publications:
+        channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, MANDATORY, False), one.message)
 
 
 def _blame(publication: Publication, text: str) -> SendResult | None:

@@ -46,6 +46,11 @@ PUBLISHER = "tests.journeys.rocketmq.publisher"
 KINDS = {"relay": 2, "celery": 1, "checker": 1, "consumer": 2, "publisher": 1, "half-first": 1}  # how many of each
 SERVERS = ("broker", "proxy")
 
+SENDING_TIMES = """
+SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM batch.sent_at - message.created_at))
+FROM outbox_batch batch, unnest(batch.message_ids) id JOIN outbox_message message USING (id) WHERE batch.sent_at IS NOT NULL
+"""
+
 Start = Callable[[], subprocess.Popen[bytes]]
 
 
@@ -163,6 +168,7 @@ def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
         "copies per 1,000": round(1000 * more / max(1, len(committed)), 1),
         "not sent": MessageState.objects.exclude(state="sent").count(),
         "check-backs": CheckBack.objects.count(),
+        "seconds from publish to sent, p50 and p99": sending_times(),
     }
     print("STORM", json.dumps(report))  # noqa: T201
     assert [report[name] for name in ("lost", "ghosts", "applied twice", "not applied", "not sent")] == [0] * 5
@@ -173,6 +179,13 @@ def numbers(table: str) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT number FROM {table}")
         return [number for (number,) in cursor.fetchall()]
+
+
+def sending_times() -> list[float]:
+    """Return the seconds that half of the messages needed to be sent, and those that nearly all needed."""
+    with connection.cursor() as cursor:
+        cursor.execute(SENDING_TIMES)
+        return [round(seconds, 1) for seconds in cursor.fetchone()[0]]
 
 
 def copies_in(node: RocketMQ, topic: str, queues: int = 4) -> Counter[int]:

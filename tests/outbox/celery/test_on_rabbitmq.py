@@ -8,16 +8,19 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from amqp import Channel, Message
+from amqp import Channel
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from outbox.brokers.base import SendStatus
+from outbox.brokers.confirms import WRITE_BYTES
 from outbox.celery import CeleryBroker
+from outbox.celery.confirms import WRITE_TASKS
 from outbox.errors import BrokerUnavailable
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.celery.app import app as tests_app
 from tests.outbox.celery.conftest import broker_at, configured, numbers, statuses, task
+from tests.rabbitmq_node import socket_writes
 from tests.waiting import wait_until
 
 ACCEPTED, REFUSED, MISCONFIGURED = SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED
@@ -69,6 +72,16 @@ class TestSend:
 
         assert statuses(results) == [ACCEPTED] * 500
         assert numbers(app) == list(range(500))
+
+    def test_is_written_to_the_socket_in_few_pieces(self, broker: CeleryBroker):
+        with socket_writes() as writes:
+            broker.send([task(1)])
+
+            writes.clear()
+            results = broker.send([task(number) for number in range(500)])
+
+        assert statuses(results) == [ACCEPTED] * 500
+        assert len(writes) <= 500 // WRITE_TASKS + sum(writes) // WRITE_BYTES
 
     def test_waits_for_nothing_before_a_task_while_the_server_has_said_nothing(self, broker: CeleryBroker, monkeypatch):
         broker.send([task(1)])
@@ -161,12 +174,16 @@ class TestSend:
         assert ["'odd'" in results[0].reason, "'odder'" in results[1].reason] == [True, True]
 
     def test_calls_a_publish_that_closes_the_connection_misconfigured(self, broker: CeleryBroker, app: Celery, monkeypatch):
-        publish = Channel.basic_publish
+        send = Channel.send_method
 
-        def publish_bad_at_once(channel: Channel, message: Message, **more: Any) -> None:
-            publish(channel, message, **more, immediate="bad" in message.body)
+        def send_bad_at_once(
+            channel: Channel, sig: Any, form: Any = None, args: Any = None, content: Any = None, **more: Any
+        ) -> Any:
+            if content is not None and "bad" in content.body:
+                args = (*args[:-1], True)  # immediate
+            return send(channel, sig, form, args, content, **more)
 
-        monkeypatch.setattr(Channel, "basic_publish", publish_bad_at_once)
+        monkeypatch.setattr(Channel, "send_method", send_bad_at_once)
         bad = task(7, link=tests_app.signature("bad"))
 
         results = broker.send([*(task(number) for number in range(5)), bad, *(task(number) for number in range(8, 12))])

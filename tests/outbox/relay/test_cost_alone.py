@@ -17,7 +17,7 @@ from outbox.batches.steps import DECIDE, MARK_SENT
 from outbox.models import MessageState
 from outbox.relay import hosts
 from outbox.relay.hosts import RelayTarget
-from outbox.relay.wakeup import ANNOUNCE
+from outbox.relay.wakeup import ANNOUNCE, FORGET_DEAD
 from tests.waiting import wait_until
 
 MEMORY = {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}  # it asks PostgreSQL nothing
@@ -33,8 +33,10 @@ def own() -> Iterator[database.Connection]:
 
 
 @contextmanager
-def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterator[list[str]]:
-    """Run a relay that waits for publishers, without its maintenance; yield the statements that it sends."""
+def on_call(
+    monkeypatch: pytest.MonkeyPatch, own: database.Connection, *, maintenance_seconds: float = 3600.0
+) -> Iterator[list[str]]:
+    """Run a relay that waits for publishers, by default without its maintenance; yield the statements that it sends."""
     sent: list[str] = []
     execute = psycopg.Cursor.execute
 
@@ -44,7 +46,7 @@ def on_call(monkeypatch: pytest.MonkeyPatch, own: database.Connection) -> Iterat
         return execute(cursor, query, *arguments, **options)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", noted)
-    monkeypatch.setattr(hosts, "MAINTENANCE_SECONDS", 3600.0)
+    monkeypatch.setattr(hosts, "MAINTENANCE_SECONDS", maintenance_seconds)
     with hosts.open_runner(RelayTarget("default", "default"), note="test") as runner:
         thread = threading.Thread(target=runner.run, name="counted")
         thread.start()
@@ -74,6 +76,18 @@ class TestALoneMessage:
                 send_alone()
 
             assert sent == statements * 3
+
+    def test_does_not_wait_for_the_maintenance_that_is_due(self, monkeypatch, settings, own):
+        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
+        settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": "normal"}}}
+        with on_call(monkeypatch, own, maintenance_seconds=0.0) as sent:
+            send_alone()
+            wait_until(lambda: FORGET_DEAD in sent[sent.index(MARK_SENT) :] and sent[-1] == ORDERED_WAITS)
+            sent.clear()
+            send_alone()
+            wait_until(lambda: FORGET_DEAD in sent)
+
+            assert sent[:2] == ONE_PHASE
 
     def test_wakes_one_relay_of_several(self, monkeypatch, settings, own):
         monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})

@@ -7,8 +7,10 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Outgoing, SendStatus
+from outbox.brokers.confirms import WRITE_BYTES
 from outbox.brokers.rabbitmq.envelope import time_of
 from tests.outbox.brokers.rabbitmq.conftest import HELD
+from tests.rabbitmq_node import socket_writes
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -31,6 +33,18 @@ class TestTooLong:
         assert refused.status is SendStatus.REFUSED
         assert text in refused.reason
         assert taken.status is SendStatus.ACCEPTED
+
+
+class TestBatch:
+    def test_is_written_to_the_socket_in_few_pieces(self, broker, message: NewMessage):
+        with socket_writes() as writes:
+            broker.send([message()])  # so that the topic is there
+
+            writes.clear()
+            results = broker.send([message() for _ in range(500)])
+
+        assert {one.status for one in results} == {SendStatus.ACCEPTED}
+        assert len(writes) <= 2 + sum(writes) // WRITE_BYTES
 
 
 class TestHeaders:
