@@ -87,9 +87,9 @@ faults-kafka: $(VENV)/.kafka ## hurt relays, a Kafka and the database's sessions
 storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consumers and publishers for SECONDS (600), and count; needs Java and Maven
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
 
-storm-consumers: $(VENV)/.rocketmq ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded or rocketmq
+storm-consumers: $(VENV)/.rocketmq $(VENV)/.kafka ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded, kafka or rocketmq
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s \
-	tests/journeys/consumers/$(if $(filter rocketmq,$(BROKER)),storm_on_rocketmq,test_storm).py
+	tests/journeys/consumers/$(if $(filter kafka rocketmq,$(BROKER)),storm_on_$(BROKER),test_storm).py
 
 storm-rabbitmq: $(VENV)/.dev ## hurt a RabbitMQ, its connections, queues, relays and consumers for SECONDS (600), and count; NODES=3: a cluster
 	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) $(BIN)/python -m pytest -p no:xdist -s \

@@ -172,6 +172,10 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         """Deliver a message again later: from the memory of this client, or with a longer delay from the retry topic."""
         return self._member(delivery.group).retry(delivery, after)
 
+    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
+        """Leave a message to another member of the group, which this client leaves for a moment if the message stays."""
+        return self._member(delivery.group).pass_on(delivery, after)
+
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Copy a message to the group's dead letters, and finish it."""
         return self._member(delivery.group).dead_letter(delivery, reason)

@@ -8,11 +8,15 @@ DELIVERY COUNTS. Kafka does not count deliveries, and a message that kills its p
 records are handed out, the metadata of the committed offset names an offset up to which records may have been handed out. The
 next holder of the partition counts one delivery more for all before it. The metadata also names the outbox of the group's inbox.
 
+PASSING ON. A partition's messages come to the member that has it, and only there. So a member without a handler for one keeps it
+for a while, and then leaves the group for a moment: its partitions go to other members, and the order of keys stays.
+
 THREADS. One thread polls at a time, and rebalances take place within a poll. Bookkeeping and commits hold the other lock.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,6 +48,8 @@ POLL_SECONDS = 0.1  # `interrupt`, `close` and what is due again end the wait of
 HELD_SECONDS = STEPS[1]  # a retry up to this delay waits in its window
 NOTED_AHEAD = 100  # offsets: the note of what was handed out is committed on its own once in as many
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
+KEPT_SECONDS = 10.0  # a message without a handler stays here at least as long
+AWAY_SECONDS = 2.0  # until the others have taken the partitions
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
 UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
@@ -88,6 +94,7 @@ class GroupMember:
         self._polling = threading.Lock()
         self._lock = threading.RLock()
         self._polled_at = self._answered_at = time.monotonic()
+        self._leaves_at, self._away_until = float("inf"), float("-inf")
         self._is_interrupted = self._is_closed = self._has_joined = False
 
     def receive(self, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta) -> list[Delivery]:
@@ -100,6 +107,7 @@ class GroupMember:
         """
         with self._polling:
             self._require_open()
+            self._leave_for_a_moment()
             self._subscribe(topics)
         deadline = time.monotonic() + wait.total_seconds()
         while True:
@@ -160,6 +168,17 @@ class GroupMember:
             self._keep(delivery, seconds, error)
         return self.ack([delivery])[0]
 
+    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
+        """Leave a message to another member: deliver it again here after that time, unless its partition has moved."""
+        with self._lock:
+            held = self._held.get(delivery.receipt)
+            if held is None:
+                return False
+            held[1].is_passed_on = True
+            if self._leaves_at == float("inf"):
+                self._leaves_at = time.monotonic() + KEPT_SECONDS * random.uniform(1, 2)  # noqa: S311
+            return self._postpone(delivery, after.total_seconds())
+
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         """Store a message among the group's dead letters, and finish it. Raises KeptByClient, as `retry`."""
         with self._lock:
@@ -193,9 +212,27 @@ class GroupMember:
             except (KafkaException, RuntimeError) as error:
                 logger.info("Leaving group %s failed: %s", self.group, describe(error))
 
+    def _leave_for_a_moment(self) -> None:
+        """Leave the group until the others have taken its partitions, where a message waits for one with a handler."""
+        if time.monotonic() < self._leaves_at:
+            return
+        self._leaves_at = float("inf")
+        with self._lock:
+            records = [one for window in self._windows.values() for one in window.records.values()]
+        if not any(one.is_passed_on and not one.is_finished for one in records):
+            return
+        logger.info("Group %s: this process leaves its partitions to others, which may handle what it cannot.", self.group)
+        self._consumer.close()
+        self._consumer = Consumer(member_settings(self._options, self._name, self.group))
+        self._subscribed.clear()
+        self._has_joined = False
+        self._away_until = time.monotonic() + AWAY_SECONDS
+
     def _subscribe(self, topics: Collection[str]) -> None:
         """Subscribe to topics that are not yet, each with its retry topic."""
         now = time.monotonic()
+        if now < self._away_until:
+            return
         new = [one for one in topics if one not in self._subscribed and self._asked_at.get(one, float("-inf")) <= now]
         if not new:
             return
@@ -251,7 +288,10 @@ class GroupMember:
         with self._polling:
             self._require_open()
             self._polled_at = time.monotonic()
-            if seconds:
+            if seconds and not self._subscribed:  # away, or refused
+                time.sleep(seconds)
+                records = []
+            elif seconds:
                 first = self._consumer.poll(seconds)
                 records = [first] if first is not None else []
             else:

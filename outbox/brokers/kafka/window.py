@@ -31,6 +31,7 @@ class FetchedRecord:
         retry_at: when its retry is due, on a retry topic; `due_at` may be earlier, since a long delay is spent in several steps.
         receipt: of its last delivery; "" where that has ended.
         handed_out: how often it was handed out here.
+        is_passed_on: this process has no handler for it.
     """
 
     record: Message
@@ -38,6 +39,7 @@ class FetchedRecord:
     retry_at: float = 0.0
     receipt: str = ""
     handed_out: int = 0
+    is_passed_on: bool = False
     is_finished: bool = False
 
 

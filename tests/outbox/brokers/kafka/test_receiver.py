@@ -254,6 +254,43 @@ class TestRebalance:
         assert bodies(receive(mine, group)) == [b"new"]
 
 
+class TestPassOn:
+    def test_takes_a_message_to_a_member_that_has_a_handler_for_it(
+        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(member, "KEPT_SECONDS", 0.5)
+        topic = create_topic()
+        old = open_member(topic)
+        old.send([message(topic, b"new")])
+        found: list[Delivery] = []
+
+        def pass_on() -> None:
+            while not found:
+                for one in once(old, group):
+                    old.pass_on(one, timedelta(0))
+
+        passing = threading.Thread(target=pass_on)
+        passing.start()
+        found += receive(open_member(topic), group)
+        passing.join(SECONDS)
+
+        assert bodies(found) == [b"new"]
+
+    def test_is_over_when_the_message_has_gone(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(member, "KEPT_SECONDS", 0.1)
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"a")])
+        [delivery] = receive(mine, group)
+        mine.pass_on(delivery, timedelta(0))
+        [again] = mine.receive(group, [topic], limit=1, invisible_for=HELD, wait=timedelta(0)) or receive(mine, group)
+
+        mine.ack([again])
+
+        assert [once(mine, group) for _ in range(5)] == [[]] * 5
+        assert mine.backlog(group) == {topic: 0}
+
+
 class TestWindow:
     def test_of_an_ordered_topic_is_not_filled_by_what_waits_behind_one_key(self, open_member: Open, group: str):
         topic = create_topic()
