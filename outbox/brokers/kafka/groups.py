@@ -83,6 +83,16 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
             raise call_error(error, f"name the owner of group {group!r}") from error
 
 
+def has_other_members(options: KafkaOptions, name: str, group: str) -> bool:
+    """Return whether a group has several members; False where the cluster does not tell."""
+    admin = AdminClient(client_settings(options, name))
+    try:
+        asked = admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
+        return len(asked[group].result(2 * ANSWER_SECONDS).members) > 1
+    except (KafkaException, TimeoutError):
+        return False
+
+
 def _places(consumer: Consumer, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
     found = []

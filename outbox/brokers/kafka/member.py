@@ -20,6 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from outbox.brokers.kafka.codec import read_note, to_delivery
 from outbox.brokers.kafka.copies import CopyProducer, dead_copy, note_of, retry_copy
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of
 from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, ensure_group_topics
+from outbox.brokers.kafka.groups import has_other_members
 from outbox.brokers.kafka.offset_notes import NO_OWNER, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.window import FetchedRecord, PartitionWindow
@@ -48,8 +50,10 @@ POLL_SECONDS = 0.1  # `interrupt`, `close` and what is due again end the wait of
 HELD_SECONDS = STEPS[1]  # a retry up to this delay waits in its window
 NOTED_AHEAD = 100  # offsets: the note of what was handed out is committed on its own once in as many
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
-KEPT_SECONDS = 10.0  # a message without a handler stays here at least as long
-AWAY_SECONDS = 2.0  # until the others have taken the partitions
+KEPT_SECONDS = 5.0  # a message without a handler stays here at least as long
+# A member stays away at least as long: the partition goes to the same other member each time, which has to leave, too, if it has no
+# handler either.
+AWAY_SECONDS = 5.0
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
 UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
@@ -153,9 +157,8 @@ class GroupMember:
             KeptByClient: the copy was not stored; this member delivers the message again.
         """
         seconds = after.total_seconds()
-        is_ordered = self._topics[delivery.topic].type is TopicType.FIFO
         with self._lock:
-            if is_ordered or seconds <= HELD_SECONDS:
+            if self._is_ordered(delivery.topic) or seconds <= HELD_SECONDS:
                 return self._postpone(delivery, seconds)
             held = self._held.get(delivery.receipt)
         if held is None:
@@ -219,14 +222,17 @@ class GroupMember:
         self._leaves_at = float("inf")
         with self._lock:
             records = [one for window in self._windows.values() for one in window.records.values()]
-        if not any(one.is_passed_on and not one.is_finished for one in records):
+        if not any(one.is_passed_on and not one.is_finished for one in records) or not has_other_members(
+            self._options, self._name, self.group
+        ):
             return
         logger.info("Group %s: this process leaves its partitions to others, which may handle what it cannot.", self.group)
-        self._consumer.close()
+        with suppress(KafkaException):  # then its session ends by itself
+            self._consumer.close()
         self._consumer = Consumer(member_settings(self._options, self._name, self.group))
         self._subscribed.clear()
         self._has_joined = False
-        self._away_until = time.monotonic() + AWAY_SECONDS
+        self._away_until = time.monotonic() + AWAY_SECONDS * random.uniform(1, 3)  # noqa: S311
 
     def _subscribe(self, topics: Collection[str]) -> None:
         """Subscribe to topics that are not yet, each with its retry topic."""
@@ -297,21 +303,22 @@ class GroupMember:
             else:
                 records = self._consumer.consume(most, 0)
             with self._lock:  # before the other lock is let go: a rebalance may take the partition away
-                for record in records:
-                    self._add(record)
+                problems = [problem for record in records if (problem := self._add(record)) is not None]
                 self._commit_beginnings()
                 self._pause_and_resume()
                 if seconds and not records:
                     self._commit_positions()
+            if problems:  # not before all records are in their windows: nobody fetches them again
+                raise problems[0]
 
-    def _add(self, record: Message) -> None:
+    def _add(self, record: Message) -> BrokerUnavailable | None:
+        """Add a record to its window; return the exception where it is an error about which somebody must act."""
         if (error := record.error()) is not None:
-            self._note_error(record, error)
-            return
+            return self._note_error(record, error)
         self._answered_at = time.monotonic()
         window = self._windows.get((record.topic() or "", record.partition() or 0))
         if window is None:
-            return  # fetched before the partition was revoked
+            return None  # fetched before the partition was revoked
         fetched = FetchedRecord(record)
         if window.is_retry:
             note = read_note(record)
@@ -320,18 +327,18 @@ class GroupMember:
             else:
                 fetched.due_at, fetched.retry_at = note.step_at, note.retry_at
         window.add(fetched)
+        return None
 
-    def _note_error(self, record: Message, error: KafkaError) -> None:
-        """Handle an error that the client reports as a record; raise where somebody must act first."""
+    def _note_error(self, record: Message, error: KafkaError) -> BrokerUnavailable | None:
+        """Note an error that the client reports as a record; return it where it concerns the whole group."""
         if error.code() not in MISCONFIGURED:
             logger.info("Group %s: %s", self.group, describe(error))
-            return
-        topic = self._subscribed.get(record.topic() or "", "")
-        reason = str(call_error(KafkaException(error), f"read for group {self.group!r}"))
-        if topic:
-            self._refuse(topic, reason)
-        else:
-            raise call_error(KafkaException(error), f"read for group {self.group!r}")
+            return None
+        problem = call_error(KafkaException(error), f"read for group {self.group!r}")
+        if topic := self._subscribed.get(record.topic() or "", ""):
+            self._refuse(topic, str(problem))
+            return None
+        return problem
 
     def _pause_and_resume(self) -> None:
         now = self._clock()
@@ -443,6 +450,9 @@ class GroupMember:
                 raise call_error(KafkaException(answer.error), f"commit offsets of group {self.group!r}")
         return lost
 
+    def _is_ordered(self, topic: str) -> bool:
+        return topic in self._topics and self._topics[topic].type is TopicType.FIFO
+
     def _commit_beginnings(self) -> None:
         """Commit where the group begins, so that it begins there whatever happens, and what waits for it can be counted."""
         self._commit([one for one in self._windows.values() if one.committed is None and one.end is not None and not one.records])
@@ -521,16 +531,19 @@ class GroupMember:
             self._has_joined = True
             begun = self._begin_partitions(places)
             for place in places:
-                topic = self._subscribed[place.topic]
+                topic = self._subscribed.get(place.topic, place.topic)
                 self._windows[place.topic, place.partition] = PartitionWindow(
                     topic,
                     place.topic,
                     place.partition,
-                    is_ordered=self._topics[topic].type is TopicType.FIFO,
+                    is_ordered=self._is_ordered(topic),
                     is_retry=place.topic != topic,
                     end=begun.get((place.topic, place.partition)),
                 )
-            consumer.incremental_assign(places)
+            try:
+                consumer.incremental_assign(places)
+            except KafkaException as error:  # raised here, it would take along what the client fetched meanwhile
+                logger.warning("Group %s could not begin with its partitions: %s", self.group, describe(error))
 
     def _begin_partitions(self, places: Sequence[TopicPartition]) -> dict[tuple[str, int], int]:
         """Set the offsets of partitions in which the group begins, and return them."""

@@ -259,6 +259,7 @@ class TestPassOn:
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(member, "KEPT_SECONDS", 0.5)
+        monkeypatch.setattr(member, "AWAY_SECONDS", 1)
         topic = create_topic()
         old = open_member(topic)
         old.send([message(topic, b"new")])
@@ -275,6 +276,21 @@ class TestPassOn:
         passing.join(SECONDS)
 
         assert bodies(found) == [b"new"]
+
+    def test_keeps_the_only_member_in_its_group(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(member, "KEPT_SECONDS", 0.1)
+        monkeypatch.setattr(member, "AWAY_SECONDS", 1000)
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"unknown")])
+        [unknown] = receive(mine, group)
+
+        for _ in range(5):
+            mine.pass_on(unknown, timedelta(0))
+            [unknown] = receive(mine, group)
+        mine.send([message(topic, b"known")])
+
+        assert bodies(receive(mine, group)) == [b"known"]
 
     def test_is_over_when_the_message_has_gone(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(member, "KEPT_SECONDS", 0.1)
