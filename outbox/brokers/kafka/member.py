@@ -51,7 +51,7 @@ HELD_SECONDS = STEPS[1]  # a retry up to this delay waits in its window
 NOTED_AHEAD = 100  # offsets: the note of what was handed out is committed on its own once in as many
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
 KEPT_SECONDS = 5.0  # a message without a handler stays here at least as long
-# A member stays away at least as long: its partitions go to the same other members each time, who have to leave, too, if they have
+# A member stays away at least as long: its partitions go to the same others each time, who have to leave, too, if they have
 # no handler either.
 AWAY_SECONDS = 5.0
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
