@@ -23,6 +23,7 @@ CREATE_SECONDS = 10.0
 FOR_NOTE = 16 * 1024  # bytes that a copy has more than its record
 OF_SOURCE = ("max.message.bytes", "retention.ms")  # settings that the new topics take from the group's topic
 
+ALLOW = "Allow this user Create, Read and Write on the topic."
 CREATE = (
     "Create it with {partitions} partitions{compacted} and as many replicas as the group's topic has, or allow this user Create "
     "on it."
@@ -84,11 +85,11 @@ def count_partitions(admin: AdminClient, topic: str) -> int:
     try:
         found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics.get(topic)
     except KafkaException as error:
-        raise call_error(error, f"look the topic {topic!r} up") from error
+        raise call_error(error, f"look the topic {topic!r} up", hint=ALLOW) from error
     if found is None or (found.error is not None and found.error.name() == "UNKNOWN_TOPIC_OR_PART"):
         return 0
     if found.error is not None and not found.partitions:
-        raise call_error(KafkaException(found.error), f"look the topic {topic!r} up")
+        raise call_error(KafkaException(found.error), f"look the topic {topic!r} up", hint=ALLOW)
     return len(found.partitions)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from contextlib import closing
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.group_topics import GroupTopics
-from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes
+from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.owners import GroupOwner
 from outbox.errors import BrokerUnavailable
@@ -83,14 +84,27 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
             raise call_error(error, f"name the owner of group {group!r}") from error
 
 
-def has_other_members(options: KafkaOptions, name: str, group: str) -> bool:
-    """Return whether a group has several members; False where the cluster does not tell."""
+def count_members(options: KafkaOptions, name: str, group: str) -> int:
+    """
+    Return the number of a group's members.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer.
+        BrokerMisconfigured: this user may not read for the group, of which other calls say only that they timed out.
+    """
     admin = AdminClient(client_settings(options, name))
-    try:
-        asked = admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
-        return len(asked[group].result(2 * ANSWER_SECONDS).members) > 1
-    except (KafkaException, TimeoutError):
-        return False
+    deadline = time.monotonic() + 2 * ANSWER_SECONDS
+    while True:
+        try:
+            asked = admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
+            return len(asked[group].result(2 * ANSWER_SECONDS).members)
+        except (KafkaException, TimeoutError) as error:
+            cause = error_of(error)
+            if cause is not None and cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return 0
+            if cause is None or cause.name() not in NOT_READY or time.monotonic() > deadline:
+                raise call_error(error, f"describe the group {group!r}") from error
+            time.sleep(0.05)
 
 
 def _places(consumer: Consumer, topics: Collection[str]) -> list[TopicPartition]:

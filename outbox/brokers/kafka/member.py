@@ -32,7 +32,7 @@ from outbox.brokers.kafka.codec import read_note, to_delivery
 from outbox.brokers.kafka.copies import CopyProducer, dead_copy, note_of, retry_copy
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of
 from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, ensure_group_topics
-from outbox.brokers.kafka.groups import has_other_members
+from outbox.brokers.kafka.groups import count_members
 from outbox.brokers.kafka.offset_notes import NO_OWNER, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.window import FetchedRecord, PartitionWindow
@@ -59,6 +59,7 @@ UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
 # The group has no such member any more, or none in this generation.
 LOST = {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH"}
+ALLOW = "Allow this user Read on the topic."
 REBALANCING = {"REBALANCE_IN_PROGRESS"}
 
 
@@ -222,10 +223,10 @@ class GroupMember:
         self._leaves_at = float("inf")
         with self._lock:
             records = [one for window in self._windows.values() for one in window.records.values()]
-        if not any(one.is_passed_on and not one.is_finished for one in records) or not has_other_members(
-            self._options, self._name, self.group
-        ):
+        if not any(one.is_passed_on and not one.is_finished for one in records):
             return
+        if count_members(self._options, self._name, self.group) < 2:
+            return  # nobody would take the partitions
         logger.info("Group %s: this process leaves its partitions to others, which may handle what it cannot.", self.group)
         with suppress(KafkaException):  # then its session ends by itself
             self._consumer.close()
@@ -240,20 +241,20 @@ class GroupMember:
         if now < self._away_until:
             return
         new = [one for one in topics if one not in self._subscribed and self._asked_at.get(one, float("-inf")) <= now]
-        if not new:
-            return
-        for topic in new:
-            try:
-                self._begin(topic)
-            except (BrokerMisconfigured, OwnedByAnother) as error:
-                self._refuse(topic, str(error))
-            else:
-                self.refusals.pop(topic, None)
-                self._subscribed |= {topic: topic, GroupTopics.of(topic, self.group).retry: topic}
-        if self._subscribed:
-            self._consumer.subscribe(
-                list(self._subscribed), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-            )
+        try:
+            for topic in new:
+                try:
+                    self._begin(topic)
+                except (BrokerMisconfigured, OwnedByAnother) as error:
+                    self._refuse(topic, str(error))
+                else:
+                    self.refusals.pop(topic, None)
+                    self._subscribed |= {topic: topic, GroupTopics.of(topic, self.group).retry: topic}
+        finally:  # those before an outage, too
+            if new and self._subscribed:
+                self._consumer.subscribe(
+                    list(self._subscribed), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                )
 
     def _begin(self, topic: str) -> None:
         """
@@ -266,11 +267,12 @@ class GroupMember:
         try:
             found = self._consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         except KafkaException as error:
-            raise call_error(error, f"look the topic {topic!r} up") from error
+            raise call_error(error, f"look the topic {topic!r} up", hint=ALLOW) from error
         if not found.partitions:
             cause = found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            raise call_error(KafkaException(cause), f"look the topic {topic!r} up")
+            raise call_error(KafkaException(cause), f"look the topic {topic!r} up", hint=ALLOW)
         places = [TopicPartition(topic, number) for number in found.partitions]
+        count_members(self._options, self._name, self.group)  # raises where this user may not read for the group
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)
         if all(place.offset < 0 for place in notes):  # a partition that is added later is read from its first message
@@ -319,6 +321,8 @@ class GroupMember:
         window = self._windows.get((record.topic() or "", record.partition() or 0))
         if window is None:
             return None  # fetched before the partition was revoked
+        if self.refusals and not window.is_retry:
+            self.refusals.pop(window.topic, None)
         fetched = FetchedRecord(record)
         if window.is_retry:
             note = read_note(record)
@@ -334,7 +338,7 @@ class GroupMember:
         if error.code() not in MISCONFIGURED:
             logger.info("Group %s: %s", self.group, describe(error))
             return None
-        problem = call_error(KafkaException(error), f"read for group {self.group!r}")
+        problem = call_error(KafkaException(error), f"read for group {self.group!r}", hint=ALLOW)
         if topic := self._subscribed.get(record.topic() or "", ""):
             self._refuse(topic, str(problem))
             return None

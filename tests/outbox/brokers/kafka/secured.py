@@ -55,6 +55,10 @@ def allow_transactions(source: str) -> None:
     _allow(ResourceType.TRANSACTIONAL_ID, name, ResourcePatternType.PREFIXED, WRITE)
 
 
+def allow_group(group: str) -> None:
+    _allow(ResourceType.GROUP, group, ResourcePatternType.LITERAL, READ)
+
+
 def forbid(topic: str) -> None:
     """Take all that was allowed on a topic back."""
     found = AclBindingFilter(

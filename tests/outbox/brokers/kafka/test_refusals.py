@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,8 @@ from django.db.models import F
 
 from outbox import database
 from outbox.brokers.base import SendStatus
+from outbox.brokers.kafka import member
+from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.models import Batch, State
@@ -22,9 +25,11 @@ from tests.outbox.brokers.kafka.secured import (
     READ,
     WRITE,
     allow,
+    allow_group,
     allow_transactions,
     create_topic,
     forbid,
+    login,
     open_broker,
 )
 from tests.waiting import wait_until
@@ -240,3 +245,38 @@ def _all_sent(relay: Relay) -> bool:
     Batch.objects.update(due_at=F("due_at") - timedelta(minutes=5))
     relay.drain()
     return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
+
+
+class TestConsumer:
+    def test_receives_nothing_without_permissions_names_each_and_goes_on_when_it_has_them(self, monkeypatch):
+        monkeypatch.setattr(member, "REFUSED_SECONDS", 0.2)
+        topic, group = create_topic(), f"group-{uuid.uuid4().hex[:8]}"
+        mine = GroupTopics.of(topic, group)
+        broker = open_broker(topic)
+        open_broker(topic, client=login("admin")).send([message(topic, b"a")])
+
+        def refused(what: str) -> bool:
+            try:
+                found = receive(broker, group)
+            except BrokerMisconfigured as error:
+                return what in str(error)
+            return found == [] and what in broker.refusals().get(topic, "")
+
+        wait_until(lambda: refused("Allow this user Read on the topic"))
+        allow(topic, READ, WRITE)
+        wait_until(lambda: refused("Allow this user Read on the group"))
+        allow_group(group)
+        wait_until(lambda: refused("Allow this user Create, Read and Write on the topic"))
+        for name, partitions in ((mine.retry, 5), (mine.dead, 1)):
+            create_topic(name, partitions=partitions)
+            allow(name, READ, WRITE)
+
+        found = wait_until(lambda: receive(broker, group))
+
+        assert [one.body for one in found] == [b"a"]
+        assert broker.refusals() == {}
+        broker.close()
+
+
+def receive(broker, group):
+    return broker.receive(group, list(broker.topics), limit=10, invisible_for=timedelta(minutes=5), wait=timedelta(seconds=0.2))
