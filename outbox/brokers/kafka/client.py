@@ -105,7 +105,7 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
     is_classic = options.client.get("group.protocol", "classic") != "consumer"
     return {
         **({"partition.assignment.strategy": "cooperative-sticky"} if is_classic else {}),
-        "queued.max.messages.kbytes": 16_384,  # of each partition
+        "queued.max.messages.kbytes": 16_384,  # of records that the client has fetched ahead
         "socket.timeout.ms": 10_000,
         "topic.metadata.refresh.interval.ms": 60_000,  # until new partitions are found
         **client_settings(options, name),
