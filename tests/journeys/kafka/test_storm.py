@@ -20,7 +20,7 @@ from tests.journeys.kafka.given import CONTROLS
 from tests.journeys.kafka.storm import DROP, TABLES, Storm
 from tests.kafka_node import JARS
 
-SECONDS = float(os.environ.get("STORM_SECONDS", 45))
+SECONDS = float(os.environ.get("STORM_SECONDS", 35))
 NODES = int(os.environ.get("STORM_NODES", 1))
 CONTROL = os.environ.get("STORM_CONTROL", "")
 PATIENCE = 120 + SECONDS / 4  # until all is sent
