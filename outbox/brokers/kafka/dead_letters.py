@@ -20,24 +20,23 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from outbox.brokers.base import BrokerDeadLetter
-from outbox.brokers.kafka.client import ANSWER_SECONDS, LARGEST_COPY, client_settings, producer_settings, transactional_settings
-from outbox.brokers.kafka.codec import CopyNote, read_note, to_delivery
+from outbox.brokers.kafka.client import ANSWER_SECONDS, LARGEST_COPY, producer_settings
+from outbox.brokers.kafka.codec import CopyNote, read_note, text_of, to_delivery
 from outbox.brokers.kafka.copies import RecordCopy, produce_copy, replayed_copy
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, error_of
-from outbox.brokers.kafka.group_topics import GroupTopics, count_partitions, ensure_group_topics
+from outbox.brokers.kafka.group_topics import ALLOW, GroupTopics, ensure_group_topics
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.producing import FLUSH_SECONDS
+from outbox.brokers.kafka.producing import FLUSH_SECONDS, open_transactional
 from outbox.brokers.kafka.reading import read_end, read_records
+from outbox.brokers.kafka.topics import find_topic
 from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
 
-INIT_SECONDS = 30.0
 TURN_SECONDS = 60.0  # an operator who is fenced out again and again gives up after this time
 LONGEST_PAUSE = 4.0
 SETTLED_BY = "outbox-settled-by"  # header of a tombstone
@@ -129,17 +128,11 @@ class KafkaDeadLetters:
                 return left
 
     def _open_producer(self, topic: str, group: str) -> Producer:
-        settings = producer_settings(self._options, self._name)
-        if self._options.transactions:
-            dead = GroupTopics.of(topic, group).dead
-            settings = transactional_settings(self._options, self._name, f"outbox.{dead}")
-        producer = Producer({**settings, "message.max.bytes": LARGEST_COPY})
-        if self._options.transactions:
-            try:
-                producer.init_transactions(INIT_SECONDS)
-            except KafkaException as error:
-                raise call_error(error, f"begin to settle dead letters of group {group!r}") from error
-        return producer
+        size = {"message.max.bytes": LARGEST_COPY}
+        if not self._options.transactions:
+            return Producer({**producer_settings(self._options, self._name), **size})
+        transactional_id = f"outbox.{GroupTopics.of(topic, group).dead}"
+        return open_transactional(self._options, self._name, transactional_id, **size)[0]
 
     def _write(
         self,
@@ -193,19 +186,18 @@ class KafkaDeadLetters:
                     _note_record(letters, record)
                 letters.next_offset = end
         except (KafkaException, TimeoutError) as error:
-            if count_partitions(AdminClient(client_settings(self._options, self._name)), letters.name):
+            if find_topic(self._options, self._name, letters.name, hint=ALLOW):
                 raise call_error(error, f"read the dead letters in topic {letters.name!r}") from error
             letters = self._read[topic, group] = _LetterTopic(letters.name, topic, group)  # there is no such topic
         return letters
 
 
 def _note_record(letters: _LetterTopic, record: Message) -> None:
-    letter_id = (record.key() or b"").decode("utf-8", "backslashreplace")
+    letter_id = text_of(record.key())
     note = read_note(record)
     if note is None or record.value() is None:
         if letters.open.pop(letter_id, None) is not None:
-            named = dict(record.headers() or []).get(SETTLED_BY)
-            letters.settled[letter_id] = named.decode() if isinstance(named, bytes) else ""
+            letters.settled[letter_id] = text_of(dict(record.headers() or []).get(SETTLED_BY))
     elif (note.group, note.topic) == (letters.group, letters.topic):  # else of a group whose topic has the same name
         delivery = to_delivery(record, group=note.group, topic=note.topic)
         letter = BrokerDeadLetter(

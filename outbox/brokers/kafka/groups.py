@@ -14,6 +14,7 @@ from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.topics import describe_topics
 from outbox.brokers.owners import GroupOwner
 from outbox.errors import BrokerUnavailable
 
@@ -30,10 +31,10 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
         BrokerUnavailable: the cluster does not answer.
     """
     stored = {one: topic for topic in topics for one in (topic, GroupTopics.of(topic, group).retry)}
+    places = _places(options, name, stored)
+    if not places:
+        return {}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        places = _places(consumer, stored)
-        if not places:
-            return {}
         committed = {place: place.offset for place in committed_notes(consumer, places)}
     known = {place.topic for place, offset in committed.items() if offset >= 0}
     known |= {retry for retry, topic in stored.items() if topic in known}
@@ -54,9 +55,11 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group still has members.
     """
+    places = _places(options, name, topics)
+    if not places:
+        return
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        places = _places(consumer, topics)
-        notes = committed_notes(consumer, places) if places else {}
+        notes = committed_notes(consumer, places)
         offsets = [
             TopicPartition(
                 place.topic,
@@ -107,16 +110,11 @@ def count_members(options: KafkaOptions, name: str, group: str) -> int:
             time.sleep(0.05)
 
 
-def _places(consumer: Consumer, topics: Collection[str]) -> list[TopicPartition]:
+def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
-    found = []
-    for topic in topics:
-        try:
-            known = consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
-        except KafkaException as error:
-            raise call_error(error, f"look the topic {topic!r} up") from error
-        found += [TopicPartition(topic, number) for number in known.partitions]
-    return found
+    found = describe_topics(options, name, topics)
+    there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
+    return [TopicPartition(topic, number) for topic, one in there.items() for number in range(len(one.partitions))]
 
 
 def _offsets(options: KafkaOptions, name: str, places: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:

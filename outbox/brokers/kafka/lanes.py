@@ -22,28 +22,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AclOperation
 
 from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
 from outbox.brokers.kafka.client import (
     ANSWER_SECONDS,
     RETRY_BACKOFF,
     ConnectionErrors,
-    client_settings,
-    transactional_settings,
 )
 from outbox.brokers.kafka.codec import record_size
-from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of, send_result
+from outbox.brokers.kafka.errors import MISCONFIGURED, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.producing import ProducerLost, produce
-from outbox.brokers.kafka.topics import describe_topics, may
+from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
+from outbox.brokers.kafka.topics import describe_topics, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-INIT_SECONDS = 30.0  # an open transaction of the last holder is ended first
 SLOW_COMMIT = RETRY_BACKOFF * 0.75
 RECORD_OVERHEAD = 100  # bytes that Kafka adds to a record and its batch, at most
 ONE_BY_ONE = {"batch.num.messages": 1, "linger.ms": 0}
@@ -153,17 +150,7 @@ class KafkaLanes:
 
     def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
-        what = f"open the transactional id {transactional_id!r}"
-        errors = ConnectionErrors()
-        try:
-            producer = Producer({**transactional_settings(self._options, self._name, transactional_id, errors), **settings})
-        except KafkaException as error:
-            raise call_error(error, what) from error
-        try:
-            producer.init_transactions(INIT_SECONDS)
-        except KafkaException as error:
-            raise call_error(error, what, errors.last(producer)) from error
-        return producer, errors
+        return open_transactional(self._options, self._name, transactional_id, **settings)
 
     def _reject(self, lane: _Lane, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that are too large for their topics."""
@@ -187,14 +174,8 @@ class KafkaLanes:
         found = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         if found.error is not None and not found.partitions:
             return None  # the delivery report says why
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        admin = AdminClient(client_settings(self._options, self._name))
-        try:
-            asked = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)
-            return int(asked[resource].result(2 * ANSWER_SECONDS)["max.message.bytes"].value)
-        except (KafkaException, TimeoutError) as error:
-            logger.debug("The size that topic %r takes is unknown: %s", topic, describe(error))
-            return None
+        limit = read_settings(self._options, self._name, [topic])[topic].get("max.message.bytes")
+        return int(limit) if limit is not None else None
 
     def _rejected(self, lane: int, found: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]) -> list[SendResult]:
         """Return the results of a transaction in which the delivery of some messages failed."""

@@ -7,17 +7,14 @@ of the lane is open.
 
 from __future__ import annotations
 
-import time
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AclOperation, NewTopic
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, TopicDescription
-
-from outbox.brokers.kafka.client import ConnectionErrors, client_settings
-from outbox.brokers.kafka.errors import CONNECTION, call_error, error_of
+from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.reading import READ_SECONDS, StillOpen, read_end, read_records
-from outbox.brokers.kafka.topics import describe_topics, may
-from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+from outbox.brokers.kafka.reading import StillOpen, read_end, read_records
+from outbox.brokers.kafka.topics import create_topic, find_topic, may, wait_for_leaders
+from outbox.errors import BrokerMisconfigured
 
 PARTITIONS = 32  # of a marker topic that the broker creates, or as many as a lane needs
 TAIL = 64  # records that are read first: transactions that were aborted take offsets, too
@@ -53,10 +50,11 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
         BrokerUnavailable: the cluster does not answer.
         BrokerMisconfigured: this user may not create, read or write it, or it has no partition for the lane.
     """
-    found = _describe(options, name, topic)
+    found = find_topic(options, name, topic, hint=ALLOW)
     if found is None:
-        _create(options, name, topic, lane)
-        found = _wait_for(options, name, topic, lane)
+        new = NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
+        create_topic(options, name, new, hint=CREATE.format(partitions=lane + 1))
+        found = wait_for_leaders(options, name, topic, [lane], hint=ALLOW)
     count = len(found.partitions)
     if count <= lane:
         raise BrokerMisconfigured(
@@ -66,24 +64,6 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
     if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(found, operation)]:
         names = " and ".join(operation.name.title() for operation in missing)
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
-
-
-def _create(options: KafkaOptions, name: str, topic: str, lane: int) -> None:
-    errors = ConnectionErrors()
-    admin = AdminClient(client_settings(options, name, errors))
-    new = NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
-    try:
-        for created in admin.create_topics([new], request_timeout=READ_SECONDS).values():
-            created.result(2 * READ_SECONDS)
-    except (KafkaException, TimeoutError) as error:
-        cause = error_of(error)
-        if cause is None or cause.code() in CONNECTION:
-            raise call_error(error, f"create the marker topic {topic!r}", errors.last(admin)) from error
-        if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another relay was first
-            raise BrokerMisconfigured(
-                f"Marker topic {topic!r} does not exist, and Kafka did not create it ({cause.str()}).",
-                hint=CREATE.format(partitions=lane + 1),
-            ) from error
 
 
 def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str | None:
@@ -106,30 +86,3 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str 
         raise BrokerMisconfigured(STAYS_OPEN.format(topic=topic, partition=lane), hint=END_IT) from error
     except (KafkaException, TimeoutError) as error:
         raise call_error(error, f"read the marker topic {topic!r}", hint=ALLOW) from error
-
-
-def _describe(options: KafkaOptions, name: str, topic: str) -> TopicDescription | None:
-    """Return the description of the marker topic; None where there is no such topic."""
-    found = describe_topics(options, name, [topic])[topic]
-    if not isinstance(found, KafkaError):
-        return found
-    if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-        return None
-    raise call_error(KafkaException(found), f"look the marker topic {topic!r} up", hint=ALLOW)
-
-
-def _wait_for(options: KafkaOptions, name: str, topic: str, lane: int) -> TopicDescription:
-    """Wait until a new topic has its partitions, and that of a lane has a leader; return its description."""
-    deadline = time.monotonic() + READ_SECONDS
-    while True:
-        found = _describe(options, name, topic)
-        if found and (lane >= len(found.partitions) or _has_leader(found, lane)):
-            return found
-        if time.monotonic() > deadline:
-            raise BrokerUnavailable(f"Marker topic {topic!r} was created, and has no leader after {READ_SECONDS:g} s.")
-        time.sleep(0.05)
-
-
-def _has_leader(topic: TopicDescription, partition: int) -> bool:
-    leader = topic.partitions[partition].leader
-    return leader is not None and leader.id >= 0

@@ -35,6 +35,7 @@ from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, ensure_group_t
 from outbox.brokers.kafka.groups import count_members
 from outbox.brokers.kafka.offset_notes import NO_OWNER, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.topics import find_topic
 from outbox.brokers.kafka.window import FetchedRecord, PartitionWindow
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, KeptByClient
@@ -264,14 +265,10 @@ class GroupMember:
             BrokerUnavailable, BrokerMisconfigured
             OwnedByAnother: the group of that name has its inbox in another outbox.
         """
-        try:
-            found = self._consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
-        except KafkaException as error:
-            raise call_error(error, f"look the topic {topic!r} up", hint=ALLOW) from error
-        if not found.partitions:
-            cause = found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            raise call_error(KafkaException(cause), f"look the topic {topic!r} up", hint=ALLOW)
-        places = [TopicPartition(topic, number) for number in found.partitions]
+        found = find_topic(self._options, self._name, topic, hint=ALLOW)
+        if found is None:
+            raise call_error(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), f"look the topic {topic!r} up")
+        places = [TopicPartition(topic, number) for number in range(len(found.partitions))]
         count_members(self._options, self._name, self.group)  # raises where this user may not read for the group
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)

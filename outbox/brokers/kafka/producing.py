@@ -1,4 +1,4 @@
-"""Produce a batch of records with one producer, and wait for all delivery reports."""
+"""Open producers, and produce a batch of records with one: wait for all delivery reports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
-from outbox.brokers.kafka.client import MESSAGE_TIMEOUT, ConnectionErrors
+from outbox.brokers.kafka.client import MESSAGE_TIMEOUT, ConnectionErrors, transactional_settings
 from outbox.brokers.kafka.codec import record_headers, record_key
-from outbox.brokers.kafka.errors import OF_TOPIC, REFUSED, describe, error_of, send_result
+from outbox.brokers.kafka.errors import OF_TOPIC, REFUSED, call_error, describe, error_of, send_result
+from outbox.brokers.kafka.options import KafkaOptions
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 ANY_PARTITION = -1
 POLL_SECONDS = 0.05
+INIT_SECONDS = 30.0  # an open transaction of the last holder is ended first
 # After the message time-out each record has a report; this is for the thread that brings it.
 FLUSH_SECONDS = MESSAGE_TIMEOUT.total_seconds() + 1
 
@@ -31,6 +33,32 @@ NO_REPORT = SendResult(SendStatus.UNSURE, reason=f"Kafka has not reported about 
 
 class ProducerLost(Exception):
     """A producer that cannot be used any more: it failed fatally, or another one has its transactional id."""
+
+
+def open_transactional(
+    options: KafkaOptions, name: str, transactional_id: str, **settings: object
+) -> tuple[Producer, ConnectionErrors]:
+    """
+    Return a producer that fences out every earlier one with its transactional id, and the errors of its connections.
+
+    Args:
+        settings: of the client, beside or instead of ours.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer.
+        BrokerMisconfigured: this user may not use the transactional id, or the client takes no such settings.
+    """
+    what = f"open the transactional id {transactional_id!r}"
+    errors = ConnectionErrors()
+    try:
+        producer = Producer({**transactional_settings(options, name, transactional_id, errors), **settings})
+    except KafkaException as error:
+        raise call_error(error, what) from error
+    try:
+        producer.init_transactions(INIT_SECONDS)
+    except KafkaException as error:
+        raise call_error(error, what, errors.last(producer)) from error
+    return producer, errors
 
 
 def produce(

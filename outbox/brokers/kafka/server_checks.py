@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType, TopicDescription
+from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 
 from outbox.brokers.base import Problem
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings, member_settings
@@ -15,7 +15,7 @@ from outbox.brokers.kafka.group_topics import STEPS, GroupTopics
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
 from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics, may
+from outbox.brokers.kafka.topics import describe_topics, may, read_settings
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured
 
@@ -65,7 +65,7 @@ class KafkaServerChecks:
         if narrow := [topic for topic in retries & there.keys() if len(there[topic].partitions) < len(STEPS)]:
             text = f"{_named(narrow)} needs {len(STEPS)} partitions: one for each step of a delay."
             problems.append(Problem(text, "Add partitions to it. Until then the group does not read its topic."))
-        policies = self._read_settings(sorted(letters & there.keys()))
+        policies = read_settings(self._options, self._name, sorted(letters & there.keys()))
         if kept := [topic for topic, one in policies.items() if one.get("cleanup.policy", "compact") != "compact"]:
             text = f"{_named(kept)} does not keep dead letters: its cleanup.policy is not compact."
             problems.append(Problem(text, "Set cleanup.policy=compact."))
@@ -116,7 +116,7 @@ class KafkaServerChecks:
 
     def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Problem]:
         """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
-        settings = self._read_settings(list(topics))
+        settings = read_settings(self._options, self._name, list(topics))
         replicas = {topic: min(len(one.replicas) for one in found.partitions) for topic, found in topics.items()}
         in_sync = {topic: int(found["min.insync.replicas"]) for topic, found in settings.items() if found}
         if blocked := [topic for topic, least in in_sync.items() if least > replicas[topic]]:
@@ -151,28 +151,12 @@ class KafkaServerChecks:
             )
 
     def _problems_of_cleanup(self, topics: Mapping[str, TopicDescription], marker: str) -> Iterator[Problem]:
-        policy = self._read_settings([marker])[marker].get("cleanup.policy", "") if marker in topics else ""
+        policy = read_settings(self._options, self._name, [marker])[marker].get("cleanup.policy", "") if marker in topics else ""
         if policy not in ("", "compact"):
             yield Problem(
                 f"Marker topic {marker!r} has cleanup.policy={policy}: Kafka deletes markers, which decide what was sent.",
                 "Set cleanup.policy=compact.",
             )
-
-    def _read_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """Return the settings of topics; empty ones where this user may not see them."""
-        if not topics:
-            return {}
-        admin = AdminClient(client_settings(self._options, self._name))
-        asked = admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, one) for one in topics], request_timeout=ANSWER_SECONDS
-        )
-        found: dict[str, Mapping[str, str]] = {}
-        for resource, answer in asked.items():
-            try:
-                found[resource.name] = {name: str(one.value) for name, one in answer.result(2 * ANSWER_SECONDS).items()}
-            except (KafkaException, TimeoutError):
-                found[resource.name] = {}
-        return found
 
 
 def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Problem]:

@@ -1,15 +1,19 @@
-"""What the cluster says about topics: their partitions, and what this user may do with them."""
+"""Topics of the cluster: their partitions and settings, what this user may do with them, and those that are created here."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings
-from outbox.brokers.kafka.errors import OF_TOPIC, call_error, error_of
+from outbox.brokers.kafka.errors import CONNECTION, OF_TOPIC, call_error, error_of
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+
+CREATE_SECONDS = 10.0
 
 
 def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -> dict[str, TopicDescription | KafkaError]:
@@ -41,3 +45,84 @@ def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -
 def may(topic: TopicDescription, operation: AclOperation) -> bool:
     """Return whether this user may do something with a topic. True where the cluster does not tell."""
     return not topic.authorized_operations or operation in topic.authorized_operations
+
+
+def find_topic(options: KafkaOptions, name: str, topic: str, *, hint: str) -> TopicDescription | None:
+    """
+    Return the description of a topic; None where there is no such topic.
+
+    Args:
+        hint: what to do where a permission is missing.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer.
+        BrokerMisconfigured: this user may not see the topic.
+    """
+    found = describe_topics(options, name, [topic])[topic]
+    if not isinstance(found, KafkaError):
+        return found
+    if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return None
+    raise call_error(KafkaException(found), f"look the topic {topic!r} up", hint=hint)
+
+
+def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) -> None:
+    """
+    Create a topic, unless somebody else just has.
+
+    Args:
+        hint: what to do where it may not be created here.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer.
+        BrokerMisconfigured: it did not create the topic.
+    """
+    errors = ConnectionErrors()
+    admin = AdminClient(client_settings(options, name, errors))
+    try:
+        admin.create_topics([new], request_timeout=CREATE_SECONDS)[new.topic].result(2 * CREATE_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        cause = error_of(error)
+        if cause is None or cause.code() in CONNECTION:
+            raise call_error(error, f"create the topic {new.topic!r}", errors.last(admin)) from error
+        if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            text = f"Topic {new.topic!r} does not exist, and Kafka did not create it ({cause.str()})."
+            raise BrokerMisconfigured(text, hint=hint) from error
+
+
+def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: Collection[int], *, hint: str) -> TopicDescription:
+    """
+    Wait until those of some partitions that a new topic has have leaders; return its description.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer, or one has no leader for long.
+        BrokerMisconfigured: as `find_topic`.
+    """
+    deadline = time.monotonic() + CREATE_SECONDS
+    while True:
+        found = find_topic(options, name, topic, hint=hint)
+        if found and all(_has_leader(found, one) for one in partitions if one < len(found.partitions)):
+            return found
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(f"Topic {topic!r} was created, and has no leader after {CREATE_SECONDS:g} s.")
+        time.sleep(0.05)
+
+
+def _has_leader(topic: TopicDescription, partition: int) -> bool:
+    leader = topic.partitions[partition].leader
+    return leader is not None and leader.id >= 0
+
+
+def read_settings(options: KafkaOptions, name: str, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """Return the settings of topics; empty ones where this user may not see them, or the cluster does not tell."""
+    if not topics:
+        return {}
+    admin = AdminClient(client_settings(options, name))
+    asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, one) for one in topics], request_timeout=ANSWER_SECONDS)
+    found: dict[str, Mapping[str, str]] = {}
+    for resource, answer in asked.items():
+        try:
+            found[resource.name] = {setting: str(one.value) for setting, one in answer.result(2 * ANSWER_SECONDS).items()}
+        except (KafkaException, TimeoutError):
+            found[resource.name] = {}
+    return found
