@@ -122,5 +122,6 @@ class KafkaHarness(RealTimeHarness):
         with suppress(KafkaException):  # the server may be away
             names = list(client.list_topics(timeout=SECONDS).topics)
             mine = tuple(one.name for one in self.topics.values())
-            for deleted in client.delete_topics([name for name in names if name.startswith(mine)]).values():
+            found = [name for name in names if name.startswith(mine)]
+            for deleted in client.delete_topics(found).values() if found else ():  # new ones may not be listed yet
                 deleted.result(SECONDS)
