@@ -29,6 +29,9 @@ class GroupOwner(NamedTuple):
         return f"the outbox {URN}{self.source}" if self.source else "another outbox"
 
 
+NO_OWNER = GroupOwner("", "")
+
+
 class GroupOwners:
     """The outboxes with the inboxes of a client's groups."""
 
@@ -38,6 +41,10 @@ class GroupOwners:
     def set(self, group: str, owner: GroupOwner) -> None:
         """Note in which outbox a group has its inbox."""
         self._of[group] = owner
+
+    def get(self, group: str) -> GroupOwner:
+        """Return the outbox with a group's inbox; NO_OWNER where it is not known."""
+        return self._of.get(group, NO_OWNER)
 
     def groups(self) -> list[str]:
         """Return the groups whose outbox is known."""

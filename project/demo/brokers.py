@@ -108,6 +108,11 @@ class Embedded(DemoBroker):
         connection.execute(SHOW)
 
 
+def count_unhandled(connection: Connection, kills: Kills) -> int:
+    """Return what is unfinished on a one-phase broker outside the database, as far as the outbox's tables tell."""
+    return number(connection, f"{LEDGERS} SELECT {UNHANDLED}" % kills.unacked)
+
+
 def count_held(connection: Connection, groups: Sequence[str]) -> int:
     """Return the number of messages that a broker outside the database has confirmed and these groups have not handled."""
     return int((connection.execute(HELD, [list(groups)]).fetchone() or (0,))[0])

@@ -17,18 +17,16 @@ from outbox.brokers.kafka.codec import to_delivery
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.reading import read_end, read_records
 from outbox.consuming.register import groups
-from project.demo.brokers import UNHANDLED, DemoBroker, count_held, write_copies
+from project.demo.brokers import DemoBroker, count_held, count_unhandled, write_copies
 from project.demo.kills import COMMITTED, one_phase_rounds
 from project.demo.outage import BrokerKill
 from project.demo.processes import DemoError
-from project.demo.report import LEDGERS, Connection, Kills, number
+from project.demo.report import Connection, Kills
 from project.servers.kafka import Kafka as Server
 from project.servers.program import ServerError
 
 PARTITIONS = 4
 CREATE_SECONDS = 30
-
-WAITING = f"{LEDGERS} SELECT {UNHANDLED}"
 
 
 class Kafka(DemoBroker):
@@ -61,7 +59,7 @@ class Kafka(DemoBroker):
         return BrokerKill(self._node, lambda: True, partial(count_held, connection))
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
-        return number(connection, WAITING % kills.unacked) or self._count_backlog()
+        return count_unhandled(connection, kills) or self._count_backlog()
 
     def show(self, connection: Connection) -> None:
         """Read each copy of a message as a reader of committed records."""

@@ -15,19 +15,17 @@ from outbox.brokers.rabbitmq.connection import LOST, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.topology import QUORUM, declare_topic, queue_name
 from outbox.consuming.register import groups
-from project.demo.brokers import UNHANDLED, DemoBroker, count_held, write_copies
+from project.demo.brokers import DemoBroker, count_held, count_unhandled, write_copies
 from project.demo.kills import CONFIRMED, one_phase_rounds
 from project.demo.outage import BrokerKill
 from project.demo.processes import DemoError
-from project.demo.report import LEDGERS, Connection, Kills, number
+from project.demo.report import Connection, Kills
 from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ as Server
 
 # Bound to all topics: what a relay sent and RabbitMQ confirmed is in it, as often as it was sent. Nobody reads it before the
 # report.
 WITNESS = "demo.witness"
-
-WAITING = f"{LEDGERS} SELECT {UNHANDLED}"
 
 
 class RabbitMQ(DemoBroker):
@@ -68,7 +66,7 @@ class RabbitMQ(DemoBroker):
         return BrokerKill(self._node, are_safe, partial(count_held, connection))
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
-        return number(connection, WAITING % kills.unacked) or self._count_ready()
+        return count_unhandled(connection, kills) or self._count_ready()
 
     def show(self, connection: Connection) -> None:
         """Take each copy of a message from the witness."""

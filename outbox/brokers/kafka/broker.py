@@ -19,12 +19,11 @@ from outbox.brokers.kafka.copies import CopyProducer
 from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.member import GroupMember
-from outbox.brokers.kafka.offset_notes import NO_OWNER
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
-from outbox.brokers.owners import GroupOwner
+from outbox.brokers.owners import GroupOwner, GroupOwners
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable
 
@@ -62,7 +61,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
         self._copies = CopyProducer(self._settings, self._name)
         self._letters = KafkaDeadLetters(self._settings, self._name, self.topics, clock)
         self._members: dict[str, GroupMember] = {}
-        self._owners: dict[str, GroupOwner] = {}
+        self._owners = GroupOwners()
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self.supports_transactional_sends = self._settings.transactions
@@ -127,11 +126,11 @@ class KafkaBroker(TransactionalSends, DeadLetters):
 
     def set_owner(self, group: str, source: str, project: str) -> None:
         """Note whose group it is; Kafka stores it beside the group's offsets."""
-        self._owners[group] = GroupOwner.of(source, project)
+        self._owners.set(group, GroupOwner.of(source, project))
 
     def take_over(self, group: str) -> None:
         """Store the owner of a group, which may have no members, beside its offsets."""
-        groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group, NO_OWNER))
+        groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
 
     def receive(
         self,
@@ -155,8 +154,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries for that time from now; they belong to this client as long as it has their partitions."""
-        by_group = self._by_group(deliveries, lambda member, mine: member.renew(mine, invisible_for))
-        return [by_group[index] for index in range(len(deliveries))]
+        return self._by_group(deliveries, lambda member, mine: member.renew(mine, invisible_for))
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Make deliveries due at once: for this client, while it has their partitions."""
@@ -165,8 +163,7 @@ class KafkaBroker(TransactionalSends, DeadLetters):
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish messages, and commit the group's offsets."""
-        by_group = self._by_group(deliveries, lambda member, mine: member.ack(mine))
-        return [by_group[index] for index in range(len(deliveries))]
+        return self._by_group(deliveries, lambda member, mine: member.ack(mine))
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Deliver a message again later: from the memory of this client, or with a longer delay from the retry topic."""
@@ -223,21 +220,19 @@ class KafkaBroker(TransactionalSends, DeadLetters):
             raise BrokerUnavailable("The broker is closed.")
         if group not in self._members:
             member = GroupMember(self._settings, self._name, group, self.topics, self._copies, self._clock)
-            member.owner = self._owners.get(group, NO_OWNER)
+            member.owner = self._owners.get(group)
             if self._is_interrupted:
                 member.interrupt()
             self._members[group] = member
         return self._members[group]
 
-    def _by_group(
-        self, deliveries: Sequence[Delivery], call: Callable[[GroupMember, list[Delivery]], Sequence[T]]
-    ) -> dict[int, T]:
-        """Make a call for the deliveries of each group; return the answers by index."""
+    def _by_group(self, deliveries: Sequence[Delivery], call: Callable[[GroupMember, list[Delivery]], Sequence[T]]) -> list[T]:
+        """Make a call for the deliveries of each group; return the answers in the order of the deliveries."""
         found: dict[int, T] = {}
         for group in {one.group for one in deliveries}:
             mine = {index: one for index, one in enumerate(deliveries) if one.group == group}
             found |= dict(zip(mine, call(self._member(group), list(mine.values())), strict=True))
-        return found
+        return [found[index] for index in range(len(deliveries))]
 
     def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that break a rule."""

@@ -33,11 +33,11 @@ from outbox.brokers.kafka.copies import CopyProducer, dead_copy, note_of, retry_
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of
 from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, ensure_group_topics
 from outbox.brokers.kafka.groups import count_members
-from outbox.brokers.kafka.offset_notes import NO_OWNER, OffsetNote, committed_notes, require_owner
+from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import find_topic
 from outbox.brokers.kafka.window import FetchedRecord, PartitionWindow
-from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, KeptByClient
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
@@ -147,7 +147,7 @@ class GroupMember:
         """Finish messages and commit the offsets. False for a delivery that has ended or whose partition has gone."""
         with self._lock:
             windows = [self._finish(one) for one in deliveries]
-            lost = self._commit({id(one): one for one in windows if one is not None}.values())
+            lost = self._commit(one for one in windows if one is not None)
             return [one is not None and one.serial not in lost for one in windows]
 
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
@@ -160,11 +160,11 @@ class GroupMember:
         """
         seconds = after.total_seconds()
         with self._lock:
-            if self._is_ordered(delivery.topic) or seconds <= HELD_SECONDS:
-                return self._postpone(delivery, seconds)
             held = self._held.get(delivery.receipt)
-        if held is None:
-            return False
+            if held is None:
+                return False
+            if held[0].is_ordered or seconds <= HELD_SECONDS:
+                return self._postpone(delivery, seconds)
         note = note_of(held[1].record, delivery)
         note.retry_at = self._clock() + seconds
         try:
@@ -356,7 +356,6 @@ class GroupMember:
             now = self._clock()
             found: list[Delivery] = []
             later: list[tuple[PartitionWindow, FetchedRecord]] = []
-            used: dict[int, PartitionWindow] = {}
             for window in list(self._windows.values()):
                 if window.topic not in topics or window.handed_out_before is None:
                     continue
@@ -367,8 +366,7 @@ class GroupMember:
                     if len(found) == limit:
                         break
                     found.append(self._hold(window, fetched, now + invisible_seconds))
-                    used[window.serial] = window
-            self._note_handed_out(used.values())
+            self._note_handed_out()
         for window, fetched in later:
             self._wait_on(window, fetched)
         return found
@@ -406,9 +404,9 @@ class GroupMember:
             window.committed = place.offset if place.offset >= 0 else None
             window.handed_out_before = window.noted_until = note.handed_out_before
 
-    def _note_handed_out(self, windows: Iterable[PartitionWindow]) -> None:
+    def _note_handed_out(self) -> None:
         """Commit how far records may have been handed out, where the last note does not cover it."""
-        beyond = [one for one in windows if one.handed_out_until > one.noted_until]
+        beyond = [one for one in self._windows.values() if one.handed_out_until > one.noted_until]
         for window in beyond:
             window.noted_until = window.handed_out_until + NOTED_AHEAD
         if beyond:
@@ -450,9 +448,6 @@ class GroupMember:
             elif answer.error.name() not in REBALANCING:
                 raise call_error(KafkaException(answer.error), f"commit offsets of group {self.group!r}")
         return lost
-
-    def _is_ordered(self, topic: str) -> bool:
-        return topic in self._topics and self._topics[topic].type is TopicType.FIFO
 
     def _commit_beginnings(self) -> None:
         """Commit where the group begins, so that it begins there whatever happens, and what waits for it can be counted."""
@@ -503,12 +498,9 @@ class GroupMember:
 
         Not sooner: a rebalance that a poll lets through may take the partition of the message that is being handled.
         """
-        if time.monotonic() - self._polled_at < MOST_BETWEEN_POLLS.total_seconds() / 2 or not self._polling.acquire(
-            blocking=False
-        ):
-            return
-        self._polling.release()
-        self._fetch(1, 0.0)
+        is_due = time.monotonic() - self._polled_at >= MOST_BETWEEN_POLLS.total_seconds() / 2
+        if is_due and not self._polling.locked():
+            self._fetch(1, 0.0)
 
     def _require_answers(self) -> None:
         """Raise BrokerUnavailable where no broker has answered for a while."""
@@ -537,7 +529,7 @@ class GroupMember:
                     topic,
                     place.topic,
                     place.partition,
-                    is_ordered=self._is_ordered(topic),
+                    is_ordered=topic in self._topics and self._topics[topic].type is TopicType.FIFO,
                     is_retry=place.topic != topic,
                     end=begun.get((place.topic, place.partition)),
                 )

@@ -13,7 +13,6 @@ from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.message import prepare
 
-NO_OWNER = GroupOwner("", "")
 # The group's coordinator is being chosen or loaded, or a transaction commits offsets.
 NOT_READY = {"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "UNSTABLE_OFFSET_COMMIT"}
 LONGEST_PROJECT = 200  # characters; Kafka takes 4,096 bytes

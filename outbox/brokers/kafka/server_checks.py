@@ -16,7 +16,7 @@ from outbox.brokers.kafka.marker import ALLOW, marker_topic
 from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import describe_topics, may, read_settings
-from outbox.brokers.owners import GroupOwner, OwnedByAnother
+from outbox.brokers.owners import NO_OWNER, GroupOwners, OwnedByAnother
 from outbox.errors import BrokerMisconfigured
 
 REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of a broker may lose what was confirmed
@@ -45,13 +45,13 @@ class KafkaServerChecks:
             problems.append(Problem(ONE_NODE, ONE_NODE_HINT, is_error=False))
         return [*problems, *self._problems_of_durability(there, nodes)]
 
-    def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: Mapping[str, GroupOwner]) -> list[Problem]:
+    def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: GroupOwners) -> list[Problem]:
         """
         Return what is wrong with the topics and the owners of consumer groups. Raises BrokerUnavailable.
 
         Args:
             topics: the groups of each topic.
-            owners: the outboxes with the inboxes of groups, where they are known.
+            owners: the outboxes with the inboxes of groups.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
         retries = {GroupTopics.of(topic, group).retry for topic, group in pairs}
@@ -72,14 +72,15 @@ class KafkaServerChecks:
         return [*problems, *self._problems_of_owners(pairs, there, owners)]
 
     def _problems_of_owners(
-        self, pairs: Sequence[tuple[str, str]], there: Mapping[str, TopicDescription], owners: Mapping[str, GroupOwner]
+        self, pairs: Sequence[tuple[str, str]], there: Mapping[str, TopicDescription], owners: GroupOwners
     ) -> Iterator[Problem]:
         for topic, group in pairs:
-            if group in owners and topic in there:
+            ours = owners.get(group)
+            if ours is not NO_OWNER and topic in there:
                 places = [TopicPartition(topic, number) for number in range(len(there[topic].partitions))]
                 with closing(Consumer(member_settings(self._options, self._name, group))) as consumer:
                     try:
-                        require_owner(group, committed_notes(consumer, places), owners[group])
+                        require_owner(group, committed_notes(consumer, places), ours)
                     except OwnedByAnother as error:
                         yield Problem(*error.args)
                     except BrokerMisconfigured as error:
