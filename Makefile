@@ -108,7 +108,7 @@ screenshots: $(VENV)/.browser ## take the screenshots of docs/ anew
 
 # JVMs that compile less are up in half the time, and tests give them little to do. Each of the two processes has a session.
 test-spark: export JDK_JAVA_OPTIONS = -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-test-spark: $(VENV)/.spark ## run the tests that need Spark, and so Java (ARGS="...")
+test-spark: $(VENV)/.spark $(VENV)/.kafka ## run the tests that need Spark, and start a Kafka; needs Java and Maven (ARGS="...")
 	@$(BIN)/python -m pytest -m spark --numprocesses 2 $(BY_FILE) $(or $(ARGS),$(call marked,spark))
 
 # Each starts a PostgreSQL for itself. Django 6 needs Python 3.12, which PYTHON names where it is not on the PATH.

@@ -52,6 +52,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "audit": "Rows of the project are to be held to their messages.",
         "audit_retention": "Findings have to be shown for longer, or take too much room.",
         "archive": "Days older than the retention are to be kept.",
+        "kafka_jars": "Spark may not download its source for Kafka.",
     },
     "AuditSettings": {
         "model": "Names the rows.",

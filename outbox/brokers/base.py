@@ -75,6 +75,7 @@ class Broker(abc.ABC):
     supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
 
+    speaks_kafka: ClassVar[bool] = False
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
         self.options = options

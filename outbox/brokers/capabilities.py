@@ -337,3 +337,30 @@ class StoredInDatabase(Capability):
     @abc.abstractmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
         """Return the stored copies of a message and of its half messages, over Django's connection to the broker's database."""
+
+
+class SpeaksKafka(Capability):
+    """Any client of Kafka can read the broker's topics, so Spark can."""
+
+    flag = "speaks_kafka"
+    speaks_kafka: ClassVar[bool] = True
+
+    @classmethod
+    @abc.abstractmethod
+    def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings by which librdkafka connects."""
+
+    @classmethod
+    @abc.abstractmethod
+    def java_settings(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        """
+        Return the settings by which a client in Java connects.
+
+        Raises:
+            ConfigurationError: some have no counterpart there.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def topics_of_group(cls, topic: str, group: str) -> list[str]:
+        """Return the topics that have what a group has not finished of a topic: itself, and those with copies for the group."""

@@ -33,6 +33,8 @@ class PipelineSettings(Section, frozen=True):
     audit: dict[str, AuditSettings] = {}  # name -> business rows that must have a message
     audit_retention: timedelta = timedelta(days=90)  # how long runs of the audit and their findings are kept
     archive: ArchiveSettings | None = None  # None: old days are dropped without a copy
+    # Folder with the jars of Spark's source for Kafka, where Spark shall not download them; "": it does.
+    kafka_jars: str = ""
 
 
 @conf.cached

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from urllib.parse import quote, urlencode
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from outbox import conf, database
-from outbox.brokers.capabilities import StoredInDatabase
+from outbox.brokers.capabilities import SpeaksKafka, StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.pipeline.business import business_of
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.config import Archived, AuditedGroup, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, KafkaCluster, PipelineConfig, Reader, Source
 
 # When the outbox was installed in this database. Nothing older can have been pruned.
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
@@ -51,9 +51,14 @@ def pipeline_config(
         more.setdefault("since", _complete_since(using))
     seen = [topic for broker in readable_brokers() for topic in _topics_of(broker)]
     recorded = _recorded(using, but=seen)
+    kafka = [_kafka_cluster(alias, using, but=recorded) for alias in kafka_brokers()]
+    kafka = [cluster for cluster in kafka if cluster.topics]
+    seen += [topic for cluster in kafka for topic in cluster.topics]
     return PipelineConfig(
         outbox=databases[using],
         brokers=[databases[alias] for alias in sorted(set(readable_brokers().values()))],
+        kafka=kafka,
+        kafka_jars=settings().kafka_jars,
         business=[business_of(name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
         seen_topics=[*seen, *recorded],
@@ -73,6 +78,30 @@ def readable_brokers() -> dict[str, str]:
         for alias, kind in kinds.items()
         if kind.is_stored_in_database
     }
+
+
+def kafka_brokers() -> list[str]:
+    """Return the brokers whose topics Spark's source for Kafka can read."""
+    used = sorted({topic.broker for topic in conf.settings().topics.values()})
+    return [alias for alias in used if conf.broker_class(alias).speaks_kafka]
+
+
+def _kafka_cluster(alias: str, using: str, *, but: Collection[str]) -> KafkaCluster:
+    """Return a cluster with its topics, except those that the recorder records, and the topics of the groups of a database."""
+    kind, options = SpeaksKafka.of(conf.broker_class(alias)), conf.settings().brokers[alias].options
+    topics = [topic for topic in _topics_of(alias) if topic not in but]
+    waiting = {
+        group.name: {one: topic for topic in group.topics if topic in topics for one in kind.topics_of_group(topic, group.name)}
+        for group in groups().values()
+        if group.using == using
+    }
+    waiting = {name: found for name, found in waiting.items() if found}
+    try:
+        java = kind.java_settings(options) if topics else {}
+    except ConfigurationError as error:
+        hint = f"Let the recorder read its topics instead: manage.py outbox_record --broker {alias}"
+        raise ConfigurationError(f"Spark cannot read broker {alias!r}: {error.message}", hint=hint) from error
+    return KafkaCluster(alias, kind.client_settings(options), java, topics, waiting)
 
 
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:

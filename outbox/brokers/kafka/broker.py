@@ -17,6 +17,8 @@ from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
 from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
+from outbox.brokers.kafka.group_topics import GroupTopics
+from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
@@ -33,7 +35,7 @@ NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 FOR_HEADERS = 16 * 1024
 
 
-class KafkaBroker(TransactionalSends, DeadLetters):
+class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
     """
     Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
     promises.

@@ -49,6 +49,26 @@ class Source:
 
 
 @dataclass(frozen=True)
+class KafkaCluster:
+    """
+    A Kafka whose topics are read by Spark's own source.
+
+    Args:
+        name: the alias of the broker.
+        client: settings of Kafka's client in Python, which the driver uses; with passwords.
+        java: settings of the client in Java, which Spark uses.
+        topics: those whose messages are audited.
+        waiting: group -> the topics that have what it has not finished, each with the topic of its messages.
+    """
+
+    name: str
+    client: dict[str, Any]
+    java: dict[str, str]
+    topics: list[str]
+    waiting: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Business:
     """
     Business rows for each of which a message must have been published.
@@ -112,6 +132,8 @@ class PipelineConfig:
     Args:
         outbox: the database of messages, batches, lanes, inbox and business rows.
         brokers: the databases of the embedded broker's or the recorder's tables.
+        kafka: clusters to read.
+        kafka_jars: the folder with the jars of Spark's source for Kafka; empty: Spark downloads them.
         seen_topics: topics whose stored messages are known from these tables. For others, the inbox is compared with the outbox.
         recorded: those of them that the recorder records -> the maximum delay of a message at the broker, in seconds.
         ordered_topics: topics that keep the order of a key.
@@ -124,6 +146,8 @@ class PipelineConfig:
 
     outbox: Source
     brokers: list[Source] = field(default_factory=list)
+    kafka: list[KafkaCluster] = field(default_factory=list)
+    kafka_jars: str = ""
     business: list[Business] = field(default_factory=list)
     groups: list[AuditedGroup] = field(default_factory=list)
     seen_topics: list[str] = field(default_factory=list)
@@ -154,6 +178,7 @@ class PipelineConfig:
             raw: dict[str, Any] = json.loads(text)
             raw["outbox"] = Source(**raw["outbox"])
             raw["brokers"] = [Source(**entry) for entry in raw.get("brokers", [])]
+            raw["kafka"] = [KafkaCluster(**entry) for entry in raw.get("kafka", [])]
             raw["business"] = [Business(**entry) for entry in raw.get("business", [])]
             raw["groups"] = [AuditedGroup(**entry) for entry in raw.get("groups", [])]
             if raw.get("archived"):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 METADATA = "history.json"
+ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
 MESSAGE_FRAMES = ("messages", "places", "broker", "inbox", "failed_deliveries")  # the frames with one message per row
 
 
@@ -37,10 +38,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Of the messages sent between these times, the recorder has recorded all that the broker has. None: not certain yet."""
+    """
+    Between which times sent messages are in the history if the broker has them.
+
+    Args:
+        until: None: not certain yet.
+        why: why later ones are not; empty: the recorder has not read them yet.
+    """
 
     began: datetime
     until: datetime | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class History:
         frames: name -> frame, columns as in `schemas`.
         sources: the source ids of the databases; messages of others are not audited.
         as_of: when it was read, by the database's clock.
-        recorded: topic -> the progress of the recorder.
+        brokers_as_of: when the brokers were read that have no snapshot in common with the database; None: there are none.
+        recorded: topic -> which messages of a broker it has, where it has not all.
         files: name -> the Parquet files of a frame, if workers can open them without Spark.
         first_id: messages with lower ids are left out; empty: none.
         judged_since: from when on database and lake are complete; None: always, or there is no lake in it.
@@ -62,6 +71,7 @@ class History:
     sources: frozenset[str]
     as_of: datetime
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    brokers_as_of: datetime | None = None
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first_id: str = ""
     judged_since: datetime | None = None
@@ -115,13 +125,24 @@ def open_history(spark: SparkSession, folder: str) -> History:
                     f"{column.dataType.simpleString()}. Write the history again with this version."
                 )
         frames[name] = frame.select(*schema.names)
-    recorded = {topic: Recorded(*map(_time, times)) for topic, times in metadata.get("recorded", {}).items()}
+    recorded = {
+        topic: Recorded(_time(began), _time(until), why) for topic, (began, until, why) in metadata.get("recorded", {}).items()
+    }
     files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
     whose = frozenset(metadata["sources"]), datetime.fromisoformat(metadata["as_of"])
     owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in metadata.get("owed", [])}
     broken = [Broken(**{**one, "ids": tuple(one["ids"])}) for one in metadata.get("broken", [])]
     judged_since = _time(metadata.get("judged_since"))
-    history = History(frames, *whose, recorded, files, judged_since=judged_since, owed=owed, broken=broken)
+    history = History(
+        frames,
+        *whose,
+        recorded,
+        brokers_as_of=_time(metadata.get("brokers_as_of")),
+        files=files,
+        judged_since=judged_since,
+        owed=owed,
+        broken=broken,
+    )
     _require_rows(history, folder)
     return history
 
@@ -151,15 +172,17 @@ def write_metadata(
     as_of: datetime,
     recorded: Mapping[str, Recorded] | None = None,
     *,
+    brokers_as_of: datetime | None = None,
     judged_since: datetime | None = None,
     owed: Mapping[tuple[str, str], datetime] | None = None,
     broken: Iterable[Broken] = (),
 ) -> None:
     """Write the metadata of a history, after its frames. Without it the folder is not a history."""
-    times = {topic: [_text(one.began), _text(one.until)] for topic, one in (recorded or {}).items()}
+    times = {topic: [_text(one.began), _text(one.until), one.why] for topic, one in (recorded or {}).items()}
     metadata = {
         "sources": sorted(sources),
         "as_of": _text(as_of),
+        "brokers_as_of": _text(brokers_as_of),
         "recorded": times,
         "judged_since": _text(judged_since),
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],

@@ -20,6 +20,11 @@ OLDEST_JAVA = 17
 JARS = ("/usr/share/java/postgresql.jar", "/usr/share/java/postgresql-jdbc4.jar")
 INSTALL_JAVA = "On Debian and Ubuntu: apt-get install default-jre-headless"
 INSTALL_JAR = 'On Debian and Ubuntu: apt-get install libpostgresql-jdbc-java. Or read with reader="python", which needs none.'
+KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+INSTALL_KAFKA_JARS = (
+    'Set OUTBOX["PIPELINE"]["KAFKA_JARS"] to a folder with the jars of spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, '
+    "kafka-clients and commons-pool2."
+)
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -56,6 +61,14 @@ def find_jar(given: str = "") -> str:
     raise PipelineError(f"The PostgreSQL JDBC driver is not at {given or ' or '.join(JARS)}. {INSTALL_JAR}")
 
 
+def find_kafka_jars(folder: str) -> list[str]:
+    """Return the paths of the jars in a folder. Raises PipelineError where Spark's source for Kafka is not among them."""
+    found = sorted(str(path) for path in Path(folder).glob("*.jar"))
+    if not any("spark-sql-kafka" in path for path in found):
+        raise PipelineError(f"There is no spark-sql-kafka-*.jar in {folder}. {INSTALL_KAFKA_JARS}")
+    return found
+
+
 def needs_jar(config: PipelineConfig) -> bool:
     return any(source.is_postgres and source.reader == "jdbc" for source in (config.outbox, *config.brokers))
 
@@ -74,10 +87,12 @@ def build_session(
 
     Raises:
         JavaMissing: there is no suitable Java.
-        PipelineError: pyspark or the JDBC driver is missing.
+        PipelineError: pyspark or a jar is missing.
     """
     try:
-        from pyspark.sql import SparkSession  # here, to report what to install
+        import pyspark  # here, to report what to install
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     find_java()
@@ -85,13 +100,21 @@ def build_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
+    package = ""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
         if config.master.startswith("local"):
             add_package_to_workers()
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        jars = []
         if needs_jar(config):
             jars = sorted({find_jar(source.jar) for source in (config.outbox, *config.brokers) if source.is_postgres})
+        if config.kafka and config.kafka_jars:
+            jars += find_kafka_jars(config.kafka_jars)
+        elif config.kafka:
+            package = KAFKA_PACKAGE.format(version=pyspark.__version__)
+            builder = builder.config("spark.jars.packages", package)
+        if jars:
             builder = builder.config("spark.jars", ",".join(jars))
         options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", METASPACE]
         options += [*FAST_START] if is_light or is_for_tests else []
@@ -99,7 +122,12 @@ def build_session(
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
-    return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
+    try:
+        return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
+    except PySparkRuntimeError as error:
+        if package:
+            raise PipelineError(f"Spark could not start with {package}, which it downloads. {INSTALL_KAFKA_JARS}") from error
+        raise
 
 
 def add_package_to_workers() -> None:

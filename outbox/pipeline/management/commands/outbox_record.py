@@ -16,7 +16,7 @@ from outbox import conf
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
-from outbox.pipeline.job_config import readable_brokers
+from outbox.pipeline.job_config import kafka_brokers, readable_brokers
 from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder
 from outbox.relay import hosts
 from outbox.relay.loops import RepeatingThread
@@ -27,10 +27,10 @@ SIGNAL_CHECK_SECONDS = 0.2  # a signal is noticed within this time
 
 class Command(BaseCommand):
     help = (
-        "Record the messages of brokers for the audit, as a separate consumer group. Not needed for a broker that keeps its "
-        "messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. Ends cleanly on SIGTERM "
-        "and SIGINT. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or database or broker cannot "
-        "be reached with --until-read."
+        "Record the messages of brokers for the audit, as a separate consumer group. Not needed for Kafka, nor for a "
+        "broker that keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. "
+        "Ends cleanly on SIGTERM and SIGINT. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or "
+        "database or broker cannot be reached with --until-read."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -72,9 +72,8 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     [using] = hosts.databases([options["database"]])
     group = options["group"] or (GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}")
     readable = readable_brokers()
-    aliases = options["broker"] or sorted(
-        alias for alias in conf.settings().brokers.keys() - readable.keys() if conf.broker_class(alias).supports_consumers
-    )
+    unreadable = conf.settings().brokers.keys() - readable.keys() - set(kafka_brokers())
+    aliases = options["broker"] or sorted(alias for alias in unreadable if conf.broker_class(alias).supports_consumers)
     wanted = set(options["topic"] or ())
     found = []
     for alias in aliases:
@@ -88,7 +87,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     if unknown := wanted - {topic for one in found for topic in one.topics}:
         raise ConfigurationError(f"None of these brokers has topic {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
     if not found:
-        raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables.")
+        raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables and Kafka's topics.")
     return found
 
 

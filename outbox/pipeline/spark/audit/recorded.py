@@ -1,4 +1,4 @@
-"""Recorded topics: for which messages it is known whether the broker has them."""
+"""For which messages it is known whether the broker has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.pipeline.spark.transforms.roles import Reach, Roles
 
 def roles_of(config: PipelineConfig, history: History) -> Roles:
     """Return the rules by which rows become roles: the settle time, and the progress of the recorder."""
-    cutoff = history.as_of - timedelta(seconds=config.settle_seconds)
+    cutoff = (history.brokers_as_of or history.as_of) - timedelta(seconds=config.settle_seconds)
     owed = {pair: micros(time) for pair, time in history.owed.items()}
     live = config.archived.live_since if config.archived else None
     return Roles(config.groups, micros(cutoff), reaches(config, history), owed, micros(live) if live else 0)
@@ -21,17 +21,20 @@ def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
     """Return the reach of each topic that is not known for all times, reduced by the clocks' tolerance."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     found = {}
+    of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}
     for topic in {**config.recorded, **history.recorded}:
         hidden_seconds = config.recorded.get(topic, 0.0)
         recorded = history.recorded.get(topic, Recorded(history.as_of, None))
         began = recorded.began + tolerance
         until = began if recorded.until is None else recorded.until - tolerance
-        found[topic] = Reach(micros(began), micros(until), int(hidden_seconds * 1_000_000))
+        found[topic] = Reach(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in of_kafka)
     return found
 
 
 def unread(recorded: Recorded | None) -> str:
-    """Return the detail of a finding about messages that are not recorded yet."""
+    """Return the detail of a finding about messages of which it is not known yet whether the broker has them."""
+    if recorded is not None and recorded.why:
+        return recorded.why
     if recorded is None or recorded.until is None:
         return "not recorded yet; make sure that manage.py outbox_record is running"
     until = recorded.until.isoformat(timespec="seconds")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.archive import records
 from outbox.pipeline.spark.config import Archived, PipelineConfig
 from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.history import Recorded
+from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.lake.commit import Commit
 from outbox.pipeline.spark.lake.completeness import complete_since, require_own_lake
 from outbox.pipeline.spark.lake.frames import DUPLICATE, FAILED_DELIVERY, INBOX, MESSAGES, OPERATOR_ACT, RECORDED, Frame, Span
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEW = 500_000  # the maximum number of ids to broadcast to tasks
-ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
 NEEDED = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
 # The columns that identify rows that the database still has. Times are exact to the microsecond.

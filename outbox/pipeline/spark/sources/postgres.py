@@ -1,8 +1,8 @@
 """
-Copy PostgreSQL's tables to a history in Parquet.
+Copy PostgreSQL's tables, and the topics of Kafka, to a history in Parquet.
 
 Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
-Brokers' databases are opened first, so that every message in their snapshot is also in the outbox's.
+Brokers are looked at first, so that every message that they have is also in the outbox's snapshot.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from outbox.pipeline.spark.archive.spark import read_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark.errors import HistoryError, PipelineError
 from outbox.pipeline.spark.findings import Broken, grouped
 from outbox.pipeline.spark.history import Recorded, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake.frames import RECORDED
@@ -33,6 +34,8 @@ from outbox.pipeline.spark.sources.statements import Statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
 
 Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
@@ -67,7 +70,10 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
     Raises:
         HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
         LakeError: the lake cannot be read.
+        PipelineError: Kafka is to be read, and its client is missing.
     """
+    brokers_as_of = _now(config.outbox.url) if config.kafka else None
+    clusters = _snapshot_clusters(config)
     with ExitStack() as stack:
         opened: Opened = {}
         for source in (*config.brokers, config.outbox):
@@ -75,7 +81,8 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
                 opened[source.url] = stack.enter_context(exported_snapshot(source.url))
         connection, _ = opened[config.outbox.url]
         lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
-        parts = _parts(spark, config, opened, is_archived=lake is not None)
+        parts = _parts(spark, config, opened, clusters, is_archived=lake is not None)
+        of_kafka = {topic: one for cluster in clusters for topic, one in cluster.recorded.items()}
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -88,20 +95,45 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
             log(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
     if lake is None:
-        write_metadata(spark, folder, sources, now, recorded, broken=broken)
+        known = recorded | of_kafka
+        write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken)
         return
-    recorded = known_at_the_broker(config, lake, recorded)
+    known = known_at_the_broker(config, lake, recorded) | of_kafka
     owed = add_archived(spark, config, folder, lake, log)
-    write_metadata(spark, folder, sources, now, recorded, judged_since=lake.since, owed=owed, broken=broken)
+    of_lake: dict[str, Any] = {"judged_since": lake.since, "owed": owed}
+    write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 
 
-def _parts(spark: SparkSession, config: PipelineConfig, opened: Opened, *, is_archived: bool) -> dict[str, list[FramePart]]:
+def _now(url: str) -> datetime:
+    """Return the time by the database's clock. Raises HistoryError."""
+    with exported_snapshot(url) as (connection, _):
+        now: datetime = connection.execute(statements.NOW).fetchone()[0]  # type: ignore[index]
+    return now
+
+
+def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
+    """Note what Kafka's clusters have now. Raises HistoryError; PipelineError where Kafka's client is missing."""
+    if not config.kafka:
+        return []
+    try:
+        from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
+    except ImportError as error:
+        raise PipelineError('confluent-kafka is missing: pip install "django-transactional-outbox[kafka]"') from error
+    return [KafkaSnapshot.of(cluster) for cluster in config.kafka]
+
+
+def _parts(
+    spark: SparkSession, config: PipelineConfig, opened: Opened, clusters: Sequence[KafkaSnapshot], *, is_archived: bool
+) -> dict[str, list[FramePart]]:
     """Return the parts of each frame. With an archive: all numbers of lanes, and recorded rows in the form of the lake."""
     parts: dict[str, list[FramePart]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
             parts[name].append(FramePart(source, opened[source.url], statement, FRAMES[name]))
     ours = opened[config.outbox.url]
+    for cluster in clusters:
+        for name, frames in {"broker": cluster.messages(spark), "failed_deliveries": cluster.waiting(spark)}.items():
+            parts[name].extend(FramePart(config.outbox, ours, None, rows.schema, rows) for rows in frames)
     marks = statements.of_marks(None if is_archived else config.since)
     wanted = [
         *(statements.OUTBOX | {"marks": marks}).items(),

@@ -80,11 +80,13 @@ class Reach:
     Args:
         began, until: messages that became visible between these times are recorded, if the broker has them.
         hidden: the maximum time from sending a message until it is visible.
+        is_by_claim: it began with messages claimed then, and not with those marked as sent then, which may be stored for long.
     """
 
     began: int
     until: int
     hidden: int
+    is_by_claim: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,15 @@ class Roles:
     def of_sent(self, batch: pa.RecordBatch) -> Ints:
         """Return the roles of places, assuming that all of them were sent."""
         at = micros_of(batch, "at", "claimed_at", missing=NEVER)
+        claimed_at = micros_of(batch, "claimed_at", "at", missing=NEVER)
         topic = coded(batch, "topic")
         roles = np.where(at <= self.cutoff_micros, Seen.SENT, Seen.SENT_YOUNG)
         for name, reach in self.reaches.items():
+            is_earlier = (claimed_at if reach.is_by_claim else at) < reach.began
             may_be_hidden = (at > reach.until - reach.hidden) & (reach.hidden > 0)
             cases = {
-                Seen.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & (at < reach.began)),
-                Seen.UNSEEN: at < reach.began,
+                Seen.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & is_earlier),
+                Seen.UNSEEN: is_earlier,
                 Seen.UNREAD: at > reach.until,
             }
             recorded = np.select([*cases.values(), may_be_hidden], [*cases, Seen.SENT_YOUNG], Seen.SENT)

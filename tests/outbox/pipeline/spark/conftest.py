@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.conf import settings
+
+from project.servers.jars import are_programs_here, fetch_jars
 
 HERE = Path(__file__).parent
+POM = HERE / "kafka_source_pom.xml"
+JARS = Path(settings.BASE_DIR) / "var/kafka/source"
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py", "*/test_*.py"]
 
@@ -32,14 +37,22 @@ def jar() -> str:
 
 
 @pytest.fixture(scope="session")
-def spark(jar: str, django_db_setup: None) -> Iterator[object]:
-    from outbox.pipeline.spark.config import PipelineConfig, Source
+def kafka_jars() -> str:
+    """Return the folder with the jars of Spark's source for Kafka; "" where this machine cannot fetch them."""
+    return str(fetch_jars(POM, JARS)) if are_programs_here() else ""
+
+
+@pytest.fixture(scope="session")
+def spark(jar: str, kafka_jars: str, django_db_setup: None) -> Iterator[object]:
+    from outbox.pipeline.spark.config import KafkaCluster, PipelineConfig, Source
     from outbox.pipeline.spark.errors import PipelineError
     from outbox.pipeline.spark.session import build_session
 
     source = Source("postgresql://", reader="jdbc" if jar else "python")
+    kafka = [KafkaCluster("any", {}, {}, [])] if kafka_jars else []
+    config = PipelineConfig(source, kafka=kafka, kafka_jars=kafka_jars, driver_memory="1g", shuffle_partitions=2)
     try:
-        session = build_session(PipelineConfig(source, driver_memory="1g", shuffle_partitions=2), is_for_tests=True)
+        session = build_session(config, is_for_tests=True)
     except PipelineError as error:
         pytest.skip(str(error))
     yield session

@@ -63,3 +63,15 @@ class TestWorkers:
 
         root = str(Path(outbox.__file__).resolve().parents[1])
         assert os.environ["PYTHONPATH"].split(os.pathsep) == [root, "/theirs"]
+
+
+class TestTheSourceForKafka:
+    def test_is_looked_for_in_the_folder_of_the_settings(self, tmp_path):
+        with pytest.raises(PipelineError, match=r'no spark-sql-kafka-\*\.jar in .*Set OUTBOX\["PIPELINE"\]\["KAFKA_JARS"\] to'):
+            session.find_kafka_jars(str(tmp_path))
+        for name in ("spark-sql-kafka-0-10_2.13-4.2.0.jar", "kafka-clients-3.9.2.jar"):
+            (tmp_path / name).touch()
+
+        found = session.find_kafka_jars(str(tmp_path))
+
+        assert [Path(one).name for one in found] == ["kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-4.2.0.jar"]
