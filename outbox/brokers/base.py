@@ -28,6 +28,7 @@ from outbox.brokers.types import (
     HalfStatus,
     Outgoing,
     Problem,
+    Published,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -74,8 +75,8 @@ class Broker(abc.ABC):
     supports_replay: ClassVar[bool] = False
     supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
-
     speaks_kafka: ClassVar[bool] = False
+
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
         self.options = options
@@ -110,6 +111,11 @@ class Broker(abc.ABC):
         with the server's settings.
         """
         return None
+
+    @classmethod
+    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+        """Return how often the readers of such a topic see a published message."""
+        return Published.ONCE if cls.deduplicates_sends else Published.AT_LEAST_ONCE
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""
@@ -280,6 +286,7 @@ __all__ = [
     "HalfStatus",
     "Outgoing",
     "Problem",
+    "Published",
     "SendResult",
     "SendStatus",
     "StoredCopy",

@@ -24,6 +24,15 @@ class SendStatus(enum.StrEnum):
     UNSURE = "unsure"  # may or may not be stored
 
 
+class Published(enum.StrEnum):
+    """How often the readers of a topic see a published message, whatever is killed in between."""
+
+    ONCE = "once"
+    ONCE_COMMITTED = "once if read_committed"  # uncommitted readers also see copies of transactions that were not committed
+    AT_LEAST_ONCE = "at least once"
+    UNCONFIRMED = "unconfirmed"  # perhaps never: the broker's answer proves nothing
+
+
 class EndSemantics(enum.StrEnum):
     """What a broker does with a second end of one half message. Source: docs/explanation/half-messages.md."""
 

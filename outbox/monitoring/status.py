@@ -21,6 +21,7 @@ from outbox.errors import ConfigurationError
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
+from outbox.monitoring.promises import Promise, promise_of
 from outbox.monitoring.text import age, count
 from outbox.relay.maintenance import overdue
 
@@ -181,6 +182,7 @@ class Status:
         check_backs: answer -> number of check-backs in the last hour.
         delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
+        promises: topic -> what is promised about its messages; of the topics in the settings whose broker's client is installed.
         is_read_only: whether transactions are read-only by default, so that nothing can be published.
     """
 
@@ -199,6 +201,7 @@ class Status:
     overdue: list[date]
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
+    promises: dict[str, Promise] = field(default_factory=dict)
     delayed: dict[str, DelayedCount] = field(default_factory=dict)
     is_read_only: bool = False
 
@@ -227,6 +230,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         overdue(days),
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
+        _promises(),
         delayed,
         cannot_write,
     )
@@ -270,6 +274,15 @@ def _risks() -> Iterator[str]:
         with suppress(ConfigurationError):  # check E003 reports it
             for problem in conf.broker_class(name).check_topics(broker.options, conf.topics_of(name)):
                 yield f"Broker {name!r}: {problem.text}"
+
+
+def _promises() -> dict[str, Promise]:
+    """Return what is promised about each topic whose broker can be asked; check E003 reports the others."""
+    found = {}
+    for topic in sorted(conf.settings().topics):
+        with suppress(ConfigurationError):
+            found[topic] = promise_of(topic)
+    return found
 
 
 def _read_failures(connection: Connection) -> list[FailureStatus]:

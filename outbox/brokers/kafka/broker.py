@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import Producer
 
-from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
-from outbox.brokers.capabilities import DeadLetters, TransactionalSends
+from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, Published, SendResult, SendStatus, TopicSpec
+from outbox.brokers.capabilities import DeadLetters, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
@@ -28,6 +28,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable
+from outbox.message import TopicType
 
 T = TypeVar("T")
 
@@ -89,6 +90,27 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Return how long a transaction may take: to look topics up, to store messages and marker, and to commit."""
         return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+
+    @classmethod
+    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+        """Return that committed readers see a message once, unless transactions are off."""
+        return Published.ONCE_COMMITTED if read_options(KafkaOptions, options).transactions else Published.AT_LEAST_ONCE
+
+    @classmethod
+    def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings by which our own client connects."""
+        chosen = read_options(KafkaOptions, options)
+        return {**chosen.client, "bootstrap.servers": ",".join(chosen.servers)}
+
+    @classmethod
+    def java_settings(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the settings by which a client in Java connects."""
+        return java_settings(read_options(KafkaOptions, options))
+
+    @classmethod
+    def topics_of_group(cls, topic: str, group: str) -> list[str]:
+        """Return a topic and the group's retry topic."""
+        return [topic, GroupTopics.of(topic, group).retry]
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the cluster."""

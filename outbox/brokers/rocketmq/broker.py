@@ -18,6 +18,7 @@ from outbox.brokers.base import (
     HalfStatus,
     Outgoing,
     Problem,
+    Published,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -101,6 +102,12 @@ class RocketMQBroker(AsksProducers, DeadLetters):
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with the OPTIONS, without a connection."""
         return problems(options)
+
+    @classmethod
+    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+        """Return that there may be rare copies; with UNCONFIRMED_ENDS, that nothing confirms the commit of a half message."""
+        is_unconfirmed = kind is TopicType.TRANSACTION and read_options(RocketMQOptions, options).unconfirmed_ends
+        return Published.UNCONFIRMED if is_unconfirmed else Published.AT_LEAST_ONCE
 
     @classmethod
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:

@@ -155,10 +155,16 @@ def _as_text(status: Status, attention: Sequence[Attention]) -> str:
 
 def _topics(status: Status) -> str:
     return table(
-        ["topic", "broker", "type", "waiting", "oldest", "delayed", "released", "claimed", "prepared", "dead", ""],
+        ["topic", "broker", "type", "published", "waiting", "oldest", "delayed", "released", "claimed", "prepared", "dead", ""],
         [
             [
-                *(topic.name, topic.broker, topic.type, topic.waiting, age(topic.oldest_seconds), topic.delayed),
+                *(
+                    topic.name,
+                    topic.broker,
+                    topic.type,
+                    status.promises[topic.name].how_often if topic.name in status.promises else "",
+                ),
+                *(topic.waiting, age(topic.oldest_seconds), topic.delayed),
                 *(topic.released, topic.claimed, topic.prepared, topic.dead, topic.pause),
             ]
             for topic in status.topics

@@ -74,8 +74,8 @@ class TestOutboxStatus:
         assert re.sub(r"\d\.\d s", "0.0 s", capsys.readouterr().out).splitlines() == [
             "Database 'default'",
             "",
-            "topic   broker   type         waiting  oldest  delayed  released  claimed  prepared  dead",
-            "orders  default  transaction        2  0.0 s         0         0        0         0     3",
+            "topic   broker   type         published  waiting  oldest  delayed  released  claimed  prepared  dead",
+            "orders  default  transaction  once             2  0.0 s         0         0        0         0     3",
             "",
             "process  host  pid  broker   group  lane  breaker  by            heartbeat",
             "relay    shop    7  default            1  closed   long-running  0.0 s ago",

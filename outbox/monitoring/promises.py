@@ -1,0 +1,68 @@
+"""What is promised about the messages of a topic, computed from its type, its broker's options and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox import conf
+from outbox.brokers.base import Published
+from outbox.brokers.capabilities import HalfMessages
+from outbox.message import TopicType
+from outbox.monitoring.text import age
+
+PUBLISHED = {
+    Published.ONCE: "Published once: a message that is sent again is not stored again.",
+    Published.ONCE_COMMITTED: "Published once for readers with isolation.level=read_committed; others also see copies of "
+    "transactions that were not committed.",
+    Published.AT_LEAST_ONCE: "Published at least once: a copy follows when a relay dies before it has noted the broker's answer.",
+    Published.UNCONFIRMED: "Published, but not confirmed: a message is lost if the broker did not get a commit that its proxy "
+    "accepted.",
+}
+ORDERED = "Messages with the same key are delivered in the order of the database commits."
+UNORDERED = "Messages are delivered in any order."
+DROPPED = "A consumer group drops copies of a message that it has handled, for {kept} at least (RETENTION)."
+ONLY_SENT = "No consumer group of the outbox reads them, so nothing drops a copy."
+CHECKED_BACK = (
+    "A check-back is answered COMMIT or ROLLBACK by the row in the database, and UNKNOWN while that is not decided; for {age}."
+)
+NOT_CHECKED_BACK = "Sent in one phase, so nothing is asked back."
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """
+    What is promised about the messages of a topic, a sentence each.
+
+    Args:
+        how_often: how often readers see a published message.
+    """
+
+    how_often: Published
+    published: str
+    order: str
+    duplicates: str
+    check_backs: str
+
+
+def promise_of(topic: str) -> Promise:
+    """
+    Return what is promised about a topic in the settings.
+
+    Raises:
+        UnknownTopic: it is not in `OUTBOX["TOPICS"]`.
+        ConfigurationError: its broker's client is not installed, or the options are wrong.
+    """
+    found = conf.topic_settings(topic)
+    kind, options = conf.broker_class(found.broker), conf.settings().brokers[found.broker].options
+    type_ = found.type or TopicType.NORMAL
+    how_often = kind.published(options, type_)
+    check_backs = NOT_CHECKED_BACK
+    if type_ is TopicType.TRANSACTION and kind.supports_half_messages:
+        check_backs = CHECKED_BACK.format(age=age(HalfMessages.of(kind).max_check_back_age(options).total_seconds()))
+    return Promise(
+        how_often,
+        PUBLISHED[how_often],
+        ORDERED if type_ is TopicType.FIFO else UNORDERED,
+        DROPPED.format(kept=age(conf.settings().retention.total_seconds())) if kind.supports_consumers else ONLY_SENT,
+        check_backs,
+    )
