@@ -113,6 +113,11 @@ class Broker(abc.ABC):
         return None
 
     @classmethod
+    def body_limit(cls, options: Mapping[str, Any]) -> int:
+        """Return the size of the largest body in bytes."""
+        return cls.max_body_bytes
+
+    @classmethod
     def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
         """Return how often the readers of such a topic see a published message."""
         return Published.ONCE if cls.deduplicates_sends else Published.AT_LEAST_ONCE

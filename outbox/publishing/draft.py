@@ -55,6 +55,7 @@ class _Route(msgspec.Struct, frozen=True):
     topic: str
     broker: str
     broker_class: type[Broker]
+    options: Mapping[str, Any]
     is_ordered: bool
     is_delay: bool
 
@@ -153,7 +154,7 @@ def _draft(
     rules.check_topic(subject, topic)
     route = _route_of(topic)
     rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
-    rules.check_body(subject, body, topic=topic, limit=route.broker_class.max_body_bytes)
+    rules.check_body(subject, body, topic=topic, limit=route.broker_class.body_limit(route.options))
     if tag:
         rules.check_tag(subject, tag)
         own[Header.TAG] = tag
@@ -180,7 +181,8 @@ def _draft(
 def _route_of(topic: str) -> _Route:
     found = conf.topic_settings(topic)
     is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
-    return _Route(topic, found.broker, conf.broker_class(found.broker), is_ordered, is_delay)
+    options = conf.settings().brokers[found.broker].options
+    return _Route(topic, found.broker, conf.broker_class(found.broker), options, is_ordered, is_delay)
 
 
 def _instead_of(given: object) -> str:

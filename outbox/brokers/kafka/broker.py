@@ -50,13 +50,13 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
 
     system: ClassVar[str] = "kafka"
     supports_order: ClassVar[bool] = True
-    max_body_bytes = MESSAGE_BYTES - FOR_HEADERS
 
     def __init__(
         self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec], *, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(KafkaOptions, options)
+        self.max_body_bytes = self.body_limit(options)
         self._name = f"outbox {alias}"
         self._clock = clock
         self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
@@ -90,6 +90,11 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
         """Return how long a transaction may take: to look topics up, to store messages and marker, and to commit."""
         return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+
+    @classmethod
+    def body_limit(cls, options: Mapping[str, Any]) -> int:
+        """Return the limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
+        return int(options.get("CLIENT", {}).get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
 
     @classmethod
     def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:

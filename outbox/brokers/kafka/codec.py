@@ -83,7 +83,7 @@ def to_delivery(record: Message, *, group: str, topic: str, receipt: str = "", d
     other records at the same places.
     """
     headers = {_our_name(name): text_of(value) for name, value in record.headers() or []}
-    note = read_note(record)
+    note = read_note(record) if record.topic() != topic else None  # in its topic it is a header of another producer
     headers.pop(NOTE, None)
     named = headers.pop(ID, "")
     tag = headers.pop(TAG, "") or headers.get(Header.TAG, "")

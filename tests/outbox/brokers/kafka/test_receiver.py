@@ -130,6 +130,17 @@ class TestMessagesOfOthers:
         assert (again.key, again.body) == ("k", b"")
         assert read(f"{topic}.{group}.retry")[0].value() is None
 
+    def test_are_no_copies_of_the_group_whatever_their_headers_say(self, open_member: Open, group: str):
+        topic = create_topic()
+        note = b'{"group": "g", "topic": "t", "message_id": "of-another", "queue": "7", "pos": 9}'
+        produce(topic, b"a", headers=[("outbox-copy", note)])
+        mine = open_member(topic)
+
+        [first] = receive(mine, group)
+
+        assert (first.queue, first.pos, first.delivery_count) == ("0", 0, 1)
+        assert first.message_id != "of-another"
+
 
 class TestOffsets:
     def test_stay_behind_what_is_not_settled(self, open_member: Open, group: str):

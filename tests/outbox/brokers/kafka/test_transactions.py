@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.kafka import KafkaBroker, lanes
+from outbox.brokers.kafka import lanes
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.message import TopicType
@@ -153,7 +153,15 @@ class TestRejection:
         broker = open_broker(topic)
         broker.open_lane(source, LANE)
 
-        assert statuses(broker, [message(topic, b"x" * KafkaBroker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
+        assert statuses(broker, [message(topic, b"x" * broker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
+
+    def test_of_a_larger_body_does_not_happen_where_client_and_topic_take_it(self, source):
+        topic = create_topic(config={"max.message.bytes": "3000000"})
+        broker = open_broker(topic, CLIENT={"message.max.bytes": 3_000_000})
+        broker.open_lane(source, LANE)
+
+        assert broker.body_limit(broker.options) == 3_000_000 - 16 * 1024
+        assert statuses(broker, [message(topic, b"x" * broker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
 
     def test_of_a_message_that_fits_once_it_is_compressed_does_not_happen(self, source):
         topic = create_topic(config={"max.message.bytes": "1000"})
