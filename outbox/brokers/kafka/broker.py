@@ -21,7 +21,7 @@ from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.member import GroupMember
-from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions, problems
+from outbox.brokers.kafka.options import FOR_HEADERS, MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
@@ -33,7 +33,6 @@ from outbox.message import TopicType
 T = TypeVar("T")
 
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-FOR_HEADERS = 16 * 1024
 
 
 class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):

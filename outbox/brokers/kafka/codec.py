@@ -8,6 +8,7 @@ that are no attributes have their own names, like those of the publisher.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -131,6 +132,7 @@ def text_of(value: bytes | str | None) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
+@lru_cache(maxsize=1000)
 def _name(header: str) -> str:
     return KAFKA + header.removeprefix(CLOUDEVENTS) if header.startswith(CLOUDEVENTS) else header
 

@@ -33,7 +33,7 @@ from outbox.brokers.kafka.client import (
 from outbox.brokers.kafka.codec import record_size
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
-from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
 from outbox.brokers.kafka.topics import describe_topics, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
@@ -159,7 +159,9 @@ class KafkaLanes:
             lane.limits[topic] = self._look_up(lane, topic)
         for index, message in enumerate(messages):
             limit = lane.limits[message.topic]
-            if limit is not None and record_size(message) + RECORD_OVERHEAD > limit:
+            if limit is None or len(message.body) + FOR_HEADERS + RECORD_OVERHEAD <= limit:  # without counting each header
+                continue
+            if record_size(message) + RECORD_OVERHEAD > limit:
                 rejected[index] = SendResult(
                     SendStatus.REFUSED,
                     reason=f"The message has about {record_size(message)} bytes with key and headers; topic {message.topic!r} "

@@ -10,6 +10,8 @@ from outbox.brokers.options import BrokerOptions, problems_with, read_address, r
 
 MESSAGE_BYTES = 1_048_588  # the largest record of a topic, unless its max.message.bytes is set
 
+FOR_HEADERS = 16 * 1024  # bytes that key and headers of a message take at most
+
 # Settings of the client on which the protocol depends, or which have an option of their own.
 RESERVED = {
     "bootstrap.servers": 'Use OPTIONS["SERVERS"].',
