@@ -19,12 +19,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from django.db import transaction
 from django.test.utils import override_settings
 
-from benchmarks.consumers import TABLE
+from benchmarks.consumers import ONE, TABLE
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty, fill
@@ -33,6 +34,8 @@ from benchmarks.messages import ClockedOnKafka
 from benchmarks.processes import command, count, is_stopped, is_up, wait_until
 from benchmarks.settings import with_kafka
 from outbox import conf, database, publish
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
 from outbox.relay.hosts import PLANNER_SETTINGS
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
@@ -41,6 +44,7 @@ from project.servers.kafka import Kafka
 from project.servers.program import ServerError
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "kafka", "kafka-plain"
+CONSUMED = "bench-consumed"
 BATCH = 500
 BODY = b"x" * 200
 HEADERS = [  # what a message of the relay carries
@@ -68,7 +72,8 @@ def measure(scale: float) -> list[Figure]:
     """Compare the ways to publish, then read; nothing where there is no Kafka to be had, which is said."""
     try:
         with _outbox() as address:
-            return [*_bulk(address, int(10_000 * scale)), *_readable(address, scale), _takeover(max(2, int(5 * scale)))]
+            in_bulk = [*_bulk(address, int(10_000 * scale)), _consumed(address, int(10_000 * scale))]
+            return [*in_bulk, *_readable(address, scale), _takeover(max(2, int(5 * scale)))]
     except (ServerError, ImportError) as error:
         print(f"kafka is skipped: {error}", file=sys.stderr)
         return []
@@ -81,12 +86,14 @@ def _outbox() -> Iterator[str]:
 
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as home, Kafka(Path(home)) as node:
         admin = AdminClient({"bootstrap.servers": node.address, **QUIET})
-        new = [NewTopic(f"bench-{name}", 1) for name in (EXACTLY_ONCE, AT_LEAST_ONCE, "bare")]
+        new = [NewTopic(f"bench-{name}", 1) for name in (EXACTLY_ONCE, AT_LEAST_ONCE, "bare", "consumed")]
         for created in admin.create_topics(new).values():
             created.result(30)
         os.environ["BENCH_KAFKA"] = node.address
         try:
-            with override_settings(OUTBOX=with_kafka(node.address)):
+            found = with_kafka(node.address)
+            topics = {**found["TOPICS"], CONSUMED: {"TYPE": "normal", "BROKER": EXACTLY_ONCE}}
+            with override_settings(OUTBOX={**found, "TOPICS": topics}):
                 write_topics("default")
                 yield node.address
         finally:
@@ -157,6 +164,26 @@ def _bare(address: str, messages: int) -> float:
     if failed:
         raise RuntimeError(f"not accepted: {failed[0]}")
     return messages / (time.perf_counter() - began)
+
+
+def _consumed(address: str, messages: int) -> Figure:
+    """Take the rate at which a worker handles messages, each in a transaction of its own."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": address, **QUIET})
+    for number in range(messages):
+        headers = [("ce_id", str(uuid.uuid4()).encode()), *HEADERS[1:]]
+        producer.produce(CONSUMED, b'{"number": %d}' % number + b" " * 180, headers=headers)
+        producer.poll(0)
+    producer.flush(30)
+    with closing(Worker(group(ONE), EXACTLY_ONCE)) as worker:
+        while not worker.counts.handled:  # the first assignment of its partition
+            worker.step(timedelta(seconds=1))
+        began, handled = time.perf_counter(), worker.counts.handled
+        while worker.counts.handled < messages:
+            worker.step(timedelta(seconds=1))
+        rate = (messages - handled) / (time.perf_counter() - began)
+    return Figure("Kafka: consumed with an inbox, one process", rate, "/s", None, at_most=False)
 
 
 def _readable(address: str, scale: float) -> list[Figure]:
