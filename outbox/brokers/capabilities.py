@@ -296,6 +296,10 @@ class TransactionalSends(Capability):
     def fence_lane(self, source: str, lane: int) -> str | None:
         """Fence out the holder of a lane, which ends its open transaction, and return the marker, without taking the lane."""
 
+    @abc.abstractmethod
+    def look_at_lane(self, source: str, lane: int) -> str | None:
+        """Return the marker of a lane as it is now, and fence nobody out. An open transaction may be about to replace it."""
+
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """
         Return what is wrong with the lanes of an outbox at the running broker.

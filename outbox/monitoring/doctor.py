@@ -10,6 +10,7 @@ import enum
 import time
 import urllib.error
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from outbox import conf, database
+from outbox.brokers.capabilities import TransactionalSends
 from outbox.check_backs.ask import make_opener, make_signer, signed_request
 from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
@@ -27,6 +29,7 @@ from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import SILENT_AFTER
+from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
 from outbox.extensions import Attention, extensions
 from outbox.logs import cut, error_text, line_of, one_line
@@ -36,6 +39,7 @@ from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
 from outbox.publishing.wakeup import count_waiting
 from outbox.relay.hosts import relay_targets
+from outbox.relay.transactions import find_lanes_ahead
 
 
 class Level(enum.StrEnum):
@@ -215,10 +219,40 @@ def _check_broker(subject: str, alias: str, topics: int) -> Iterator[DoctorFindi
         return
     for problem in problems:
         yield DoctorFinding(Level.WARNING, subject, problem.text, problem.hint)
+    if not any(problem.is_error for problem in problems):
+        yield from _check_lanes(subject, alias)
     if not problems:
         took = time.monotonic() - began
         text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
         yield DoctorFinding(Level.OK, subject, text)
+
+
+def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
+    """Yield the databases that lack what their relays have sent in a broker's transactions: they will send some of it again."""
+    if not conf.broker_class(alias).supports_transactional_sends:
+        return
+    with closing(conf.make_broker(alias)) as broker:
+        if not broker.supports_transactional_sends:  # by its options
+            return
+        for using in database.outbox_databases():
+            try:
+                with connected(using, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+                    source, lanes = read_identity(connection).source, conf.settings().relay.lanes
+                    if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
+                        continue
+                    waiting = sum(one.unsent for one in read_status(connection, using).topics if one.broker == alias)
+            except (NotMigrated, psycopg.Error):  # check_databases reports it
+                continue
+            except BrokerUnavailable as error:
+                yield DoctorFinding(Level.WARNING, subject, error.message, error.hint)
+                return
+            yield DoctorFinding(
+                Level.WARNING,
+                subject,
+                f"has messages that database {using!r} does not know as sent: it was restored, or failed over and lost commits. "
+                f"Of its {count(waiting, 'unsent message')}, relays send those again that were sent since then",
+                "Groups of the outbox drop the copies. Warn other readers before you start relays.",
+            )
 
 
 STATEMENT_SECONDS = 30

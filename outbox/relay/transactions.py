@@ -328,16 +328,34 @@ class TransactionalSender:
         return msgspec.json.encode(Marker(tuple(named), self._server.name, self._server.timeline)).decode()
 
     def _read(self, text: str | None, lane: int) -> Marker | None:
-        """Return a marker that the broker has read. Raises BrokerMisconfigured if it is not one of this package."""
-        if text is None:
-            return None
-        try:
-            return msgspec.json.decode(text, type=Marker)
-        except msgspec.MsgspecError as error:
-            raise BrokerMisconfigured(
-                f"The marker of lane {lane} of broker {self.broker.alias!r} cannot be read: {error}",
-                hint="Only relays of this package write to the marker topic. Find who else does.",
-            ) from error
+        return _decode(text, lane, self.broker.alias)
+
+
+def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source: str, lanes: int) -> dict[int, int]:
+    """
+    Return lanes that have sent what the database does not have: lane -> number of batches. Nothing is changed.
+
+    So the database was restored, or failed over and lost commits. Raises BrokerUnavailable or BrokerMisconfigured.
+    """
+    found = {}
+    for lane in range(1, lanes + 1):
+        marker = _decode(broker.look_at_lane(source, lane), lane, broker.alias)
+        if marker is not None and (ahead := read_named(connection, lane, marker.sent).ahead):
+            found[lane] = ahead
+    return found
+
+
+def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
+    """Return a marker that a broker has read. Raises BrokerMisconfigured if it is not one of this package."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Marker)
+    except msgspec.MsgspecError as error:
+        raise BrokerMisconfigured(
+            f"The marker of lane {lane} of broker {broker!r} cannot be read: {error}",
+            hint="Only relays of this package write to the marker topic. Find who else does.",
+        ) from error
 
 
 def _is_in_doubt(batch: ClaimedBatch) -> bool:

@@ -96,13 +96,19 @@ class TestLane:
         assert statuses(next_holder, [acts.message(body=b"after")], "batch 3") == [ACCEPTED]
         assert sorted(acts.bodies(count=2)) == [b"after", b"before"]
 
+    def test_that_nobody_has_opened_has_no_marker(self, harness: Harness):
+        assert TransactionalSends.of(harness.open()).look_at_lane(harness.source, OTHER) is None
+
     def test_can_be_fenced_without_being_taken(self, acts: Acts, harness: Harness, sender: TransactionalSends):
         statuses(sender, [acts.message(body=b"before")], "batch 1")
         other = TransactionalSends.of(harness.open())
 
+        seen = other.look_at_lane(harness.source, LANE)
+        is_open = sender.is_lane_open(LANE)
         marker = other.fence_lane(harness.source, LANE)
         late = statuses(sender, [acts.message(body=b"late")], "batch 2")
 
+        assert (seen, is_open) == ("batch 1", True)
         assert (marker, other.is_lane_open(LANE)) == ("batch 1", False)
         assert late[0] is not ACCEPTED
         assert not sender.is_lane_open(LANE)

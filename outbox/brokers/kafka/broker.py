@@ -146,6 +146,10 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
         """Fence out the holder of a lane's transactional id."""
         return self._lanes.fence(source, lane)
 
+    def look_at_lane(self, source: str, lane: int) -> str | None:
+        """Return the marker of a lane; None where there is no marker topic."""
+        return self._lanes.look_at(source, lane)
+
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and the lane's marker in one transaction."""
         if rejected := self._reject(messages):

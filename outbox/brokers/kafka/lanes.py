@@ -32,10 +32,10 @@ from outbox.brokers.kafka.client import (
 )
 from outbox.brokers.kafka.codec import record_size
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe, error_of, send_result
-from outbox.brokers.kafka.marker import ensure_topic, marker_topic, read_marker
+from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
-from outbox.brokers.kafka.topics import describe_topics, may, read_settings
+from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger
 
@@ -95,6 +95,14 @@ class KafkaLanes:
         ensure_topic(self._options, self._name, topic, lane)
         self._fence(source, lane)
         return read_marker(self._options, self._name, topic, lane)
+
+    def look_at(self, source: str, lane: int) -> str | None:
+        """Return the marker of a lane and fence nobody out; see `TransactionalSends.look_at_lane`."""
+        topic = marker_topic(source)
+        found = find_topic(self._options, self._name, topic, hint=ALLOW)
+        if found is None or len(found.partitions) <= lane:
+            return None
+        return read_marker(self._options, self._name, topic, lane, is_fenced=False)
 
     def problems(self, source: str) -> list[Problem]:
         """

@@ -66,9 +66,12 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
 
 
-def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str | None:
+def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_fenced: bool = True) -> str | None:
     """
-    Return the marker of a lane; None where there is none. The lane was fenced before.
+    Return the marker of a lane; None where there is none.
+
+    Args:
+        is_fenced: the lane was fenced before, so no transaction of it is open. False: what an open one writes is not read.
 
     Raises:
         BrokerUnavailable: it cannot be read now. That is never the same as none.
@@ -76,8 +79,8 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int) -> str 
     """
     place = TopicPartition(topic, lane)
     try:
-        # As a reader of uncommitted records: another reader's end is before an open transaction.
-        end = read_end(options, name, place)
+        # Of a fenced lane as a reader of uncommitted records: another reader's end is before an open transaction.
+        end = read_end(options, name, place, committed=not is_fenced)
         for start in (end - TAIL, 0):
             if records := list(read_records(options, name, place, start, end)):
                 return (records[-1].value() or b"").decode()

@@ -122,6 +122,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
         with self._store.changed:
             return transactions.fence(self._store, LaneKey(source, lane)).marker
 
+    def look_at_lane(self, source: str, lane: int) -> str | None:
+        """Return the marker of a lane."""
+        with self._store.changed:
+            found = self._store.lanes.get(LaneKey(source, lane))
+            return found.marker if found else None
+
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
         opened = self._open_lanes.pop(lane, None)

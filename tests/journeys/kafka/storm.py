@@ -1,11 +1,13 @@
 """
-A storm on Kafka: relays are killed at named points and by chance, frozen and continued, brokers are killed and frozen, and
-sessions of the database are ended. Then every copy is counted by Kafka's own client, as a reader of committed records.
+A storm on Kafka: relays are killed at named points and by chance, frozen and continued, brokers are killed and frozen, sessions
+of the database are ended, and PostgreSQL crashes where nobody else uses it. Then Kafka's own client counts every copy, as a
+reader of committed records.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,8 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psycopg
+from django.db import Error as DatabaseError
 from django.db import connection
 
+from outbox import database
 from outbox.failpoints import VARIABLE as FAILPOINTS
 from outbox.models import Batch, MessageState, State
 from outbox.testing.crash import TRANSACTIONS
@@ -33,6 +38,7 @@ PAUSE = (0.1, 0.8)  # seconds between two acts
 FREEZES = (0.3, 1, 4, 7)  # seconds
 OUTLASTS = 5  # seconds that outlast a claim, so that another relay sends what it holds
 PARTITIONS = 4
+RECOVERY_SECONDS = 60
 
 TABLES = "CREATE TABLE storm_published (number int PRIMARY KEY)"
 DROP = "DROP TABLE storm_published"
@@ -91,6 +97,8 @@ class Storm:
             "lanes' sessions ended": (2, lambda: self._end_sessions(LANE_SESSIONS)),
             "all sessions ended": (1, lambda: self._end_sessions(ALL_SESSIONS)),
         }
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            acts["PostgreSQL crashed"] = (1, self._crash_database)
         ends_at = time.monotonic() + seconds
         queue: list[str] = []
         while time.monotonic() < ends_at:
@@ -192,6 +200,23 @@ class Storm:
     def _end_sessions(self, which: str) -> None:
         with connection.cursor() as cursor:
             cursor.execute(which.replace("%%", "%"))
+
+    def _crash_database(self) -> None:
+        """Kill a server process: PostgreSQL then ends all others, and recovers from its log as after a crash of the machine."""
+        with database.connect("default") as own:
+            os.kill(own.info.backend_pid, signal.SIGKILL)
+            with suppress(psycopg.OperationalError):
+                own.execute("SELECT pg_sleep(10)")
+        connection.close()
+        wait_until(self._is_database_up, RECOVERY_SECONDS)
+
+    @staticmethod
+    def _is_database_up() -> bool:
+        try:
+            connection.ensure_connection()
+        except DatabaseError:
+            return False
+        return True
 
     # --- processes ---
 

@@ -1,13 +1,27 @@
+from uuid import uuid4
+
 import pytest
 
+from outbox import database
 from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
+from outbox.brokers.memory.store import forget
+from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
 from outbox.monitoring.doctor import Level, check_brokers
+from tests.factories import TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
 
 BROKER = "broker 'default'"
+
+
+@pytest.fixture
+def unnamed():
+    """Return the name of a broker that no other test uses."""
+    name = str(uuid4())
+    yield name
+    forget(name)
 
 
 class TestBrokers:
@@ -29,6 +43,25 @@ class TestBrokers:
         monkeypatch.setattr(MemoryBroker, "check", away)
 
         assert about(check_brokers, BROKER) == [(Level.ERROR, "cannot be reached: It is away. Is it?")]
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    def test_name_a_database_that_lacks_what_was_sent(self, about, settings, unnamed):
+        options = {"NAME": unnamed, "TRANSACTIONS": True}
+        default = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": options}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {**settings.OUTBOX["BROKERS"], "default": default}}
+        TicketFactory.create_batch(2, topic=TopicFactory(name="orders"))
+        source = read_identity(database.raw("default")).source
+        relay = MemoryBroker("default", options, [])
+        relay.open_lane(source, 3)
+        assert [level for level, _ in about(check_brokers, BROKER)] == [Level.OK]
+        relay.send_transaction(3, [], '{"sent":[[1000000,1]]}')
+
+        ((level, text), *_) = about(check_brokers, BROKER)
+
+        assert level is Level.WARNING
+        assert text.startswith("has messages that database 'default' does not know as sent: it was restored,")
+        assert "Of its 2 unsent messages, relays send those again" in text
+        assert relay.is_lane_open(3)
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {}}
