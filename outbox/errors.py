@@ -91,6 +91,10 @@ class BrokerMisconfigured(BrokerUnavailable):
     """Raised when a broker can be reached and refuses a call until somebody corrects settings or permissions."""
 
 
+class LaneBlocked(BrokerUnavailable):
+    """Raised when a relay's lane cannot be opened at a broker that works: its last transaction cannot end now. Others can."""
+
+
 class KeptByClient(BrokerUnavailable):
     """Raised when a broker did not take a message that is retried or given up; its client keeps it, and delivers it again."""
 

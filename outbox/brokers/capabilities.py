@@ -266,7 +266,8 @@ class TransactionalSends(Capability):
     transaction of its last holder and fences that holder out; the marker, and no answer, then says whether the last transaction
     was committed. Each transaction overwrites the lane's marker, so record the marker before sending the next one.
 
-    The calls that open and fence lanes raise `BrokerUnavailable`, or `BrokerMisconfigured` where somebody must act first.
+    The calls that open and fence lanes raise `BrokerUnavailable`: `LaneBlocked` where another lane may be open, or
+    `BrokerMisconfigured` where somebody must act first.
     """
 
     flag = "supports_transactional_sends"
@@ -299,6 +300,14 @@ class TransactionalSends(Capability):
     @abc.abstractmethod
     def look_at_lane(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane as it is now, and fence nobody out. An open transaction may be about to replace it."""
+
+    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+        """
+        Return those of some topics that cannot take messages now, with the reasons.
+
+        A transaction must not contain their messages: it could not end, and would block its lane. By default none.
+        """
+        return {}
 
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """

@@ -22,7 +22,7 @@ from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
 from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP, WAKEUP
 from outbox.database.loop_errors import Loop
-from outbox.errors import ConfigurationError, LaneNotHeld
+from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
@@ -38,6 +38,7 @@ MAINTENANCE_SECONDS = 1.0
 BUSY_MESSAGES = 16  # a relay with so many messages in a round is busy, and needs no wakeup
 FEW_TOPICS = 4  # up to so many topics with new messages are claimed one by one
 MATCH_TOPICS_SECONDS = 5.0
+BLOCKED_SECONDS = 60.0  # for which a relay takes other lanes than one that it could not open
 # Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.
 # A generic plan is made once; planning each time would cost more than running the statement.
 PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
@@ -289,6 +290,8 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
     """
     Connect, take the lowest free lane and open the broker's client; close all of them at the end.
 
+    A lane that was blocked a moment ago is the last one to be taken.
+
     Args:
         takes_over: as for `TransactionalSender`.
 
@@ -300,7 +303,12 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
     """
     try:
         with ExitStack() as stack:
-            yield _open(target, note, stack, takes_over=takes_over)
+            runner = _open(target, note, stack, takes_over=takes_over)
+            try:
+                yield runner
+            except LaneBlocked:
+                _blocked_lanes(target)[runner.relay.lane.number] = time.monotonic() + BLOCKED_SECONDS
+                raise
     except Exception as error:
         if loop_errors.note(target.loop, error):
             _send_heartbeat(target, note)
@@ -313,7 +321,8 @@ def _open(target: RelayTarget, note: str, stack: ExitStack, *, takes_over: bool)
         database.connect_session(target.database, application_name="outbox relay", patience=lease, settings=PLANNER_SETTINGS)
     )
     database.ensure_fit(target.database, connection)
-    lane = take_lane(connection, lanes=conf.settings().relay.lanes)
+    blocked = [number for number, until in _blocked_lanes(target).items() if until > time.monotonic()]
+    lane = take_lane(connection, lanes=conf.settings().relay.lanes, last=blocked)
     _foreign_topics(target.database, connection)  # so that a first message finds its row
     broker = conf.make_broker(target.broker)
     stack.callback(broker.close)
@@ -378,6 +387,12 @@ def _breakers_of(target: RelayTarget) -> Breakers:
     Breakers made anew by each Celery task would begin closed, and not save a single try in an outage.
     """
     return make_breakers()
+
+
+@conf.cached
+def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
+    """Return the lanes that this process could not open at a broker -> the monotonic time until which it takes others first."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

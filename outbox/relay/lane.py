@@ -7,6 +7,7 @@ shares a session, and its locks, among clients.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from outbox.batches.steps import release_left
@@ -24,17 +25,18 @@ class HeldLane:
     number: int
 
 
-def take_lane(connection: Connection, *, lanes: int) -> HeldLane:
+def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ()) -> HeldLane:
     """
     Take the lowest free lane for this connection, and release the batches that its last holder left behind.
 
     Args:
         lanes: how many there are; they are numbered from 1.
+        last: lanes that are only taken where no other is free.
 
     Raises:
         LaneNotHeld: other relays hold all of them.
     """
-    for number in range(1, lanes + 1):
+    for number in sorted(range(1, lanes + 1), key=lambda number: (number in last, number)):
         if _try_lock(connection, number):
             release_left(connection, number)
             return HeldLane(number)

@@ -107,6 +107,7 @@ class TransactionalSender:
 
         Raises:
             BrokerUnavailable: it cannot be opened now.
+            LaneBlocked: another lane perhaps can.
             BrokerMisconfigured: it cannot be opened until somebody acts.
         """
         if self.is_settled and self._sends.is_lane_open(self.lane.number):
@@ -189,12 +190,20 @@ class TransactionalSender:
         """
         results: list[BatchSendResult] = []
         sent: set[int] = set()
-        waiting = self._adopt(batches, sent)
+        waiting = self._adopt(self._leave_out_away(batches), sent)
         for loaded in self._loads(waiting):
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
             found = self._relay_together(loaded, sent) if stopped_by is None else self._undo(loaded, stopped_by)
             results += found
         return results, sent
+
+    def _leave_out_away(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
+        """Return the batches whose topics can take messages now; the others are released."""
+        away = self._sends.find_away({batch.topic for batch in batches})
+        for batch in batches:
+            if batch.topic in away:
+                self._return_unavailable(batch, away[batch.topic])
+        return [batch for batch in batches if batch.topic not in away]
 
     def _adopt(self, batches: Sequence[ClaimedBatch], sent: set[int]) -> list[ClaimedBatch]:
         """
@@ -227,8 +236,7 @@ class TransactionalSender:
         except FenceLost:
             return None
         except BrokerUnavailable as error:
-            self._return(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.UNAVAILABLE, str(error))))
-            self.sender.breakers.note_unavailable(batch.topic, str(error))
+            self._return_unavailable(batch, str(error))
             return None
 
     def _loads(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
@@ -320,6 +328,10 @@ class TransactionalSender:
             breakers.note_unavailable(topic, texts[0])
         elif any(one.reason is not SplitReason.SHED for one in result.unaccepted.values()):
             breakers.note_answer(topic)
+
+    def _return_unavailable(self, batch: ClaimedBatch, reason: str) -> None:
+        self._return(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.UNAVAILABLE, reason)))
+        self.sender.breakers.note_unavailable(batch.topic, reason)
 
     def _return(self, batch: ClaimedBatch, unaccepted: dict[int, Unaccepted]) -> None:
         self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))

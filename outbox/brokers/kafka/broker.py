@@ -20,6 +20,7 @@ from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
 from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
+from outbox.brokers.kafka.leaders import PartitionLeaders
 from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.options import FOR_HEADERS, MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
@@ -66,6 +67,7 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
         self._owners = GroupOwners()
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
+        self._leaders = PartitionLeaders(self._settings, self._name)
         self.supports_transactional_sends = self._settings.transactions
 
     @classmethod
@@ -149,6 +151,10 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
     def look_at_lane(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane; None where there is no marker topic."""
         return self._lanes.look_at(source, lane)
+
+    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+        """Return topics with a partition that has no leader: Kafka cannot end a transaction there."""
+        return self._leaders.find_away(topics)
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and the lane's marker in one transaction."""

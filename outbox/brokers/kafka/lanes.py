@@ -36,12 +36,13 @@ from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
 from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
-from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
 SLOW_COMMIT = RETRY_BACKOFF * 0.75
+BLOCKED_SECONDS = 30.0  # after which a blocked lane is tried again
 RECORD_OVERHEAD = 100  # bytes that Kafka adds to a record and its batch, at most
 ONE_BY_ONE = {"batch.num.messages": 1, "linger.ms": 0}
 
@@ -74,6 +75,7 @@ class KafkaLanes:
         self._options = options
         self._name = name
         self._lanes: dict[tuple[int, int], _Lane] = {}  # process and lane: a producer does not work in a forked process
+        self._blocked: dict[str, tuple[float, LaneBlocked]] = {}  # transactional id -> until when it is not asked for again
         self._one_by_one: set[int] = set()  # lanes whose next transaction finds out which message is too large
 
     def open(self, source: str, lane: int) -> str | None:
@@ -158,7 +160,14 @@ class KafkaLanes:
 
     def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
-        return open_transactional(self._options, self._name, transactional_id, **settings)
+        until, blocked = self._blocked.get(transactional_id, (0.0, None))
+        if blocked is not None and time.monotonic() < until:
+            raise blocked
+        try:
+            return open_transactional(self._options, self._name, transactional_id, **settings)
+        except LaneBlocked as error:
+            self._blocked[transactional_id] = (time.monotonic() + BLOCKED_SECONDS, error)
+            raise
 
     def _reject(self, lane: _Lane, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that are too large for their topics."""

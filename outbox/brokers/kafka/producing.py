@@ -14,18 +14,24 @@ from outbox.brokers.kafka.client import MESSAGE_TIMEOUT, ConnectionErrors, trans
 from outbox.brokers.kafka.codec import record_headers, record_key
 from outbox.brokers.kafka.errors import OF_TOPIC, REFUSED, call_error, describe, error_of, send_result
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.errors import LaneBlocked
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 ANY_PARTITION = -1
 POLL_SECONDS = 0.05
-INIT_SECONDS = 30.0  # an open transaction of the last holder is ended first
+INIT_SECONDS = 10.0  # an open transaction of the last holder is ended first
 # After the message time-out each record has a report; this is for the thread that brings it.
 FLUSH_SECONDS = MESSAGE_TIMEOUT.total_seconds() + 1
 
 # Errors that `produce` raises for one message, and after which it takes others.
 TAKES_OTHERS = {*OF_TOPIC, *REFUSED}
+
+BLOCKED = (
+    "Kafka has not ended the last transaction of {id!r} within {seconds:g} s. It cannot while a partition of the transaction has "
+    "no leader."
+)
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
 NO_REPORT = SendResult(SendStatus.UNSURE, reason=f"Kafka has not reported about the message within {FLUSH_SECONDS:g} s.")
@@ -46,6 +52,7 @@ def open_transactional(
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
+        LaneBlocked: the last transaction of the id cannot end, since a partition of it has no leader.
         BrokerMisconfigured: this user may not use the transactional id, or the client takes no such settings.
     """
     what = f"open the transactional id {transactional_id!r}"
@@ -57,6 +64,9 @@ def open_transactional(
     try:
         producer.init_transactions(INIT_SECONDS)
     except KafkaException as error:
+        cause = error_of(error)
+        if cause is not None and cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
+            raise LaneBlocked(BLOCKED.format(id=transactional_id, seconds=INIT_SECONDS)) from error
         raise call_error(error, what, errors.last(producer)) from error
     return producer, errors
 

@@ -7,9 +7,10 @@ import pytest
 from outbox import atomic, database, publish_raw
 from outbox.batches.claim import CLAIM_TOPIC
 from outbox.brokers.base import SendResult, SendStatus
+from outbox.brokers.memory import MemoryBroker
 from outbox.database.locks import IS_LANE_FREE
 from outbox.embedded import EmbeddedBroker
-from outbox.errors import ConfigurationError, LaneNotHeld, NotMigrated
+from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld, NotMigrated
 from outbox.models import Batch, MessageState, Process, State, Topic
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
@@ -56,6 +57,21 @@ class TestPosts:
 
 @pytest.mark.django_db(transaction=True)
 class TestOpenRunner:
+    def test_takes_another_lane_than_one_that_was_blocked(self, settings, monkeypatch):
+        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"TRANSACTIONS": True}}
+        settings.OUTBOX = {"BROKERS": {"default": memory}, "TOPICS": {"orders": {}}, "RELAY": {"LANES": 2}}
+
+        def blocked(self, source, lane):
+            raise LaneBlocked("Its transaction cannot end.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBroker, "open_lane", blocked)
+            with pytest.raises(LaneBlocked), hosts.open_runner(POST, note="test") as first:
+                first.run(at_most=LONG)
+
+        with hosts.open_runner(POST, note="test") as second, hosts.open_runner(POST, note="test") as third:
+            assert [runner.relay.lane.number for runner in (first, second, third)] == [1, 2, 1]
+
     @pytest.mark.parametrize(("statement", "arguments"), [(ROWS, [[1], 1, 1000]), (CLAIM_TOPIC, CLAIM)], ids=["rows", "claim"])
     def test_reads_no_table_as_a_whole_whatever_its_statistics_say(self, statement, arguments):
         with hosts.open_runner(POST, note="test") as runner:

@@ -110,6 +110,18 @@ class TestRound:
         assert shown(broker, topic) == ids([ticket])
         assert Batch.objects.get().tx_lane == 1
 
+    def test_leaves_out_topics_that_are_away(self, relay, broker, make_topic, monkeypatch):
+        away, whole = make_topic("normal"), make_topic("normal")
+        tickets = [TicketFactory(topic=topic) for topic in (away, whole)]
+        monkeypatch.setattr(broker, "find_away", lambda topics: {away.name: "Its server is down."} if away.name in topics else {})
+
+        relay.step()
+
+        assert shown(broker, whole) == ids(tickets[1:])
+        held = Batch.objects.exclude(state=State.SENT).get()
+        assert (held.topic_id, held.state, held.failures, held.last_error) == (away.id, State.RELEASED, 0, "Its server is down.")
+        assert relay.breakers.failed_topics == [away.name]
+
     def test_loads_whole_batches_up_to_a_size(self, relay, broker, make_topic, monkeypatch):
         monkeypatch.setattr("outbox.relay.transactions.SLICE_BYTES", 30)
         topics = [make_topic("normal") for _ in range(3)]

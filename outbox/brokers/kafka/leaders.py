@@ -1,0 +1,52 @@
+"""
+Which topics have a partition without a leader.
+
+A transaction that has touched such a partition can neither be committed nor aborted until there is a leader again, and until then
+nobody can open its lane. So it is found out before a transaction begins.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings
+from outbox.brokers.kafka.options import KafkaOptions
+
+KNOWN_SECONDS = 1.0  # after which a topic is asked about again
+NO_LEADER = "Partition {partition} of topic {topic!r} has no leader: the servers with its replicas are down. Its messages wait."
+
+
+class PartitionLeaders:
+    """What the cluster says about the leaders of topics, for a moment."""
+
+    def __init__(self, options: KafkaOptions, name: str) -> None:
+        self._options = options
+        self._name = name
+        self._admins: dict[int, AdminClient] = {}  # by process: a client does not work in a forked process
+        self._known: dict[str, tuple[float, str]] = {}  # topic -> until when, and why it is away
+
+    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+        """Return topics with a partition that has no leader, with the reason; none while the cluster does not answer."""
+        now = time.monotonic()
+        for topic in topics:
+            if self._known.get(topic, (0.0, ""))[0] <= now:
+                self._known[topic] = (now + KNOWN_SECONDS, self._ask(topic))
+        return {topic: reason for topic in topics if (reason := self._known[topic][1])}
+
+    def _ask(self, topic: str) -> str:
+        try:
+            found = self._admin().list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        except KafkaException:
+            return ""  # the send will say why
+        lost = min((number for number, one in found.partitions.items() if one.leader < 0), default=None)
+        return "" if lost is None else NO_LEADER.format(partition=lost, topic=topic)
+
+    def _admin(self) -> AdminClient:
+        if os.getpid() not in self._admins:
+            self._admins[os.getpid()] = AdminClient(client_settings(self._options, self._name))
+        return self._admins[os.getpid()]
