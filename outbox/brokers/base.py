@@ -28,7 +28,7 @@ from outbox.brokers.types import (
     HalfStatus,
     Outgoing,
     Problem,
-    Published,
+    SendGuarantee,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -118,9 +118,9 @@ class Broker(abc.ABC):
         return cls.max_body_bytes
 
     @classmethod
-    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+    def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
         """Return how often the readers of such a topic see a published message."""
-        return Published.ONCE if cls.deduplicates_sends else Published.AT_LEAST_ONCE
+        return SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""
@@ -291,7 +291,7 @@ __all__ = [
     "HalfStatus",
     "Outgoing",
     "Problem",
-    "Published",
+    "SendGuarantee",
     "SendResult",
     "SendStatus",
     "StoredCopy",

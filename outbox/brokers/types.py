@@ -24,7 +24,7 @@ class SendStatus(enum.StrEnum):
     UNSURE = "unsure"  # may or may not be stored
 
 
-class Published(enum.StrEnum):
+class SendGuarantee(enum.StrEnum):
     """How often the readers of a topic see a published message, whatever is killed in between."""
 
     ONCE = "once"

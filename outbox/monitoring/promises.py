@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox import conf
-from outbox.brokers.base import Published
+from outbox.brokers.base import SendGuarantee
 from outbox.brokers.capabilities import HalfMessages
 from outbox.message import TopicType
 from outbox.monitoring.text import age
 
 PUBLISHED = {
-    Published.ONCE: "Published once: a message that is sent again is not stored again.",
-    Published.ONCE_COMMITTED: "Published once for readers with isolation.level=read_committed; others also see copies of "
+    SendGuarantee.ONCE: "Published once: a message that is sent again is not stored again.",
+    SendGuarantee.ONCE_COMMITTED: "Published once for readers with isolation.level=read_committed; others also see copies of "
     "transactions that were not committed.",
-    Published.AT_LEAST_ONCE: "Published at least once: a copy follows when a relay dies before it has noted the broker's answer.",
-    Published.UNCONFIRMED: "Published, but not confirmed: a message is lost if the broker did not get a commit that its proxy "
-    "accepted.",
+    SendGuarantee.AT_LEAST_ONCE: "Published at least once: a copy follows when a relay dies before it has noted the broker's "
+    "answer.",
+    SendGuarantee.UNCONFIRMED: "Published, but not confirmed: a message is lost if the broker did not get a commit that its "
+    "proxy accepted.",
 }
 ORDERED = "Messages with the same key are delivered in the order of the database commits."
 UNORDERED = "Messages are delivered in any order."
@@ -37,7 +38,7 @@ class Promise:
         how_often: how often readers see a published message.
     """
 
-    how_often: Published
+    how_often: SendGuarantee
     published: str
     order: str
     duplicates: str
@@ -55,7 +56,7 @@ def promise_of(topic: str) -> Promise:
     found = conf.topic_settings(topic)
     kind, options = conf.broker_class(found.broker), conf.settings().brokers[found.broker].options
     type_ = found.type or TopicType.NORMAL
-    how_often = kind.published(options, type_)
+    how_often = kind.send_guarantee(options, type_)
     check_backs = NOT_CHECKED_BACK
     if type_ is TopicType.TRANSACTION and kind.supports_half_messages:
         check_backs = CHECKED_BACK.format(age=age(HalfMessages.of(kind).max_check_back_age(options).total_seconds()))

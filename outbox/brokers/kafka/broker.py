@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import Producer
 
-from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, Published, SendResult, SendStatus, TopicSpec
+from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendGuarantee, SendResult, SendStatus, TopicSpec
 from outbox.brokers.capabilities import DeadLetters, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
@@ -98,9 +98,9 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
         return int(options.get("CLIENT", {}).get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
 
     @classmethod
-    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+    def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
         """Return that committed readers see a message once, unless transactions are off."""
-        return Published.ONCE_COMMITTED if read_options(KafkaOptions, options).transactions else Published.AT_LEAST_ONCE
+        return SendGuarantee.ONCE_COMMITTED if read_options(KafkaOptions, options).transactions else SendGuarantee.AT_LEAST_ONCE
 
     @classmethod
     def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:

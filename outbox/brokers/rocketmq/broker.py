@@ -18,7 +18,7 @@ from outbox.brokers.base import (
     HalfStatus,
     Outgoing,
     Problem,
-    Published,
+    SendGuarantee,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -104,10 +104,10 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return problems(options)
 
     @classmethod
-    def published(cls, options: Mapping[str, Any], kind: TopicType) -> Published:
+    def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
         """Return that there may be rare copies; with UNCONFIRMED_ENDS, that nothing confirms the commit of a half message."""
         is_unconfirmed = kind is TopicType.TRANSACTION and read_options(RocketMQOptions, options).unconfirmed_ends
-        return Published.UNCONFIRMED if is_unconfirmed else Published.AT_LEAST_ONCE
+        return SendGuarantee.UNCONFIRMED if is_unconfirmed else SendGuarantee.AT_LEAST_ONCE
 
     @classmethod
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
-from outbox.brokers.base import Published
+from outbox.brokers.base import SendGuarantee
 from outbox.errors import UnknownTopic
 from outbox.monitoring.promises import PUBLISHED, promise_of
 
@@ -36,7 +36,7 @@ class TestAPromise:
     def test_says_once_where_the_broker_drops_copies(self, promised):
         promise = promised(EMBEDDED, "fifo", retention=timedelta(hours=36))
 
-        assert (promise.how_often, promise.published) == (Published.ONCE, PUBLISHED[Published.ONCE])
+        assert (promise.how_often, promise.published) == (SendGuarantee.ONCE, PUBLISHED[SendGuarantee.ONCE])
         assert promise.order == "Messages with the same key are delivered in the order of the database commits."
         assert promise.duplicates.endswith("that it has handled, for 36 h at least (RETENTION).")
         assert promise.check_backs == "Sent in one phase, so nothing is asked back."
@@ -47,7 +47,7 @@ class TestAPromise:
     def test_says_at_least_once_where_it_may_store_copies(self, promised):
         promise = promised(RABBITMQ, URL="amqp://guest@localhost/")
 
-        assert promise.how_often is Published.AT_LEAST_ONCE
+        assert promise.how_often is SendGuarantee.AT_LEAST_ONCE
         assert promise.order == "Messages are delivered in any order."
 
     def test_of_a_topic_that_is_not_in_the_settings_is_an_error(self):
@@ -56,6 +56,6 @@ class TestAPromise:
 
 
 class TestTheGuaranteesPage:
-    @pytest.mark.parametrize("how_often", Published)
+    @pytest.mark.parametrize("how_often", SendGuarantee)
     def test_has_the_sentence_of_each(self, how_often):
         assert f"| {how_often} | {PUBLISHED[how_often]} |" in PAGE.read_text()
