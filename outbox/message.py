@@ -7,6 +7,8 @@ Nothing here touches a database or a broker.
 from __future__ import annotations
 
 import enum
+import inspect
+import itertools
 import json
 import re
 import threading
@@ -117,8 +119,9 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """The options in `class Meta` of a message type."""
+    """The options in `class Meta` of a message type. `abstract`: it is a base of types, and not one itself."""
 
+    abstract: bool = False
     topic: str = ""
     key: str = ""
     tag: str = ""
@@ -135,10 +138,22 @@ class _MessageType(msgspec.StructMeta):
     It also makes type checkers treat subclasses as frozen, as msgspec does.
     """
 
+    _meta: MessageOptions
+
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _MessageType:
         try:
-            return super().__new__(mcls, name, bases, namespace, **options)
+            made = super().__new__(mcls, name, bases, namespace, **options)
         except TypeError as error:
+            if rivals := _rivals(bases):
+                raise TypeError(
+                    f"{name} has two bases with fields, {rivals[0].__name__} and {rivals[1].__name__}, which Python cannot join. "
+                    f"Let one of them inherit from the other: class {rivals[0].__name__}({rivals[1].__name__})."
+                ) from error
+            for base in bases:
+                if not issubclass(base, msgspec.Struct) and "__init__" in vars(base):
+                    raise TypeError(
+                        f"{name} cannot inherit from {base.__name__}, which has an __init__ of its own. {_be_a_message(base)}"
+                    ) from error
             if found := _BEHIND_OPTIONAL.match(str(error)):
                 raise TypeError(
                     f"{name}.{found[1]} is required, and a field before it has a default. Move it before that field, give it a "
@@ -146,14 +161,46 @@ class _MessageType(msgspec.StructMeta):
                     "kw_only=True)."
                 ) from error
             raise
+        _require_fields_of_mixins(made)
+        if not made._meta.abstract:
+            _register(made)  # type: ignore[arg-type]
+        return made
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
+        if cls._meta.abstract:
+            raise TypeError(f"{cls.__name__} is abstract: it is a base of message types, not one itself. Use one of those.")
         try:
             return super().__call__(*args, **values)
         except TypeError as error:
             if (problem := _problem_of_fields(cls, len(args), values)) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
                 raise TypeError(problem) from error
             raise
+
+
+def _rivals(bases: tuple[type, ...]) -> list[type]:
+    """Return the first two bases with fields of which neither inherits from the other; [] where there are none."""
+    with_fields = [base for base in bases if getattr(base, "__struct_fields__", ())]
+    for one, other in itertools.combinations(with_fields, 2):
+        if not issubclass(one, other) and not issubclass(other, one):
+            return [one, other]
+    return []
+
+
+def _require_fields_of_mixins(kind: type) -> None:
+    """Raise where a base that is not a Struct annotates what would be a field; msgspec ignores it."""
+    for base in kind.__mro__:
+        if issubclass(base, msgspec.Struct):
+            continue
+        for name, annotation in inspect.get_annotations(base).items():
+            if "ClassVar" not in str(annotation) and name not in kind.__struct_fields__:  # type: ignore[attr-defined]
+                raise TypeError(
+                    f"{base.__name__}.{name} would not be a field of {kind.__name__}, since {base.__name__} is not a message. "
+                    f"{_be_a_message(base)}"
+                )
+
+
+def _be_a_message(base: type) -> str:
+    return f"Write class {base.__name__}(Message), with `abstract = True` in its class Meta."
 
 
 def _problem_of_fields(kind: type, given: int, values: Mapping[str, object]) -> str:
@@ -182,17 +229,17 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     idempotency), `tag`, `version` (an integer, increased when the fields change), `type` (the name on the wire, by default
     the name of the class) and `mask` (fields that the admin shows only to users who have the permission).
 
-    A type without `class Meta` has that of its base, and `class Meta(Base.Meta)` changes some of it; `type` is never inherited.
+    A type without `class Meta` has that of its base, and `class Meta(Base.Meta)` changes some of it. With `abstract = True`, a
+    class is only a base: its types have its fields and options. `type` and `abstract` are never inherited.
     """
 
-    _meta: ClassVar[MessageOptions] = MessageOptions()
+    _meta: ClassVar[MessageOptions] = MessageOptions(abstract=True)
     _upgrades: ClassVar[dict[int, Upgrade]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._meta = _read_meta(cls)
         cls._upgrades = {}
-        _register(cls)
 
     def __repr__(self) -> str:
         """Return the fields without the values of masked ones, since errors and logs show it."""
@@ -204,6 +251,8 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         """Register the decorated function, which turns the body (a dict) of `version` into the body of `version + 1`."""
         if not _is_version(version):
             raise TypeError(f"@{cls.__name__}.upgrade_from takes the older version as an integer, not {version!r}.")
+        if cls._meta.abstract:
+            raise TypeError(f"{cls.__name__} is abstract, so no body is upgraded to it. Decorate the upgrades of its types.")
 
         def remember(step: Upgrade) -> Upgrade:
             cls._upgrades[version] = step
@@ -251,9 +300,10 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     meta = getattr(cls, "Meta", None)
     for one in reversed(meta.__mro__ if meta else ()):
         given |= {name: value for name, value in vars(one).items() if not name.startswith("__")}
-    own = cls.__dict__.get("Meta")
-    if own is None or "type" not in vars(own):
-        given.pop("type", None)  # it names one class
+    own = vars(cls.__dict__["Meta"]) if "Meta" in cls.__dict__ else {}
+    for name in ("abstract", "type"):  # they are of one class
+        given.pop(name, None)
+        given |= {name: own[name]} if name in own else {}
     known = set(MessageOptions.__dataclass_fields__)
     if unknown := sorted(set(given) - known):
         raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known)}.")
@@ -262,10 +312,14 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     for name in ("topic", "key", "tag", "type"):
         if not isinstance(given.get(name, ""), str):
             raise TypeError(f"{cls.__name__}.Meta.{name} must be a string, not {given[name]!r}.")
+    if not isinstance(is_abstract := given.get("abstract", False), bool):
+        raise TypeError(f"{cls.__name__}.Meta.abstract must be True or False, not {is_abstract!r}.")
+    if is_abstract and "type" in given:
+        raise TypeError(f"{cls.__name__} is abstract, so no message has its Meta.type {given['type']!r}. Remove one of them.")
     version = given.get("version", 1)
     if not _is_version(version):
         raise TypeError(f"{cls.__name__}.Meta.version must be an integer, 0 or greater, not {version!r}.")
-    return MessageOptions(**{"type": cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
+    return MessageOptions(**{"type": "" if is_abstract else cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
 
 
 def _is_version(number: object) -> bool:

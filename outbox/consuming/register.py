@@ -380,6 +380,10 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
     for type_ in types:
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
+        if type_._meta.abstract:
+            raise ConfigurationError(
+                f"{type_.__name__} is abstract, so no message is of this type.", hint="Pass its types to @consumer instead."
+            )
         if not type_._meta.topic:
             raise ConfigurationError(f"{type_.__name__} has no topic.", hint="Add `topic` to its class Meta.")
     if not (group and isinstance(group, str)):

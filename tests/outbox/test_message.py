@@ -1,6 +1,8 @@
 import subprocess
 import sys
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -60,7 +62,7 @@ class TestAMessageType:
             make(mask="total")
 
     def test_refuses_an_unknown_option(self):
-        known = r"Order\.Meta has unknown options \['topics'\]\. Choices are: \['key', 'mask', 'tag', 'topic'"
+        known = r"Order\.Meta has unknown options \['topics'\]\. Choices are: \['abstract', 'key', 'mask', 'tag'"
         with pytest.raises(TypeError, match=known):
             make(topics="orders")
 
@@ -209,6 +211,139 @@ class TestMeta:
                 tag = "paid"
 
         assert OrderPaid._meta == MessageOptions(tag="paid", type="OrderPaid")
+
+    def test_of_an_abstract_base_is_that_of_a_type_without_one(self):
+        class Base(Message):
+            class Meta:
+                abstract = True
+                topic = "orders"
+                key = "order_id"
+
+        class OrderPaid(Base):
+            order_id: int
+
+        assert OrderPaid._meta == MessageOptions(topic="orders", key="order_id", type="OrderPaid")
+
+    def test_that_inherits_from_an_abstract_one_is_of_a_type(self):
+        class Base(Message):
+            class Meta:
+                abstract = True
+                topic = "orders"
+
+        class OrderPaid(Base):
+            class Meta(Base.Meta):
+                tag = "paid"
+
+        assert OrderPaid._meta == MessageOptions(topic="orders", tag="paid", type="OrderPaid")
+        assert message_types() == {"OrderPaid": OrderPaid}
+
+    @pytest.mark.parametrize("abstract", ["yes", 1, None])
+    def test_refuses_an_abstract_that_is_neither_true_nor_false(self, abstract):
+        with pytest.raises(TypeError, match=r"Order\.Meta\.abstract must be True or False, not "):
+            make(abstract=abstract)
+
+    def test_refuses_a_name_on_the_wire_for_an_abstract_base(self):
+        with pytest.raises(TypeError, match=r"Order is abstract, so no message has its Meta\.type 'order'\. Remove one"):
+            make(abstract=True, type="order")
+
+
+class TestAnAbstractBase:
+    class Base(Message):
+        order_id: int
+
+        class Meta:
+            abstract = True
+
+    def test_is_not_a_type(self):
+        make(abstract=True)
+
+        assert message_types() == {}
+
+    def test_may_have_the_name_of_a_type(self):
+        make("Order", abstract=True)
+
+        kind = make("Bill", type="Order")
+
+        assert message_types() == {"Order": kind}
+
+    def test_has_no_messages(self):
+        with pytest.raises(TypeError, match=r"^Base is abstract: it is a base of message types, not one itself\. Use one"):
+            self.Base(order_id=1)
+
+    def test_has_no_upgrades(self):
+        with pytest.raises(TypeError, match=r"^Base is abstract, so no body is upgraded to it\. Decorate the upgrades of its"):
+            self.Base.upgrade_from(1)
+
+    def test_gives_its_fields_to_its_types(self):
+        class OrderPaid(self.Base):
+            cents: int
+
+        assert OrderPaid.from_body(b'{"order_id": 1, "cents": 7}') == OrderPaid(1, 7)
+
+
+class TestAMixin:
+    def test_adds_fields_to_a_type(self):
+        class WithCustomer(Message):
+            customer: str
+
+            class Meta:
+                abstract = True
+
+        class Printable:
+            def text(self):
+                return self.customer
+
+        class OrderPaid(WithCustomer, Printable):
+            cents: int
+
+        assert OrderPaid("Ann", 7).text() == "Ann"
+
+    def test_with_fields_that_is_not_a_message_is_refused(self):
+        class WithCustomer:
+            customer: str
+
+        with pytest.raises(TypeError) as raised:
+
+            class OrderPaid(WithCustomer, Message):
+                cents: int
+
+        assert str(raised.value) == (
+            "WithCustomer.customer would not be a field of OrderPaid, since WithCustomer is not a message. "
+            "Write class WithCustomer(Message), with `abstract = True` in its class Meta."
+        )
+        assert message_types() == {}
+
+    def test_that_annotates_fields_of_the_type_is_taken(self):
+        class Printable:
+            names: ClassVar[list[str]] = []
+            customer: str
+
+        class OrderPaid(Message, Printable):
+            customer: str
+
+        assert OrderPaid.__struct_fields__ == ("customer",)
+
+    def test_that_is_a_dataclass_is_refused(self):
+        @dataclass
+        class WithCustomer:
+            customer: str
+
+        with pytest.raises(TypeError, match=r"OrderPaid cannot inherit from WithCustomer, which has an __init__ .*abstract"):
+
+            class OrderPaid(WithCustomer, Message):
+                cents: int
+
+    def test_beside_another_base_with_fields_is_refused(self):
+        class Base(Message):
+            order_id: int
+
+        class WithCustomer(Message):
+            customer: str = ""
+
+        with pytest.raises(TypeError, match=r"two bases with fields, WithCustomer and Base, .*class WithCustomer\(Base\)"):
+
+            class OrderPaid(WithCustomer, Base):
+                cents: int = 0
 
 
 class TestFields:

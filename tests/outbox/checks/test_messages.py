@@ -37,10 +37,12 @@ class TestE005:
         (problem,) = found()
         assert problem.id == "outbox.E005"
         assert "Homeless has no topic, so it cannot be published." in problem.msg
+        assert "or `abstract = True` where it is only the base of others." in problem.hint
 
-    def test_leaves_the_base_of_others_alone(self, found):
+    def test_leaves_an_abstract_base_alone(self, found):
         class Base(Message):
-            pass
+            class Meta:
+                abstract = True
 
         class Derived(Base):
             class Meta:
@@ -102,9 +104,10 @@ class TestE013:
 
         assert found() == []
 
-    def test_takes_a_field_that_only_the_types_of_a_base_have(self, found):
+    def test_takes_a_field_that_only_the_types_of_an_abstract_base_have(self, found):
         class Base(Message):
             class Meta:
+                abstract = True
                 topic = "orders"
                 key = "order_id"
 

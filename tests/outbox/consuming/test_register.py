@@ -89,7 +89,7 @@ class TestConsumer:
             ({"types": [], "group": "cart"}, "message types or a plain topic"),
             ({"types": [Placed], "group": "cart", "topic": "orders"}, "message types or a plain topic"),
             ({"types": ["Placed"], "group": "cart"}, "takes message types"),
-            ({"types": [Message], "group": "cart"}, "has no topic"),
+            ({"types": [Message], "group": "cart"}, "Message is abstract, so no message is of this type. Pass its types"),
             ({"types": [Placed], "group": "cart", "tags": "placed"}, "set of strings"),
             ({"types": [Placed], "group": "cart", "tags": []}, "set of strings"),
             ({"types": [Placed], "group": "cart", "on_dead": "explode"}, "on_dead"),
@@ -98,6 +98,15 @@ class TestConsumer:
     def test_refuses_arguments_that_contradict_each_other(self, arguments, text):
         with pytest.raises(ConfigurationError, match=text):
             consumer(*arguments.pop("types"), **arguments)
+
+    def test_refuses_a_type_without_a_topic(self, monkeypatch):
+        monkeypatch.setattr("outbox.message.registered", {})
+
+        class Homeless(Message):
+            pass
+
+        with pytest.raises(ConfigurationError, match=r"Homeless has no topic\. Add `topic` to its class Meta\."):
+            consumer(Homeless, group="cart")
 
     @pytest.mark.parametrize("target", [lambda message: None, type("NoHandle", (), {})])
     def test_refuses_what_cannot_be_called_with_message_and_context(self, target):
