@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -130,7 +130,7 @@ bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")
 bench-peers: $(VENV)/.dev .peers/.installed ## measure other packages beside ours; asks the package index (ARGS="...", PY=python3.12 measures all)
 	@$(BIN)/python -m benchmarks peers $(ARGS)
 
-check: check-style check-types check-walls check-migrations ## style, types, import walls, missing migrations
+check: check-style check-types check-walls check-migrations check-schema ## style, types, import walls, missing migrations, message types of the shop
 
 docs: $(VENV)/.dev ## write docs/reference/ again from the code
 	@$(BIN)/python -m docs.generate
@@ -166,6 +166,9 @@ check-walls: $(VENV)/.dev
 
 check-migrations: $(VENV)/.dev
 	$(BIN)/python -m outbox.testing.postgres -- $(BIN)/python manage.py makemigrations --check --dry-run
+
+check-schema: $(VENV)/.dev
+	$(BIN)/python manage.py outbox_schema --check
 
 # --- how everything is set up ---
 

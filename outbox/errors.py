@@ -75,6 +75,14 @@ class BodyTooLarge(InvalidMessage):
     """Raised by `publish()` when the body is larger than the topic's broker accepts."""
 
 
+class InvalidMessageType(OutboxError):
+    """Raised when the fields of a message type cannot be described as a JSON Schema."""
+
+
+class UnreadableSnapshot(OutboxError):
+    """Raised when the file with the snapshot of the message types cannot be read or written, or is not a snapshot."""
+
+
 class UnknownTopic(InvalidMessage):
     """Raised when a topic is not in `OUTBOX["TOPICS"]`."""
 

@@ -137,6 +137,7 @@ COMMANDS = {
     "outbox_relay": "Run relays.",
     "outbox_replay_unhandled": "Deal with what consumers gave up, from a shell or a script.",
     "outbox_replay_unsent": "Deal with what the broker rejected, from a shell or a script.",
+    "outbox_schema": "Find out before a release whether other releases can read its messages, and it theirs.",
     "outbox_status": "See the state of the outbox, or what one message waits for; exit code for monitors.",
     "outbox_archive": "Move finished days to the lake.",
     "outbox_audit": "Prove over the whole history that nothing was lost.",

@@ -25,6 +25,7 @@ CALLS = {
     "outbox_forget": ["mail", "--no-input"],
     "outbox_replay_unhandled": [],
     "outbox_replay_unsent": ["--all"],
+    "outbox_schema": ["--check"],
     "outbox_status": [],
 }
 """Every command, with arguments by which it soon ends."""

@@ -1,0 +1,121 @@
+"""What has changed since the last snapshot, what of it breaks others, and the line that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from outbox.message import Message
+from outbox.schema.misfits import Misfit, MisfitKind, misfits
+from outbox.schema.snapshot import Snapshot, TypeSnapshot
+
+ACCEPT = "If nobody can have one any more, run outbox_schema --write --accept-breaks."
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    A change of a message type since the last snapshot.
+
+    Args:
+        type: its name on the wire.
+        text: what has changed, and whom it breaks.
+        hint: the line that mends it; of a change that breaks nobody, "".
+        breaks: a message of the last release cannot be read, or a reader of the last release cannot read a new one.
+    """
+
+    type: str
+    text: str
+    hint: str = ""
+    breaks: bool = True
+
+
+def changes(old: Snapshot, new: Snapshot, types: Mapping[str, type[Message]]) -> list[Change]:
+    """
+    Return what has changed, by type: all that breaks others; else that the type is new, or differs.
+
+    Args:
+        types: the message types of the new snapshot, for the names of their classes.
+    """
+    found: list[Change] = []
+    for name in sorted(old.types.keys() - new.types.keys()):
+        found.append(_gone(name, old, new, types))
+    for name in sorted(new.types):
+        if name not in old.types:
+            found.append(Change(name, "is new", breaks=False))
+        elif old.types[name] != new.types[name]:
+            breaks = list(_breaks(name, old.types[name], new.types[name], types[name].__name__))
+            found += breaks or [Change(name, "differs, in a way that breaks nobody", breaks=False)]
+    return found
+
+
+def _gone(name: str, old: Snapshot, new: Snapshot, types: Mapping[str, type[Message]]) -> Change:
+    before = old.types[name]
+    for other in sorted(new.types.keys() - old.types.keys()):
+        after = new.types[other]
+        if (after.topic, after.key) == (before.topic, before.key) and not _misfits(before, after):
+            text = f"is {other} now: no handler takes its older messages, and readers of the last release do not know {other}"
+            return Change(name, text, f'Write `type = "{name}"` in class Meta of {types[other].__name__}.')
+    text = "is gone: its messages that wait, or are dead letters, cannot be read"
+    return Change(name, text, f"Restore the class, and only remove what publishes it. {ACCEPT}")
+
+
+def _misfits(before: TypeSnapshot, after: TypeSnapshot) -> list[Misfit]:
+    return misfits(before.schema, after.schema) + misfits(after.schema, before.schema)
+
+
+def _breaks(name: str, before: TypeSnapshot, after: TypeSnapshot, cls: str) -> Iterator[Change]:
+    meta = f"in class Meta of {cls}"
+    if after.topic != before.topic:
+        text = f"has the topic {after.topic!r}, and had {before.topic!r}, where readers of the last release wait for it"
+        yield Change(name, text, f'Write `topic = "{before.topic}"` {meta}, or give the new topic to a new type.')
+    if after.key != before.key:
+        text = f"has the key {after.key!r}, and had {before.key!r}: its order and searches are by another value"
+        yield Change(name, text, f'Write `key = "{before.key}"` {meta}, or give the new key to a new type.')
+    if after.version < before.version:
+        text = f"has version {after.version}, and had {before.version}"
+        yield Change(name, text, f"Write `version = {before.version}` {meta}, or more.")
+    elif after.version == before.version:
+        yield from _breaks_of_fields(name, before, after, cls)
+    for version in range(before.version, after.version):
+        if version not in after.upgrades:
+            text = f"has version {after.version}, and no upgrade from version {version}: messages of that version cannot be read"
+            yield Change(name, text, f"Add a function with @{cls}.upgrade_from({version}).")
+    for version in before.upgrades:
+        if version < before.version and version not in after.upgrades:
+            text = f"has lost its upgrade from version {version}: messages of that version cannot be read"
+            yield Change(name, text, f"Restore the function with @{cls}.upgrade_from({version}). {ACCEPT}")
+
+
+def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls: str) -> Iterator[Change]:
+    """Yield the breaks in the fields of a type whose version is the same: of its readers, then of those of the last release."""
+    raised = (
+        f"`version = {after.version + 1}` in class Meta of {cls}, and add a function with @{cls}.upgrade_from({after.version})."
+    )
+    found = sorted(misfits(before.schema, after.schema), key=lambda one: one.path)
+    new_names = {one.path: _beside(one.path, one.alike[0]) for one in found if len(one.alike) == 1}
+    seen = {*(one.path for one in found), *new_names.values()}
+    for one in found:
+        field = f"field {one.path}" if one.path else "body"
+        if one.kind is MisfitKind.REFUSED:
+            text = f"has the {field} as {one.read}, and had it as {one.written}: older messages cannot be read"
+            yield Change(name, text, f"Write {raised}")
+        elif one.kind is MisfitKind.MISSING and one.path not in new_names.values():
+            yield Change(name, f"requires the {field}, which older messages lack", f"Give it a default. Or write {raised}")
+        elif one.path in new_names:
+            new = one.alike[0]
+            old = one.path.rpartition(".")[2]
+            text = f"has renamed the {field} to {new}: older messages have {old}, and readers of the last release look for it"
+            yield Change(name, text, f'Write `{new}: ... = msgspec.field(name="{old}")`. Or write {raised}')
+        elif one.kind is MisfitKind.IGNORED:
+            yield Change(name, f"has lost the {field}, which older messages have", f"Restore it. Or write {raised}")
+    for one in sorted(misfits(after.schema, before.schema), key=lambda one: one.path):
+        if one.kind is MisfitKind.REFUSED and one.path not in seen:
+            field = f"field {one.path}" if one.path else "body"
+            text = f"has the {field} as {one.written}, and had it as {one.read}: readers of the last release refuse what is new"
+            yield Change(name, text, f"Write {raised}")
+
+
+def _beside(path: str, name: str) -> str:
+    """Return the path of a field beside another one."""
+    return f"{path.rpartition('.')[0]}.{name}".lstrip(".")

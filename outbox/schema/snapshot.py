@@ -1,0 +1,249 @@
+"""The snapshot: name, version, upgrades, topic, key and schema of each message type, as a file that changes line by line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from outbox.errors import InvalidMessageType, UnreadableSnapshot
+from outbox.message import Message, prepare
+
+FORMAT = 1
+
+_CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})", re.MULTILINE)
+_WRITE = "Restore it from your repository, then run manage.py outbox_schema --write."
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """
+    A node of a JSON Schema: the keywords that decide which bodies are accepted. Titles, descriptions and defaults do not.
+
+    Source: JSON Schema 2020-12, as far as msgspec writes it.
+    """
+
+    ref: str | None = msgspec.field(default=None, name="$ref")
+    type: str | None = None
+    enum: list[Any] | None = None
+    any_of: list[Node] | None = None
+    format: str | None = None
+    content_encoding: str | None = None
+    pattern: str | None = None
+    properties: dict[str, Node] | None = None
+    required: list[str] = []
+    additional_properties: bool | Node = True
+    min_properties: int | None = None
+    max_properties: int | None = None
+    items: bool | Node = True
+    prefix_items: list[Node] = []
+    min_items: int | None = None
+    max_items: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    minimum: int | float | None = None
+    exclusive_minimum: int | float | None = None
+    maximum: int | float | None = None
+    exclusive_maximum: int | float | None = None
+    multiple_of: int | float | None = None
+
+
+class Schema(Node, frozen=True, omit_defaults=True, rename="camel"):
+    """The schema of a message type, with those of the classes that its fields refer to."""
+
+    definitions: dict[str, Node] = msgspec.field(default_factory=dict, name="$defs")
+
+    def resolve(self, node: Node) -> Node:
+        """Return what a node refers to, or the node itself."""
+        while node.ref is not None:
+            node = self if node.ref == "#" else self.definitions[node.ref.removeprefix("#/$defs/")]
+        return node
+
+
+class TypeSnapshot(msgspec.Struct, frozen=True):
+    """
+    A message type as the last snapshot has it.
+
+    Args:
+        upgrades: the older versions that have an upgrade.
+    """
+
+    version: int
+    topic: str
+    key: str
+    upgrades: list[int]
+    schema: Schema
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """All message types, by their names on the wire."""
+
+    types: dict[str, TypeSnapshot] = {}
+    format: int = FORMAT
+
+
+def take(types: Mapping[str, type[Message]]) -> Snapshot:
+    """
+    Return a snapshot of message types.
+
+    Raises:
+        InvalidMessageType: the annotations of a type cannot be read, or JSON cannot represent one.
+    """
+    return Snapshot({name: _take_one(kind) for name, kind in types.items()})
+
+
+def _take_one(kind: type[Message]) -> TypeSnapshot:
+    meta = kind._meta
+    try:
+        prepare(kind)
+        written = msgspec.json.schema(kind)
+        _mark_times(inspect.type_info(kind), written, written.get("$defs", {}))
+        schema = _in_order(written, kind)
+    except RecursionError as error:
+        raise InvalidMessageType(f"{_named(kind)} is nested too deeply.", hint="Divide it into smaller classes.") from error
+    except Exception as error:  # TypeError, NameError, and what an annotation raises when it is evaluated
+        raise InvalidMessageType(
+            f"{_named(kind)} cannot be described: {str(error).rpartition(chr(10))[2]}.",
+            hint="Use a plain type such as int, str, Decimal, datetime, a list or a dict of them, or a dataclass.",
+        ) from error
+    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), schema)
+
+
+def _named(kind: type[Message]) -> str:
+    return f"Message type {kind.__module__}.{kind.__qualname__}"
+
+
+def _mark_times(info: inspect.Type, node: dict[str, Any], definitions: dict[str, dict[str, Any]]) -> None:
+    """Add the format of datetimes and times with or without a time zone, which msgspec omits: they would look like any text."""
+    todo, seen = [(info, node)], set()
+    while todo:
+        kind, node = todo.pop()
+        if "$ref" in node:
+            name = node["$ref"].removeprefix("#/$defs/")
+            if name in seen:
+                continue
+            seen.add(name)
+            node = definitions[name]
+        if isinstance(kind, inspect.Metadata):
+            todo.append((kind.type, node))
+        elif isinstance(kind, inspect.DateTimeType | inspect.TimeType):
+            node.setdefault("format", "date-time" if isinstance(kind, inspect.DateTimeType) else "time")
+        elif isinstance(kind, inspect.UnionType):
+            todo += zip(kind.types, node.get("anyOf", []), strict=False)
+        elif isinstance(kind, inspect.DictType):
+            todo.append((kind.value_type, node.get("additionalProperties") or {}))
+        elif isinstance(kind, inspect.TupleType):
+            todo += zip(kind.item_types, node.get("prefixItems", []), strict=False)
+        elif isinstance(item := getattr(kind, "item_type", None), inspect.Type):
+            todo.append((item, node.get("items") or {}))
+        else:
+            fields = getattr(kind, "fields", ())
+            if "prefixItems" in node:
+                todo += zip([field.type for field in fields], node["prefixItems"], strict=False)
+            else:
+                todo += [(field.type, node.get("properties", {}).get(field.encode_name, {})) for field in fields]
+
+
+def _in_order(written: dict[str, Any], kind: type[Message]) -> Schema:
+    """Return the schema, always in the same order, with the type itself at the root: its class may be renamed."""
+    definitions = written.pop("$defs", {})
+    root = written
+    if (own := written.get("$ref", "").removeprefix("#/$defs/")) in definitions:
+        root = definitions.pop(own)
+        for node in _nodes({**root, "$defs": definitions}):
+            if node.get("$ref") == f"#/$defs/{own}":
+                node["$ref"] = "#"
+    for node in _nodes({**root, "$defs": definitions}):
+        for name in ("anyOf", "enum", "required"):
+            if name in node:
+                node[name].sort(key=lambda one: json.dumps(one, sort_keys=True))
+    return msgspec.convert({**root, "$defs": definitions}, Schema)
+
+
+def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all nodes of a schema, each after those that contain it."""
+    found, todo = [], [root]
+    while todo:
+        node = todo.pop()
+        found.append(node)
+        for name in ("properties", "$defs"):
+            todo += node.get(name, {}).values()
+        for name in ("anyOf", "prefixItems"):
+            todo += node.get(name, ())
+        todo += [node[name] for name in ("items", "additionalProperties") if isinstance(node.get(name), dict)]
+    return found
+
+
+def read(path: Path) -> Snapshot:
+    """
+    Read a snapshot; an empty one where there is no such file.
+
+    Raises:
+        UnreadableSnapshot: the file cannot be read, has markers of a merge, or is not a snapshot.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Snapshot()
+    except OSError as error:
+        raise _not_possible(path, "read", error) from error
+    except UnicodeDecodeError as error:
+        raise UnreadableSnapshot(f"{path} is not a text in UTF-8.", hint=_WRITE) from error
+    if found := _CONFLICT.search(text):
+        raise UnreadableSnapshot(
+            f"{path} has the marker {found[1]} of a merge in line {text.count(chr(10), 0, found.start()) + 1}.",
+            hint="Keep the side of the branch that is released first, then run manage.py outbox_schema --check, then --write.",
+        )
+    try:
+        snapshot = msgspec.json.decode(text, type=Snapshot)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UnreadableSnapshot(f"{path} is not a snapshot: {error}.", hint=_WRITE) from error
+    if snapshot.format != FORMAT:
+        raise UnreadableSnapshot(
+            f"{path} has the format {snapshot.format}; this release reads {FORMAT}.", hint="Install the release that wrote it."
+        )
+    for name, one in snapshot.types.items():
+        _require_definitions(path, name, one.schema)
+    return snapshot
+
+
+def _require_definitions(path: Path, name: str, schema: Schema) -> None:
+    for defined, node in schema.definitions.items():
+        if node.ref is not None:
+            raise UnreadableSnapshot(f"{path} is not a snapshot: {defined!r} of {name} is only a reference.", hint=_WRITE)
+    for one in _nodes(msgspec.to_builtins(schema)):
+        ref = one.get("$ref")
+        if ref not in (None, "#") and ref.removeprefix("#/$defs/") not in schema.definitions:
+            raise UnreadableSnapshot(f"{path} is not a snapshot: {name} refers to {ref!r}, which it does not have.", hint=_WRITE)
+
+
+def as_text(snapshot: Snapshot) -> str:
+    """Return the text of a snapshot: sorted, a line for each fact, so that two branches rarely change the same one."""
+    return msgspec.json.format(msgspec.json.encode(snapshot, order="sorted"), indent=2).decode() + "\n"
+
+
+def write(path: Path, snapshot: Snapshot) -> bool:
+    """
+    Write a snapshot; return False where the file has it already.
+
+    Raises:
+        UnreadableSnapshot: the file cannot be written.
+    """
+    text = as_text(snapshot)
+    try:
+        if path.exists() and path.read_bytes() == text.encode():
+            return False
+        path.write_bytes(text.encode())
+    except OSError as error:
+        raise _not_possible(path, "written", error) from error
+    return True
+
+
+def _not_possible(path: Path, what: str, error: OSError) -> UnreadableSnapshot:
+    return UnreadableSnapshot(
+        f"{path} cannot be {what}: {error.strerror or error}.", hint="Correct its permissions, or name another file with --file."
+    )
