@@ -32,6 +32,7 @@ from outbox.brokers.types import (
     SendResult,
     SendStatus,
     StoredCopy,
+    StoredList,
 )
 from outbox.errors import UnsupportedByBroker
 from outbox.message import Half, TopicSpec, TopicType
@@ -295,5 +296,6 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredCopy",
+    "StoredList",
     "TopicSpec",
 ]

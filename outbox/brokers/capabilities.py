@@ -24,9 +24,10 @@ from outbox.brokers.types import (
     Problem,
     SendResult,
     StoredCopy,
+    StoredList,
 )
 from outbox.errors import UnsupportedByBroker
-from outbox.message import Half, Resolution
+from outbox.message import Half, Resolution, TopicSpec
 
 if TYPE_CHECKING:  # brokers on a server need no database
     from outbox.database import Connection
@@ -350,6 +351,16 @@ class StoredInDatabase(Capability):
     @abc.abstractmethod
     def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
         """Return the stored copies of a message and of its half messages, over Django's connection to the broker's database."""
+
+    @classmethod
+    @abc.abstractmethod
+    def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
+        """
+        Return what is still to be delivered to consumer groups, over a connection to the broker's database.
+
+        Args:
+            topics: those of settings; their groups begin to read where they have not yet.
+        """
 
 
 class SpeaksKafka(Capability):

@@ -7,9 +7,10 @@ Types of which each sent message needs one are structs of msgspec, which are cre
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -166,6 +167,21 @@ class StoredCopy:
     stored_at: datetime | None = None
     asked: int = 0
     ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredList:
+    """
+    Messages that a consumer is still to get, in the order of a key.
+
+    Args:
+        noun: what one of them is: waiting message, dead letter.
+        read: returns keys with their messages, at most so many, after a key or from the beginning (None); the newest ones of
+            them, the newest first, if the last argument is true. None instead of a message that is gone.
+    """
+
+    noun: str
+    read: Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
 
 
 @dataclass(frozen=True, slots=True)

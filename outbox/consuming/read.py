@@ -36,6 +36,16 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
     """
     Decode a message for its handler.
 
+    Raises:
+        UnreadableBody, UnknownMessageType: as of `read_as`.
+    """
+    return _read_plain(delivery) if consumer.type is None else read_as(consumer.type, delivery)
+
+
+def read_as(kind: type[Message], delivery: Delivery) -> Message:
+    """
+    Decode a message of a type.
+
     A body that does not fit its type never will, so the message becomes a dead letter at once; an operator replays it when the
     type, or an upgrade, was corrected. A body of a newer version is retried instead: this process may be the older release of a
     deployment in progress.
@@ -44,16 +54,14 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
         UnreadableBody: the body does not fit the type, or is not valid JSON; the text names the field.
         UnknownMessageType: the body has a newer version and does not fit the type.
     """
-    if consumer.type is None:
-        return _read_plain(delivery)
-    version = _version(delivery)
+    version = version_of(delivery)
     try:
-        return consumer.type.from_body(delivery.body, version)
+        return kind.from_body(delivery.body, version)
     except msgspec.DecodeError as error:
-        if version is not None and version > consumer.type._meta.version:
-            raise _newer(consumer.type, version, delivery, error) from error
+        if version is not None and version > kind._meta.version:
+            raise _newer(kind, version, delivery, error) from error
         raise UnreadableBody(
-            f"The body of message {delivery.message_id} does not fit {consumer.type._meta.type}: {error}.",
+            f"The body of message {delivery.message_id} does not fit {kind._meta.type}: {error}.",
             hint="Correct the type, or add an upgrade from the older version, and replay the dead letter.",
         ) from error
 
@@ -68,7 +76,8 @@ def _read_plain(delivery: Delivery) -> Any:
         raise UnreadableBody(text) from error
 
 
-def _version(delivery: Delivery) -> int | None:
+def version_of(delivery: Delivery) -> int | None:
+    """Return the version of a message's type; None where it has none."""
     version = delivery.headers.get(Header.VERSION, "")
     return int(version) if version.isdecimal() else None
 

@@ -24,6 +24,7 @@ from outbox.brokers.base import (
     Problem,
     SendResult,
     StoredCopy,
+    StoredList,
     TopicSpec,
 )
 from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
@@ -104,6 +105,13 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         alias = cls.stored_in(options)
         with tables_there(alias):
             return monitoring.read_copies(raw(alias), message_id, half_ids)
+
+    @classmethod
+    def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
+        """Return what groups have not read or not finished, dead letters, delayed and half messages. May raise NotMigrated."""
+        settings = read_options(EmbeddedOptions, options)
+        with tables_there(settings.database):
+            return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
 
     @classmethod
     def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:

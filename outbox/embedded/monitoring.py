@@ -1,14 +1,18 @@
-"""Queries of the embedded broker's tables for the status, the overview and the page of a message."""
+"""Queries of the embedded broker's tables for the status, the overview, the page of a message and the doctor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from psycopg.rows import class_row
 
-from outbox.brokers.base import BrokerStatus, DeadLetterCount, StoredCopy
+from outbox.brokers.base import BrokerStatus, DeadLetterCount, Delivery, StoredCopy, StoredList
 from outbox.database import Connection
 from outbox.embedded.half_state import HalfState
+from outbox.embedded.halves import OPEN
+from outbox.message import TopicSpec, read_headers
 
 PARKED = f"""
 SELECT t.name, count(*) FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
@@ -35,6 +39,36 @@ FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
 WHERE h.id = ANY(%(halves)s::bigint[]) AND h.message_id = %(id)s
 """
 
+# Queues that have messages, with the last position that each group has read.
+QUEUES = """
+SELECT t.name, q.topic_id, q.queue, q.last_pos, o.consumer_group, o.pos
+FROM outbox_embedded_queue q JOIN outbox_embedded_topic t ON t.id = q.topic_id
+LEFT JOIN outbox_embedded_offset o USING (topic_id, queue) ORDER BY t.name, q.queue, o.consumer_group
+"""
+
+HOLDING_GROUPS = "SELECT DISTINCT consumer_group, died_at IS NOT NULL FROM outbox_embedded_delivery ORDER BY 1, 2"
+
+# Pages of what is still to be delivered, each by an index that has its key.
+UNREAD = """
+SELECT pos, %(group)s::text, %(topic)s::text, message_id, tag, headers, body FROM outbox_embedded_message
+WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
+"""
+HELD = """
+SELECT d.id, d.consumer_group, t.name, m.message_id, m.tag, m.headers, m.body FROM outbox_embedded_delivery d
+JOIN outbox_embedded_message m USING (topic_id, queue, pos) JOIN outbox_embedded_topic t ON t.id = d.topic_id
+WHERE d.consumer_group = %(group)s AND (d.died_at IS NOT NULL) = %(is_dead)s AND d.id > %(after)s
+ORDER BY d.id {order} LIMIT %(limit)s
+"""
+DELAYED = """
+SELECT d.id, '', t.name, d.message_id, d.tag, d.headers, d.body FROM outbox_embedded_delayed d
+JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.id > %(after)s ORDER BY d.id {order} LIMIT %(limit)s
+"""
+HALVES = f"""
+SELECT h.id, '', t.name, h.message_id, h.tag, h.headers, h.body FROM outbox_embedded_half h
+JOIN outbox_embedded_topic t ON t.id = h.topic_id WHERE h.state IN {OPEN} AND h.id > %(after)s
+ORDER BY h.id {{order}} LIMIT %(limit)s
+"""
+
 
 def read_status(connection: Connection) -> BrokerStatus:
     """Return the parked half messages, the dead letters and the consumer groups in a database."""
@@ -48,3 +82,45 @@ def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]
     numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
     rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
     return [StoredCopy(*row) for row in rows]
+
+
+def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_from_first: bool) -> list[StoredList]:
+    """
+    Return what is still to be delivered: to each group, then what is delayed, and what may still be committed.
+
+    Args:
+        reads_from_first: groups of topics that have not read yet begin at the first message, not after the last.
+    """
+    expected = {topic.name: topic.groups for topic in topics} if reads_from_first else {}
+    queues: dict[tuple[str, int, int, int], dict[str, int]] = {}
+    for name, topic_id, queue, last_pos, group, pos in connection.execute(QUEUES).fetchall():
+        read_to = queues.setdefault((name, topic_id, queue, last_pos), dict.fromkeys(expected.get(name, ()), 0))
+        read_to.update({} if group is None else {group: pos})
+    lists = [
+        _stored_list(connection, "unread message", UNREAD, pos, topic=name, topic_id=topic_id, queue=queue, group=group)
+        for (name, topic_id, queue, last_pos), read_to in queues.items()
+        for group, pos in sorted(read_to.items())
+        if pos < last_pos
+    ]
+    for group, is_dead in connection.execute(HOLDING_GROUPS).fetchall():
+        lists.append(
+            _stored_list(connection, "dead letter" if is_dead else "unfinished message", HELD, 0, group=group, is_dead=is_dead)
+        )
+    lists.append(_stored_list(connection, "delayed message", DELAYED, 0))
+    lists.append(_stored_list(connection, "half message", HALVES, 0))
+    return lists
+
+
+def _stored_list(connection: Connection, noun: str, query: str, first: int, **arguments: object) -> StoredList:
+    return StoredList(noun, partial(_read_page, connection, query, first, arguments))
+
+
+def _read_page(
+    connection: Connection, query: str, first: int, arguments: Mapping[str, object], after: Any, limit: int, newest: bool
+) -> list[tuple[Any, Delivery | None]]:
+    parameters = {**arguments, "after": first if after is None else after, "limit": limit}
+    rows = connection.execute(query.format(order="DESC" if newest else "ASC").encode(), parameters).fetchall()
+    return [
+        (key, Delivery(group, topic, message_id, bytes(body), receipt="", tag=tag, headers=read_headers(headers)))
+        for key, group, topic, message_id, tag, headers, body in rows
+    ]

@@ -33,6 +33,7 @@ from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
 from outbox.extensions import Attention, extensions
 from outbox.logs import cut, error_text, line_of, one_line
+from outbox.monitoring import stored
 from outbox.monitoring.attention import AttentionKind, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
@@ -75,6 +76,7 @@ def check() -> Iterator[DoctorFinding]:
     yield from check_databases()
     yield from check_brokers()
     yield from check_processes()
+    yield from check_stored_messages()
     yield from check_wakeups()
     yield from check_endpoint()
 
@@ -306,6 +308,19 @@ def _consumer(group: str, alias: str, live: list[str]) -> Iterator[DoctorFinding
         )
     elif not all(live):
         yield DoctorFinding(Level.OK, subject, "sends heartbeats")
+
+
+def check_stored_messages() -> Iterator[DoctorFinding]:
+    """Read a sample of the messages that consumers are still to get, as they will."""
+    for alias in stored.databases():
+        try:
+            readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
+        except (NotMigrated, psycopg.Error):  # check_databases or check_brokers reports it
+            continue
+        subject = f"messages in database {alias!r}"
+        if readings.read and not readings.unreadable:
+            yield DoctorFinding(Level.OK, subject, readings.text)
+        yield from (DoctorFinding(Level.WARNING, subject, text, hint) for text, hint in readings.problems())
 
 
 WORKERS_ANSWER_SECONDS = 2.0  # in which workers answer

@@ -16,8 +16,8 @@ SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
 
 class Command(BaseCommand):
     help = (
-        "Check the configuration, databases and their clocks, brokers, processes, and the check-back endpoint, and print what to "
-        "do about problems. No message is sent. "
+        "Check the configuration, databases and their clocks, brokers, processes, whether stored messages can be read, and the "
+        "check-back endpoint, and print what to do about problems. No message is sent. "
         "Exit code: 0 no problems, 1 something needs attention, 2 something cannot be reached, or cannot work."
     )
     requires_system_checks: list[str] = []  # it runs them itself, and continues after errors

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
@@ -16,16 +17,20 @@ from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.message import message_types
+from outbox.monitoring import stored
 from outbox.monitoring.text import count
+from outbox.relay.hosts import databases
 from outbox.schema import changes, snapshot
 
 FILE = "outbox_schema.json"
+TELL_EVERY = 100_000  # messages
 
 
 class Command(BaseCommand):
     help = (
-        "Compare the message types with the snapshot in your repository, or write it. Exit code: 0 nothing to do, 1 a change "
-        "breaks others or is not in the snapshot, 2 the snapshot or a message type cannot be read."
+        "Compare the message types with the snapshot in your repository, or write it; or read stored messages by the code that "
+        "is about to be deployed. Exit code: 0 nothing to do, 1 a change breaks others or is not in the snapshot, or a message "
+        "cannot be read, 2 the snapshot or a message type cannot be read, or the database cannot be reached."
     )
     requires_system_checks: list[str] = []  # its own texts name more than the first problem
 
@@ -35,14 +40,31 @@ class Command(BaseCommand):
         does.add_argument(
             "--check", action="store_true", help="write nothing, and fail where a change breaks others or is not in the snapshot"
         )
+        does.add_argument(
+            "--against-database",
+            action="store_true",
+            help=f"read messages that consumers are still to get, {stored.SAMPLE:,} of each list, with the code of this release",
+        )
+        parser.add_argument("--all", action="store_true", help="with --against-database: read all of them")
+        parser.add_argument(
+            "--database", action="append", metavar="ALIAS", help="with --against-database; may be repeated (default: all)"
+        )
         parser.add_argument("--accept-breaks", action="store_true", help="with --write: write it although changes break others")
         parser.add_argument("--file", type=Path, metavar="PATH", help=f"the snapshot (default: {FILE} in BASE_DIR)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
-        path: Path = options["file"] or Path(getattr(settings, "BASE_DIR", "")) / FILE
         if options["accept_breaks"] and not options["write"]:
             raise unable("--accept-breaks is for --write.")
+        if (options["all"] or options["database"]) and not options["against_database"]:
+            raise unable("--all and --database are for --against-database.")
+        if options["against_database"]:
+            self._read_stored(options)
+        else:
+            self._compare(options)
+
+    def _compare(self, options: dict[str, Any]) -> None:
+        path: Path = options["file"] or Path(getattr(settings, "BASE_DIR", "")) / FILE
         types = message_types()
         try:
             old, new = snapshot.read(path), snapshot.take(types)
@@ -58,6 +80,41 @@ class Command(BaseCommand):
             self.stdout.write(_as_text(found, path, is_written=is_written, types=len(types)))
         if is_refused or (options["check"] and found):
             raise SystemExit(1)
+
+    def _read_stored(self, options: dict[str, Any]) -> None:
+        shown = {}
+        for alias in _databases(options["database"]):
+            try:
+                readings = stored.read_stored(alias, everything=options["all"], progress=self._tell)
+            except (OutboxError, psycopg.Error) as error:
+                raise unable(error) from error
+            problems = list(readings.problems())
+            shown[alias] = {
+                "read": readings.read,
+                "cut": sorted(readings.cut),
+                "foreign": readings.foreign,
+                "problems": [{"text": text, "hint": hint} for text, hint in problems],
+            }
+            if not options["json"]:
+                lines = [f"Database {alias!r}: {readings.text}.", *(f"!!  {text}\n    {hint}" for text, hint in problems)]
+                self.stdout.write("\n".join(lines))
+        if options["json"]:
+            self.stdout.write(json.dumps({"databases": shown}))
+        elif any(one["cut"] for one in shown.values()):
+            self.stdout.write("With --all, all of them are read.")
+        if any(one["problems"] for one in shown.values()):
+            raise SystemExit(1)
+
+    def _tell(self, noun: str, number: int) -> None:
+        if number % TELL_EVERY == 0:
+            self.stderr.write(f"{count(number, noun)} read")
+
+
+def _databases(only: list[str] | None) -> list[str]:
+    try:
+        return databases(only) if only else stored.databases()
+    except OutboxError as error:
+        raise unable(error) from error
 
 
 def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, types: int) -> str:

@@ -25,7 +25,7 @@ CALLS = {
     "outbox_forget": ["mail", "--no-input"],
     "outbox_replay_unhandled": [],
     "outbox_replay_unsent": ["--all"],
-    "outbox_schema": ["--check"],
+    "outbox_schema": ["--against-database"],
     "outbox_status": [],
 }
 """Every command, with arguments by which it soon ends."""

@@ -3,6 +3,7 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox import atomic, message, publish, publish_many
 from outbox.message import Message
 
 LINE = "Run manage.py outbox_schema --write, and commit it."
@@ -167,3 +168,67 @@ class TestUnusableInput:
     def test_in_the_arguments_ends_it_with_a_sentence(self, schema, path, arguments):
         with pytest.raises(CommandError, match=r"required|not allowed with|--accept-breaks is for --write"):
             schema(*arguments)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+class TestAgainstDatabase:
+    @pytest.fixture(autouse=True)
+    def _outbox(self, settings, no_consumers):
+        memory = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
+        settings.OUTBOX = {"BROKERS": {"default": memory}, "TOPICS": {"orders": {"TYPE": "normal"}}, "CELERY_WAKEUP": False}
+
+    def test_names_what_this_code_cannot_read(self, schema):
+        release(order_id=int)
+        with atomic():
+            publish_many([message.registered["OrderPlaced"](number) for number in range(3)])
+        release(order_id=str)
+
+        code, lines = schema("--against-database", "--database", "default")
+
+        assert code == 1
+        assert lines[0] == "Database 'default': 3 waiting messages read."
+        assert lines[1].startswith("!!  3 waiting messages of OrderPlaced version 1 cannot be read: Expected `str`, got `int`")
+        assert lines[2].startswith("    Correct OrderPlaced, or raise its version to 2 and add @OrderPlaced.upgrade_from(1).")
+
+    def test_passes_where_this_code_can_read_all(self, schema):
+        release(order_id=int)
+        with atomic():
+            publish(message.registered["OrderPlaced"](1))
+
+        assert schema("--against-database", "--all") == (
+            0,
+            ["Database 'default': 1 waiting message read.", "Database 'other': no stored messages read."],
+        )
+
+    def test_prints_one_line_of_json(self, schema):
+        code, (line,) = schema("--against-database", "--json", "--database", "default")
+
+        assert code == 0
+        assert json.loads(line) == {"databases": {"default": {"read": {}, "cut": [], "foreign": 0, "problems": []}}}
+
+    def test_tells_that_there_are_more(self, schema, monkeypatch):
+        monkeypatch.setattr("outbox.monitoring.stored.SAMPLE", 200)
+        release(order_id=int)
+        with atomic():
+            publish_many([message.registered["OrderPlaced"](number) for number in range(250)])
+
+        code, lines = schema("--against-database", "--database", "default")
+
+        assert (code, lines) == (
+            0,
+            ["Database 'default': 200 waiting messages (not all) read.", "With --all, all of them are read."],
+        )
+
+    def test_tells_how_far_it_is(self, monkeypatch, capsys):
+        monkeypatch.setattr("outbox.management.commands.outbox_schema.TELL_EVERY", 100)
+        release(order_id=int)
+        with atomic():
+            publish_many([message.registered["OrderPlaced"](number) for number in range(250)])
+
+        call_command("outbox_schema", "--against-database", "--all", "--database", "default")
+
+        assert capsys.readouterr().err.splitlines() == ["100 waiting messages read", "200 waiting messages read"]
+
+    def test_refuses_a_database_that_is_not_in_settings(self, schema):
+        with pytest.raises(CommandError, match="There is no database 'missing' in settings"):
+            schema("--against-database", "--database", "missing")

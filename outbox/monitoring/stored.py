@@ -1,0 +1,307 @@
+"""
+Read stored messages as consumers will: those that are not sent yet, dead messages, and what groups are still to get.
+
+A message that this code cannot read becomes a dead letter when it is delivered, so this is asked before a deployment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from outbox import conf, database
+from outbox.brokers.base import Delivery, StoredList, TopicSpec
+from outbox.brokers.capabilities import StoredInDatabase
+from outbox.consuming.outcome import shape_of
+from outbox.consuming.read import find_consumer, read, read_as, version_of
+from outbox.consuming.register import groups
+from outbox.database import Connection
+from outbox.errors import ConfigurationError, UnknownMessageType, UnreadableBody
+from outbox.logs import line_of, one_line
+from outbox.message import Header, message_type, read_headers
+from outbox.models import UNFINISHED, State
+from outbox.monitoring.connection import connected
+from outbox.monitoring.text import count
+
+PAGE = 100  # bodies that are read at once
+SAMPLE = 1000  # messages of a list: the oldest, and a page of the newest
+MOST_PROBLEMS = 100  # different ones
+
+TOPICS = "SELECT id FROM outbox_topic WHERE id <> 0 ORDER BY id"
+
+LETTER_GROUPS = "SELECT DISTINCT consumer_group FROM outbox_failure_count WHERE given_up <> '' ORDER BY 1"
+
+# Pages of keys and message ids, each by an index that has its key. The key of a message in a batch is made of both places.
+WAITING = """
+SELECT pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
+"""
+DELAYED = """
+SELECT message_id, message_id FROM outbox_delayed WHERE message_id > %(after)s ORDER BY message_id {order} LIMIT %(limit)s
+"""
+IN_BATCHES = """
+SELECT b.id * 32768 + u.n, u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u (id, n)
+WHERE b.state {states} AND b.id >= %(after)s / 32768 AND b.id * 32768 + u.n > %(after)s AND u.n <> ALL (b.split)
+ORDER BY b.id {order}, u.n {order} LIMIT %(limit)s
+"""
+LETTERS = """
+SELECT message_id, message_id FROM outbox_failure_count
+WHERE consumer_group = %(group)s AND message_id > %(after)s AND given_up <> '' AND topic <> ALL (%(kept)s)
+ORDER BY message_id {order} LIMIT %(limit)s
+"""
+
+BODIES = """
+SELECT m.id, t.name, m.headers, m.body FROM outbox_message m JOIN outbox_topic t ON t.id = m.topic_id
+WHERE m.id = ANY(%(ids)s) AND m.topic_id <> 0
+UNION ALL
+SELECT d.message_id, d.topic, d.headers, d.body FROM outbox_dead d
+WHERE d.message_id = ANY(%(ids)s) AND d.body IS NOT NULL AND NOT EXISTS (SELECT FROM outbox_message WHERE id = d.message_id)
+"""
+
+FIRST_ID = UUID(int=0)
+NO_UPGRADE = "no upgrade"
+
+
+class Unreadable(NamedTuple):
+    """
+    Messages that cannot be read for one reason.
+
+    Args:
+        noun: what one of them is: waiting message, dead letter.
+        group: the group that is to get them; "" for all.
+        problem: the problem, without what differs between messages.
+    """
+
+    noun: str
+    group: str
+    type: str
+    version: int | None
+    problem: str
+    hint: str
+
+
+@dataclass
+class Readings:
+    """
+    What became of reading stored messages.
+
+    Args:
+        read: noun -> messages that were read.
+        cut: nouns of which there are more messages than were read.
+        foreign: messages that no handler and no message type here is for.
+        unreadable: kinds of unreadable messages -> how many; the problem and the id of the first.
+    """
+
+    read: Counter[str] = field(default_factory=Counter)
+    cut: set[str] = field(default_factory=set)
+    foreign: int = 0
+    unreadable: dict[Unreadable, tuple[int, str, str]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """What was read, in a sentence without its end."""
+        read = ", ".join(f"{count(number, noun)}{' (not all)' if noun in self.cut else ''}" for noun, number in self.read.items())
+        foreign = f"; {self.foreign:,} of them have neither a handler nor a message type here" if self.foreign else ""
+        return f"{read or 'no stored messages'} read{foreign}"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield what cannot be read, and what to do about it."""
+        for one, (number, problem, example) in self.unreadable.items():
+            subject = f"{count(number, one.noun)}{f' of group {one.group!r}' if one.group else ''} of {one.type or 'no type'}"
+            version = "" if one.version is None else f" version {one.version}"
+            verb = ("has" if number == 1 else "have") if problem.startswith(NO_UPGRADE) else "cannot be read:"
+            yield one_line(f"{subject}{version} {verb} {problem} (such as {example})"), one.hint
+
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredBroker:
+    """Brokers that share tables in a database."""
+
+    kind: type[StoredInDatabase]
+    options: Mapping[str, Any]
+    topics: list[TopicSpec]
+
+
+def databases() -> list[str]:
+    """Return the aliases of databases that may hold messages, of the outbox or of brokers that are stored in a database."""
+    return list(dict.fromkeys([*database.outbox_databases(), *_stored_brokers()]))
+
+
+def read_stored(
+    alias: str, *, everything: bool = False, progress: Progress = lambda noun, number: None, **limits: Any
+) -> Readings:
+    """
+    Read the messages in a database that consumers are still to get, or `SAMPLE` of each list.
+
+    Args:
+        everything: read all; a page after the other, so that memory stays as it is.
+        progress: called after each page with what was read so far.
+        limits: as for `connected`.
+
+    Raises:
+        NotMigrated: the database has no tables of the outbox, or of a broker.
+        psycopg.Error: it cannot be reached.
+    """
+    readings = Readings()
+    has_outbox = database.is_outbox_database(alias)
+    name = "outbox schema"
+    with connected(alias, name, **limits) if has_outbox else database.connect(alias, application_name=name) as connection:
+        lists = list(_lists(connection)) if has_outbox else []
+        for broker in _stored_brokers().get(alias, ()):
+            lists += broker.kind.list_stored(broker.options, broker.topics, connection)
+        for one in lists:
+            for delivery in _deliveries(one, readings, everything=everything):
+                _note(readings, one.noun, delivery)
+                if readings.read[one.noun] % PAGE == 0:
+                    progress(one.noun, readings.read[one.noun])
+    return readings
+
+
+def _stored_brokers() -> dict[str, list[_StoredBroker]]:
+    """Return the brokers that are stored in databases, by the aliases of these."""
+    found: dict[str, dict[type, _StoredBroker]] = {}
+    for alias, settings in conf.settings().brokers.items():
+        try:
+            kind = conf.broker_class(alias)
+            topics = conf.topics_of(alias)
+        except ConfigurationError:  # check E003 reports it
+            continue
+        if kind.is_stored_in_database and topics:
+            stored = StoredInDatabase.of(kind)
+            shared = found.setdefault(stored.stored_in(settings.options), {})
+            shared.setdefault(kind, _StoredBroker(stored, settings.options, [])).topics.extend(topics)
+    return {alias: list(shared.values()) for alias, shared in found.items()}
+
+
+def _deliveries(one: StoredList, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
+    """Yield all messages of a list; or its oldest, and a page of its newest."""
+    after, left = None, SAMPLE - PAGE
+    while everything or left > 0:
+        page = one.read(after, PAGE, False)
+        yield from (delivery for _, delivery in page if delivery is not None)
+        if len(page) < PAGE:
+            return
+        after, left = page[-1][0], left - PAGE
+    newest = one.read(after, PAGE, True)
+    yield from (delivery for _, delivery in newest if delivery is not None)
+    if len(newest) == PAGE:
+        readings.cut.add(one.noun)
+
+
+def _lists(connection: Connection) -> Iterator[StoredList]:
+    """Yield the lists of the outbox itself. Dead letters of brokers in databases are in their own lists."""
+    for (topic,) in connection.execute(TOPICS).fetchall():
+        yield _list(connection, "waiting message", WAITING, 0, topic=topic)
+    yield _list(connection, "delayed message", DELAYED, FIRST_ID)
+    yield _list(connection, "claimed message", IN_BATCHES.replace("{states}", f"IN {UNFINISHED}"), 0)
+    yield _list(connection, "dead message", IN_BATCHES.replace("{states}", f"= {State.DEAD}"), 0)
+    kept = [topic.name for brokers in _stored_brokers().values() for broker in brokers for topic in broker.topics]
+    for (group,) in connection.execute(LETTER_GROUPS).fetchall():
+        yield _list(connection, "dead letter", LETTERS, FIRST_ID, group=group, kept=kept)
+
+
+def _list(connection: Connection, noun: str, query: str, first: object, **arguments: object) -> StoredList:
+    return StoredList(noun, partial(_read_page, connection, query, first, arguments))
+
+
+def _read_page(
+    connection: Connection, query: str, first: object, arguments: Mapping[str, object], after: Any, limit: int, newest: bool
+) -> list[tuple[Any, Delivery | None]]:
+    """Return keys with their messages; None for a message that is in no table any more."""
+    parameters = {**arguments, "after": first if after is None else after, "limit": limit}
+    keys = connection.execute(query.replace("{order}", "DESC" if newest else "ASC").encode(), parameters).fetchall()
+    rows = connection.execute(BODIES, {"ids": [message_id for _, message_id in keys]}).fetchall()
+    group = str(arguments.get("group", ""))
+    found = {message_id: _delivery(group, topic, message_id, headers, body) for message_id, topic, headers, body in rows}
+    return [(key, found.get(message_id)) for key, message_id in keys]
+
+
+def _delivery(group: str, topic: str, message_id: UUID, headers: str, body: bytes) -> Delivery:
+    read = read_headers(headers)
+    return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=read.get(Header.TAG, ""), headers=read)
+
+
+class _Reading(enum.Enum):
+    READ = enum.auto()
+    FOREIGN = enum.auto()  # no handler and no message type here is for it
+    LEFT = enum.auto()  # its type has another topic now, where its handlers wait
+
+
+def _note(readings: Readings, noun: str, delivery: Delivery) -> None:
+    """Read a message as its groups do, and note what became of it."""
+    readings.read[noun] += 1
+    try:
+        reading = _read_for_groups(delivery)
+    except UnknownMessageType as error:
+        _add(readings, noun, delivery, *_explain_unknown(delivery, error))
+    except UnreadableBody as error:
+        _add(readings, noun, delivery, *_explain_unreadable(delivery, error))
+    except Exception as error:  # of an upgrade
+        _add(readings, noun, delivery, f"an upgrade fails with {type(error).__name__}: {line_of(error)}", "Correct the upgrade.")
+    else:
+        readings.foreign += reading is _Reading.FOREIGN
+        if reading is _Reading.LEFT:
+            hint = f"Keep a handler of topic {delivery.topic!r} until none of its messages is left."
+            _add(readings, noun, delivery, f"its type has another topic than {delivery.topic!r} now", hint)
+
+
+def _read_for_groups(delivery: Delivery) -> _Reading:
+    """
+    Decode a message as its group does, or as all groups do that take its topic; if none does, as its type.
+
+    Raises:
+        UnreadableBody, UnknownMessageType: a consumer would raise it.
+    """
+    known = groups()
+    names = [delivery.group] if delivery.group else [name for name, one in known.items() if delivery.topic in one.topics]
+    found = [find_consumer(known[name], delivery) for name in names if name in known]
+    consumers = {one.type: one for one in found if one is not None}
+    for consumer in consumers.values():
+        read(consumer, delivery)
+    kind = message_type(delivery.headers.get(Header.TYPE, ""))
+    if consumers or kind is None:
+        return _Reading.READ if consumers else _Reading.FOREIGN
+    read_as(kind, delivery)
+    has_handler = any(kind._meta.type in one.consumers for one in known.values())
+    return _Reading.LEFT if has_handler and kind._meta.topic != delivery.topic else _Reading.READ
+
+
+def _explain_unknown(delivery: Delivery, error: UnknownMessageType) -> tuple[str, str]:
+    """Return why a type or version is unknown, in words that are the same for others like it, and what to do."""
+    kind = message_type(delivery.headers.get(Header.TYPE, ""))
+    if kind is None:
+        return "no module here defines the type", "Restore its class, or name it in `type` of the class Meta of its new class."
+    return f"the version here is {kind._meta.version}: {line_of(error.__cause__ or error)}", "Deploy the code that published it."
+
+
+def _explain_unreadable(delivery: Delivery, error: UnreadableBody) -> tuple[str, str]:
+    """Return why a body cannot be read, in words that are the same for others like it, and what to do."""
+    kind, written = message_type(delivery.headers.get(Header.TYPE, "")), version_of(delivery)
+    why = line_of(error.__cause__ or error)
+    if kind is None:
+        return why, "Correct what publishes it: a handler of its topic expects JSON."
+    version = kind._meta.version
+    for step in range(version if written is None else written, version):
+        if step not in kind._upgrades:
+            return (
+                f"{NO_UPGRADE} from version {step}",
+                f"Add a function with @{kind.__name__}.upgrade_from({step}), or restore it.",
+            )
+    hint = f"Correct {kind.__name__}, or raise its version to {version + 1} and add @{kind.__name__}.upgrade_from({version})."
+    return why, hint
+
+
+def _add(readings: Readings, noun: str, delivery: Delivery, problem: str, hint: str) -> None:
+    name = delivery.headers.get(Header.TYPE, "")
+    key = Unreadable(noun, delivery.group, name, version_of(delivery), shape_of(problem), hint)
+    if key not in readings.unreadable and len(readings.unreadable) >= MOST_PROBLEMS:
+        key = Unreadable(noun, "", "other types", None, "there are too many problems to tell apart", "Correct the others first.")
+    number, text, example = readings.unreadable.get(key, (0, problem, delivery.message_id))
+    readings.unreadable[key] = number + 1, text, example
