@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from datetime import timedelta
-from uuid import uuid4
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
 
 import pytest
 
 from outbox import Message, conf, consumer, database
 from outbox.brokers.base import Outgoing
+from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Header
 from outbox.models import FailureCount, State
 from outbox.monitoring import stored
@@ -102,6 +104,15 @@ class TestAnOldVersionWithoutAnUpgrade:
         BatchFactory(topic=topic, message_ids=[row.id for row in old(4)], split=[2], state=state)
 
         assert problems() == [(f"3 claimed messages of OrderPlaced version 1 have {NO_UPGRADE[0]}", NO_UPGRADE[1])]
+
+    def test_is_named_once_in_a_batch_of_several_pages(self, topic, old, problems):
+        release()
+        for number in (250, 100, 1):
+            BatchFactory(topic=topic, message_ids=[row.id for row in old(number)])
+
+        ((text, _),) = problems(everything=True)
+
+        assert text == "351 claimed messages of OrderPlaced version 1 have no upgrade from version 1"
 
     def test_is_named_among_dead_messages_whose_day_was_dropped(self, topic, old, problems):
         release()
@@ -314,10 +325,8 @@ class TestOnTheEmbeddedBroker:
         """Have the broker keep so many messages of version 1; return what receives them for a group."""
         broker = conf.make_broker("default")
 
-        def kept(number=1, deliver_at=None):
-            broker.send(
-                [Outgoing(str(uuid4()), self.topic, b'{"kilos": 1.5}', headers=OLD, deliver_at=deliver_at) for _ in range(number)]
-            )
+        def kept(number=1):
+            broker.send([Outgoing(str(uuid4()), self.topic, b'{"kilos": 1.5}', headers=OLD) for _ in range(number)])
             return lambda group: broker.receive(
                 group, [self.topic], limit=10, invisible_for=timedelta(minutes=20), wait=timedelta()
             )
@@ -341,16 +350,37 @@ class TestOnTheEmbeddedBroker:
             f"3 unread messages of group 'new' of OrderPlaced version 1 have {NO_UPGRADE[0]}"
         ]
 
-    def test_what_a_group_holds_or_gave_up_is_named(self, kept, problems):
+    def test_what_a_group_holds_or_gave_up_is_named_once(self, kept, problems):
         release(group="mail", topic=self.topic)
         _, given_up, handled = kept(3)("mail")
         kept.broker.dead_letter(given_up, "no")
+        row = MessageRowFactory(id=UUID(given_up.message_id), topic=TopicFactory(name=self.topic), headers=json.dumps(OLD))
+        FailureCount.objects.create(consumer_group="mail", message_id=row.id, topic=self.topic, given_up="no", has_letter=True)
         kept.broker.ack([handled])
 
         assert sorted(text for text, _ in problems()) == [
             f"1 dead letter of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}",
             f"1 unfinished message of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}",
         ]
+
+    def test_what_is_delayed_is_named(self, problems, settings):
+        settings.OUTBOX["TOPICS"][self.topic]["TYPE"] = "delay"
+        release(topic=self.topic)
+        with closing(conf.make_broker("default")) as broker:
+            later = datetime.now(UTC) + timedelta(hours=1)
+            broker.send([Outgoing(str(uuid4()), self.topic, b"{}", headers=OLD, deliver_at=later)])
+
+        assert [text for text, _ in problems()] == [f"1 delayed message of OrderPlaced version 1 has {NO_UPGRADE[0]}"]
+
+    def test_what_may_still_be_committed_is_named(self, problems, settings):
+        settings.OUTBOX["TOPICS"][self.topic]["TYPE"] = "transaction"
+        release(topic=self.topic)
+        with closing(conf.make_broker("default")) as broker:
+            HalfMessages.of(broker).send_halves(
+                [Outgoing(str(uuid4()), self.topic, b"{}", headers=OLD, token=f"here:1:1:{number}") for number in (1, 2)]
+            )
+
+        assert [text for text, _ in problems()] == [f"2 half messages of OrderPlaced version 1 have {NO_UPGRADE[0]}"]
 
     def test_what_a_group_has_handled_is_not(self, kept, problems):
         release(group="mail", topic=self.topic)

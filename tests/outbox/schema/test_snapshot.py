@@ -103,6 +103,14 @@ class TestTake:
 
 
 class TestAsText:
+    def test_is_the_same_for_a_union_in_another_order(self, define):
+        texts = []
+        for kind in (int | str | None, None | str | int):
+            define(fields={"thing": kind})
+            texts.append(snapshot.as_text(snapshot.take(message.registered)))
+
+        assert texts[0] == texts[1]
+
     def test_is_the_same_in_every_process(self):
         texts = {
             subprocess.run(

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from outbox.message import Header
-from outbox.monitoring.doctor import Level, check_stored_messages
+from outbox.monitoring.doctor import Level, check, check_stored_messages
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -38,3 +38,8 @@ class TestStoredMessages:
 
         assert level is Level.WARNING
         assert text.startswith("1 waiting message of OrderPlaced version 1 cannot be read: Object missing required field `total`")
+
+    def test_are_a_part_of_the_doctors_checks(self, about, wait):
+        wait("OrderPlaced", b'{"invoice": "1", "customer": null, "items": 1, "total": "1.50"}')
+
+        assert about(check, SUBJECT) == [(Level.OK, "1 waiting message read")]
