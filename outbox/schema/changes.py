@@ -9,7 +9,7 @@ from outbox.message import Message
 from outbox.schema.misfits import Misfit, MisfitKind, misfits
 from outbox.schema.snapshot import Snapshot, TypeSnapshot
 
-ACCEPT = "If nobody can have one any more, run outbox_schema --write --accept-breaks."
+ACCEPT = "If no such message can come any more, run outbox_schema --write --accept-breaks."
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls:
     for one in found:
         field = f"field {one.path}" if one.path else "body"
         if one.kind is MisfitKind.REFUSED:
-            text = f"has the {field} as {one.read}, and had it as {one.written}: older messages cannot be read"
+            text = f"no longer takes {one.written} in the {field}, only {one.read}: older messages cannot be read"
             yield Change(name, text, f"Write {raised}")
         elif one.kind is MisfitKind.MISSING and one.path not in new_names.values():
             yield Change(name, f"requires the {field}, which older messages lack", f"Give it a default. Or write {raised}")
@@ -112,7 +112,7 @@ def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls:
     for one in sorted(misfits(after.schema, before.schema), key=lambda one: one.path):
         if one.kind is MisfitKind.REFUSED and one.path not in seen:
             field = f"field {one.path}" if one.path else "body"
-            text = f"has the {field} as {one.written}, and had it as {one.read}: readers of the last release refuse what is new"
+            text = f"takes {one.written} in the {field}, which readers of the last release refuse: they take {one.read}"
             yield Change(name, text, f"Write {raised}")
 
 

@@ -217,6 +217,8 @@ def _in_words(node: Node, schema: Schema) -> str:
 
 def describe(node: Node) -> str:
     """Return a node in words: string (uuid), 'a', 'b', Place or null."""
+    if node.ref == "#":
+        return "the type itself"
     if node.ref is not None:
         return node.ref.removeprefix("#/$defs/")
     if node.any_of is not None:

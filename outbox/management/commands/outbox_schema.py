@@ -24,6 +24,7 @@ from outbox.schema import changes, snapshot
 
 FILE = "outbox_schema.json"
 TELL_EVERY = 100_000  # messages
+NOT_WRITTEN = "Nothing was written: mend it, or add --accept-breaks where nobody is concerned."
 
 
 class Command(BaseCommand):
@@ -50,7 +51,7 @@ class Command(BaseCommand):
             "--database", action="append", metavar="ALIAS", help="with --against-database; may be repeated (default: all)"
         )
         parser.add_argument("--accept-breaks", action="store_true", help="with --write: write it although changes break others")
-        parser.add_argument("--file", type=Path, metavar="PATH", help=f"the snapshot (default: {FILE} in BASE_DIR)")
+        parser.add_argument("--file", type=Path, metavar="PATH", help=f"the snapshot (default: {FILE} in BASE_DIR, or here)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -77,7 +78,7 @@ class Command(BaseCommand):
             shown = {"file": str(path), "written": is_written, "changes": [asdict(one) for one in found]}
             self.stdout.write(json.dumps(shown))
         else:
-            self.stdout.write(_as_text(found, path, is_written=is_written, types=len(types)))
+            self.stdout.write(_as_text(found, path, is_written=is_written, is_check=options["check"], types=len(types)))
         if is_refused or (options["check"] and found):
             raise SystemExit(1)
 
@@ -117,7 +118,7 @@ def _databases(only: list[str] | None) -> list[str]:
         raise unable(error) from error
 
 
-def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, types: int) -> str:
+def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, is_check: bool, types: int) -> str:
     lines = []
     for one in found:
         lines.append(one_line(f"{'!!' if one.breaks else '!'}  {one.type} {one.text}."))
@@ -126,7 +127,8 @@ def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, t
     if is_written:
         lines.append(f"{path} written, with {count(types, 'message type')}. Commit it.")
     elif breaks:
-        lines.append(f"{count(breaks, 'change')} {'breaks' if breaks == 1 else 'break'} others. Nothing was written.")
+        lines.append(f"{count(breaks, 'change')} {'breaks' if breaks == 1 else 'break'} others.")
+        lines += [] if is_check else [NOT_WRITTEN]
     elif found:
         lacks = "does not have this" if path.exists() else "does not exist"
         lines.append(f"{path} {lacks}. Run manage.py outbox_schema --write, and commit it.")

@@ -111,19 +111,19 @@ BREAKS = {
     ),
     "a narrowed field": Release(
         edited("order_id: int", "order_id: Annotated[int, msgspec.Meta(ge=2)]"),
-        "has the field order_id as integer (at least 2), and had it as integer: older messages cannot be read.",
+        "no longer takes integer in the field order_id, only integer (at least 2): older messages cannot be read.",
         "of OrderPlaced version 2 cannot be read: Expected `int` >= 2 - at `$.order_id`",
         handled="",
     ),
     "a field of another type": Release(
         edited("order_id: int", "order_id: str"),
-        "has the field order_id as string, and had it as integer: older messages cannot be read.",
+        "no longer takes integer in the field order_id, only string: older messages cannot be read.",
         "of OrderPlaced version 2 cannot be read: Expected `str`, got `int` - at `$.order_id`",
         handled="",
     ),
     "a widened field": Release(
         edited("customer: str", "customer: str | None"),
-        "has the field customer as null, and had it as string: readers of the last release refuse what is new.",
+        "takes null in the field customer, which readers of the last release refuse: they take string.",
     ),
     "a new field without a default": Release(
         edited("    customer: str\n", "    customer: str\n    total: int\n"),

@@ -11,7 +11,9 @@ import pytest
 
 from outbox import message
 from outbox.errors import InvalidMessageType, UnreadableSnapshot
+from outbox.message import Message
 from outbox.schema import snapshot
+from outbox.schema.misfits import misfits
 from outbox.schema.snapshot import Snapshot
 
 IN_ANOTHER_PROCESS = """
@@ -25,6 +27,15 @@ class OrderPlaced(Message):
 
 print(snapshot.as_text(snapshot.take(message_types())), end="")
 """
+
+
+class Category(Message):
+    name: str
+    within: Category | None = None
+
+    class Meta:
+        topic = "orders"
+        type = "schema.Category"
 
 
 @pytest.fixture
@@ -60,6 +71,13 @@ class TestTake:
                 }
             },
         }
+
+    def test_refers_to_itself_in_a_recursive_type(self):
+        schema = snapshot.take({"Category": Category}).types["Category"].schema
+
+        assert schema.definitions == {}
+        assert [node.ref for node in schema.properties["within"].any_of] == ["#", None]
+        assert misfits(schema, schema) == []
 
     def test_leaves_out_what_changes_nothing_for_others(self, define):
         define(defaults={"__doc__": "An order was placed.", "order_id": 7}, tag="placed", mask=["order_id"])
