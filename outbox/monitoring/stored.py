@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import connections
+
 from outbox import conf, database
 from outbox.brokers.base import Delivery, StoredList, TopicSpec
 from outbox.brokers.capabilities import StoredInDatabase
@@ -175,7 +177,11 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
             continue
         if kind.is_stored_in_database and topics:
             stored = StoredInDatabase.of(kind)
-            shared = found.setdefault(stored.stored_in(settings.options), {})
+            home = stored.stored_in(settings.options)
+            if home not in connections.settings:
+                hint = f"Choices are: {', '.join(connections)}."
+                raise ConfigurationError(f"Broker {alias!r} is stored in database {home!r}, which is not in settings.", hint=hint)
+            shared = found.setdefault(home, {})
             shared.setdefault(kind, _StoredBroker(stored, settings.options, [])).topics.extend(topics)
     return {alias: list(shared.values()) for alias, shared in found.items()}
 

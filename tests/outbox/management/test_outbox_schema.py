@@ -230,6 +230,13 @@ class TestAgainstDatabase:
 
         assert capsys.readouterr().err.splitlines() == ["100 waiting messages read", "200 waiting messages read"]
 
+    def test_names_a_brokers_database_that_is_not_in_settings(self, schema, settings):
+        embedded = {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"DATABASE": "missing"}}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": embedded}}
+
+        with pytest.raises(CommandError, match="Broker 'default' is stored in database 'missing', which is not in settings"):
+            schema("--against-database")
+
     def test_refuses_a_database_that_is_not_in_settings(self, schema):
         with pytest.raises(CommandError, match="There is no database 'missing' in settings"):
             schema("--against-database", "--database", "missing")
