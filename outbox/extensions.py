@@ -118,6 +118,10 @@ class Extension:
     pages: Sequence[Page] = ()
     """Admin pages of the app, to be linked at the top of all pages of the outbox."""
 
+    def consumer_groups(self, broker: str) -> Iterable[str]:
+        """Return consumer groups of the app that read all topics of a broker, for `outbox_topics`."""
+        return ()
+
     def find_attention(self, connection: psycopg.Connection[tuple[Any, ...]], alias: str) -> Iterable[Attention]:
         """Return what needs attention in a database. Called for each probe and scrape, so it takes milliseconds."""
         return ()

@@ -139,6 +139,7 @@ COMMANDS = {
     "outbox_replay_unsent": "Deal with what the broker rejected, from a shell or a script.",
     "outbox_schema": "Find out before a release whether other releases can read its messages, and it theirs.",
     "outbox_status": "See the state of the outbox, or what one message waits for; exit code for monitors.",
+    "outbox_topics": "Create topics and groups at a deployment, without the tools of each server.",
     "outbox_archive": "Move finished days to the lake.",
     "outbox_audit": "Prove over the whole history that nothing was lost.",
     "outbox_record": "Let the audit see what a broker on a server has.",

@@ -31,6 +31,7 @@ from outbox.brokers.types import (
     SendGuarantee,
     SendResult,
     SendStatus,
+    ServerResource,
     StoredCopy,
     StoredList,
 )
@@ -77,6 +78,7 @@ class Broker(abc.ABC):
     supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
     speaks_kafka: ClassVar[bool] = False
+    lists_resources: ClassVar[bool] = False
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
@@ -295,6 +297,7 @@ __all__ = [
     "SendGuarantee",
     "SendResult",
     "SendStatus",
+    "ServerResource",
     "StoredCopy",
     "StoredList",
     "TopicSpec",

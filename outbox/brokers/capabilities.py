@@ -23,6 +23,7 @@ from outbox.brokers.types import (
     Outgoing,
     Problem,
     SendResult,
+    ServerResource,
     StoredCopy,
     StoredList,
 )
@@ -388,3 +389,24 @@ class SpeaksKafka(Capability):
     @abc.abstractmethod
     def topics_of_group(cls, topic: str, group: str) -> list[str]:
         """Return the topics that have what a group has not finished of a topic: itself, and those with copies for the group."""
+
+
+class ListsResources(Capability):
+    """What the topics and their consumer groups need at the server can be listed, and what is missing created."""
+
+    flag = "lists_resources"
+    lists_resources: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
+        """
+        Return what the topics need at the server, in the order in which it can be created. Nothing is created or changed.
+
+        Args:
+            sources: the stable ids of the outboxes whose relays send here.
+            lanes: the highest number of a relay's lane.
+            readers: groups without handlers that may read all topics. Nothing may be stored for them before they first receive.
+
+        Raises:
+            BrokerUnavailable: the server does not answer, or refuses this user.
+        """

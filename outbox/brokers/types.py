@@ -249,3 +249,28 @@ class Problem:
     text: str
     hint: str
     is_error: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResource:
+    """
+    A topic, group or queue that a broker needs at its server, and what is there.
+
+    Args:
+        kind: what it is, in the words of the broker's page, such as "topic" or "marker topic".
+        wanted: the settings that it is created with, in the server's words.
+        create: creates it if it is missing, and changes nothing otherwise. Raises BrokerUnavailable.
+        is_there: None: the server did not tell; `trouble` says why.
+        differences: what exists otherwise than the topics need it, such as "2 partitions, not 4".
+        trouble: what could not be read, and what to do about it.
+        place: the node that it is on, where each node has its own.
+    """
+
+    kind: str
+    name: str
+    wanted: Mapping[str, str]
+    create: Callable[[], None]
+    is_there: bool | None
+    differences: tuple[str, ...] = ()
+    trouble: str = ""
+    place: str = ""

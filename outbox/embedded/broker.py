@@ -23,11 +23,12 @@ from outbox.brokers.base import (
     Outgoing,
     Problem,
     SendResult,
+    ServerResource,
     StoredCopy,
     StoredList,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, StoredInDatabase
+from outbox.brokers.capabilities import DeadLetters, ListsResources, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
@@ -36,7 +37,7 @@ from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.results import Act, results_of
 from outbox.embedded.rows import delivery
-from outbox.embedded.topics import Topics, differences
+from outbox.embedded.topics import Topics, differences, resources, write_topics
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
 from outbox.message import Half, Header, Resolution, TopicType
@@ -44,7 +45,7 @@ from outbox.message import Half, Header, Resolution, TopicType
 logger = get_logger(__name__)
 
 
-class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
+class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
@@ -129,6 +130,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
                     missing = no_tables(self._settings.database)
                     found = [Problem(missing.message, missing.hint)]
         return found
+
+    def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
+        """Return the topics; groups are stored when they first receive."""
+        with self._client.translated() as connection:
+            return list(resources(connection, self.topics, self._create_topic))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Make messages visible, delayed ones at their time. A message that was sent before is not stored again."""
@@ -307,6 +313,10 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase):
         """Close the connections."""
         self._client.close()
         self._renewals.close()
+
+    def _create_topic(self, spec: TopicSpec) -> None:
+        with self._client.translated() as connection:
+            write_topics(connection, [spec])
 
     def _now(self) -> datetime | None:
         return self._clock() if self._clock else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from outbox.brokers.base import Problem
+from outbox.brokers.base import Problem, ServerResource
 from outbox.brokers.validation import known_topic
 from outbox.database import Connection
 from outbox.message import TopicSpec, TopicType
@@ -74,7 +75,11 @@ def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str
     specs = list(specs)
     names = [spec.name for spec in specs]
     connection.execute(CREATE_TOPICS, [names, [str(spec.type) for spec in specs], [spec.queues for spec in specs]])
-    rows = connection.execute(READ_TOPICS, [names])
+    return _read_topics(connection, names)
+
+
+def _read_topics(connection: Connection, names: Iterable[str]) -> dict[str, StoredTopic]:
+    rows = connection.execute(READ_TOPICS, [list(names)])
     return {name: StoredTopic(id_, name, TopicType(kind), queues) for id_, name, kind, queues in rows}
 
 
@@ -94,3 +99,27 @@ def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[
                 )
             )
     return found
+
+
+def resources(
+    connection: Connection, specs: Mapping[str, TopicSpec], create: Callable[[TopicSpec], None]
+) -> Iterable[ServerResource]:
+    """Yield the topics in settings, and what is in the tables."""
+    there = _read_topics(connection, specs)
+    for spec in specs.values():
+        stored = there.get(spec.name)
+        yield ServerResource(
+            "topic",
+            spec.name,
+            {"type": str(spec.type), "queues": str(spec.queues)},
+            partial(create, spec),
+            is_there=stored is not None,
+            differences=tuple(_differences(spec, stored)) if stored else (),
+        )
+
+
+def _differences(spec: TopicSpec, stored: StoredTopic) -> Iterable[str]:
+    if stored.type is not spec.type:
+        yield f"type {stored.type}, not {spec.type}"
+    if stored.queues != spec.queues:
+        yield f"{stored.queues} queues, not {spec.queues}"

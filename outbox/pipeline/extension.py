@@ -9,14 +9,16 @@ from uuid import UUID
 from django.contrib.admin import ModelAdmin
 from django.http import HttpRequest, HttpResponse
 
+from outbox import conf, database
 from outbox.database import Connection
 from outbox.extensions import Attention, Extension, Page
 from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
 from outbox.pipeline.conf import settings
+from outbox.pipeline.job_config import readable_brokers
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
-from outbox.pipeline.recorder import PAST_RETENTION
+from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
 
 
 class PipelineExtension(Extension):
@@ -30,6 +32,11 @@ class PipelineExtension(Extension):
         Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),
         Page(130, "Archived days", ArchivedDay, "outbox_pipeline_archivedday_changelist"),
     )
+
+    def consumer_groups(self, broker: str) -> Iterable[str]:
+        if broker in readable_brokers() or not conf.broker_class(broker).supports_consumers:
+            return ()
+        return map(recorder_group, database.outbox_databases())
 
     def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:
         return attention.find(connection, alias)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import psycopg
+from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf, database
 from outbox.brokers.base import Broker, Delivery
@@ -30,6 +31,7 @@ from outbox.message import TopicType
 PAST_RETENTION = "recorded_at < %(before)s"
 """The rows that pruning deletes."""
 
+GROUP = "outbox-recorder"  # of the database "default"
 BATCH_SIZE = 500  # the maximum number of messages in one statement
 HEARTBEAT_SECONDS = 10.0
 BACKLOG_SECONDS = 1.0  # the interval of backlog requests to the broker
@@ -66,6 +68,11 @@ COUNT_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) A
 
 NOW = "SELECT clock_timestamp()"
 SET_IDLE_TIMEOUT = "SELECT set_config('idle_session_timeout', %s, false)"
+
+
+def recorder_group(using: str) -> str:
+    """Return the consumer group that records for a database, unless the command names another one."""
+    return GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}"
 
 
 @dataclass(slots=True)

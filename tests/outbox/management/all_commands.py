@@ -27,6 +27,7 @@ CALLS = {
     "outbox_replay_unsent": ["--all"],
     "outbox_schema": ["--against-database"],
     "outbox_status": [],
+    "outbox_topics": [],
 }
 """Every command, with arguments by which it soon ends."""
 

@@ -17,11 +17,10 @@ from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
 from outbox.pipeline.job_config import kafka_brokers, readable_brokers
-from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder
+from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder, recorder_group
 from outbox.relay import hosts
 from outbox.relay.loops import RepeatingThread
 
-GROUP = "outbox-recorder"
 SIGNAL_CHECK_SECONDS = 0.2  # a signal is noticed within this time
 
 
@@ -70,7 +69,7 @@ class Command(BaseCommand):
 
 def _recorders(options: dict[str, Any]) -> list[Recorder]:
     [using] = hosts.databases([options["database"]])
-    group = options["group"] or (GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}")
+    group = options["group"] or recorder_group(using)
     readable = readable_brokers()
     unreadable = conf.settings().brokers.keys() - readable.keys() - set(kafka_brokers())
     aliases = options["broker"] or sorted(alias for alias in unreadable if conf.broker_class(alias).supports_consumers)

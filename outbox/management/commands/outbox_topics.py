@@ -1,0 +1,210 @@
+"""List what the topics need at their brokers, and create what is missing."""
+
+from __future__ import annotations
+
+import enum
+import json
+from argparse import ArgumentParser
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox import conf
+from outbox.brokers.base import Broker, ServerResource
+from outbox.brokers.capabilities import ListsResources
+from outbox.database.identity import read_identity
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable, NotMigrated, OutboxError
+from outbox.extensions import extensions
+from outbox.logs import line_of
+from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.monitoring.connection import connected
+from outbox.relay.hosts import relay_targets
+
+
+class ResourceState(enum.StrEnum):
+    """What became of a resource."""
+
+    THERE = "there"
+    CREATED = "created"
+    MISSING = "missing"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"
+
+
+DONE = {ResourceState.THERE, ResourceState.CREATED}
+HOW_TO_CREATE = "Run manage.py outbox_topics --create to create what is missing."
+NEVER_CHANGED = "What is different was left as it is: correct the settings, or change it with the server's own tools."
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResource:
+    """
+    A resource as it is shown.
+
+    Args:
+        trouble: why it is missing or unknown, or what could not be compared.
+    """
+
+    kind: str
+    name: str
+    place: str
+    state: ResourceState
+    wanted: Mapping[str, str]
+    differences: Collection[str]
+    trouble: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name} at {self.place}" if self.place else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTopics:
+    """
+    The resources of a broker.
+
+    Args:
+        troubles: why others are not listed.
+    """
+
+    broker: str
+    resources: list[ShownResource]
+    troubles: list[str]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.troubles and all(one.state in DONE for one in self.resources)
+
+
+class Command(BaseCommand):
+    help = (
+        "List what the topics in settings and the consumer groups in code need at the brokers: topics, groups and queues, with "
+        "their settings, and whether they are there. With --create, create what is missing. What is there is never changed. "
+        "Exit code: 0 all is there, 1 something is missing or different, or one of several brokers cannot be asked, 2 none can, "
+        "or refused."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that have topics)")
+        parser.add_argument("--create", action="store_true", help="create what is missing")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            targets = relay_targets(only_brokers=options["broker"])
+            found = [
+                _topics_of(alias, [target.database for target in targets if target.broker == alias], create=options["create"])
+                for alias in sorted({target.broker for target in targets})
+            ]
+        except OutboxError as error:
+            raise unable(error) from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"brokers": list(map(asdict, found))}))
+        else:
+            self.stdout.write("\n\n".join(_as_text(found)) or "There are no topics in settings.")
+        if not all(one.is_complete for one in found):
+            raise SystemExit(1 if any(one.resources for one in found) else 2)
+
+
+def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> BrokerTopics:
+    """Return the resources of a broker, the missing ones created if wanted."""
+    troubles: list[str] = []
+    listed: list[ServerResource] = []
+    refused: dict[str, str] = {}
+    missing: set[str] = set()
+    with closing(conf.make_broker(alias)) as broker:
+        if not broker.lists_resources:
+            return BrokerTopics(alias, [], [])
+        sources = _read_sources(databases, troubles) if broker.supports_transactional_sends else []
+        find = partial(
+            ListsResources.of(broker).list_resources,
+            sources=sources,
+            lanes=conf.settings().relay.lanes,
+            readers=_readers(broker),
+        )
+        try:
+            listed = find()
+            if create:
+                missing = {_id(one) for one in listed if one.is_there is False}
+                for one in listed:
+                    if one.is_there is False:
+                        _create(one, refused)
+                listed = find()
+        except BrokerUnavailable as error:
+            troubles.append(str(error))
+    return BrokerTopics(alias, [_shown(one, missing, refused) for one in listed], troubles)
+
+
+def _create(one: ServerResource, refused: dict[str, str]) -> None:
+    """Create a resource; note why the server refuses it. Raises BrokerUnavailable where the server is away."""
+    try:
+        one.create()
+    except BrokerMisconfigured as error:
+        refused[_id(one)] = str(error)
+
+
+def _id(one: ServerResource) -> str:
+    return f"{one.kind} {one.name} {one.place}"
+
+
+def _shown(one: ServerResource, missing: Collection[str], refused: Mapping[str, str]) -> ShownResource:
+    if one.is_there is None:
+        state = ResourceState.UNKNOWN
+    elif not one.is_there:
+        state = ResourceState.MISSING
+    elif one.differences:
+        state = ResourceState.DIFFERENT
+    else:
+        state = ResourceState.CREATED if _id(one) in missing else ResourceState.THERE
+    return ShownResource(
+        one.kind, one.name, one.place, state, one.wanted, one.differences, one.trouble or refused.get(_id(one), "")
+    )
+
+
+def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
+    """Return the stable ids of databases; note those that cannot be asked."""
+    found = []
+    for alias in databases:
+        try:
+            with connected(alias, "outbox topics") as connection:
+                found.append(read_identity(connection).source)
+        except (NotMigrated, psycopg.Error) as error:
+            troubles.append(
+                f"What relays of database {alias!r} need is not listed, since its id cannot be read: {line_of(error)}"
+            )
+    return found
+
+
+def _readers(broker: Broker) -> list[str]:
+    """Return the groups of apps that may read a broker's topics."""
+    return sorted({group for extension in extensions() for group in extension.consumer_groups(broker.alias)})
+
+
+def _as_text(found: Collection[BrokerTopics]) -> Iterator[str]:
+    shown = [(topics.broker, one) for topics in found for one in topics.resources]
+    if shown:
+        heads = ["broker", "what", "name", "state", "settings"]
+        yield table(heads, [[broker, one.kind, one.full_name, one.state, _settings(one)] for broker, one in shown])
+    for topics in found:
+        if not (topics.resources or topics.troubles):
+            name = conf.broker_class(topics.broker).__name__
+            yield f"Broker {topics.broker!r}: {name} does not tell what it needs at its server."
+        yield from (f"Broker {topics.broker!r}: {trouble}" for trouble in topics.troubles)
+    yield from (f"{one.kind.capitalize()} {one.full_name!r}: {one.trouble}" for _, one in shown if one.trouble)
+    states = {one.state for _, one in shown}
+    if ResourceState.DIFFERENT in states:
+        yield NEVER_CHANGED
+    if ResourceState.MISSING in states and not any(one.state is ResourceState.MISSING and one.trouble for _, one in shown):
+        yield HOW_TO_CREATE
+
+
+def _settings(one: ShownResource) -> str:
+    if one.state is ResourceState.DIFFERENT:
+        return "; ".join(one.differences)
+    return ", ".join(f"{name}={value}" for name, value in one.wanted.items())
