@@ -269,7 +269,7 @@ class ServerResource:
     kind: str
     name: str
     wanted: Mapping[str, str]
-    create: Callable[[], None]
+    create: Callable[[], object]
     is_there: bool | None
     differences: tuple[str, ...] = ()
     trouble: str = ""

@@ -11,8 +11,18 @@ from typing import Any, ClassVar, TypeVar
 
 from confluent_kafka import Producer
 
-from outbox.brokers.base import BrokerDeadLetter, Delivery, Outgoing, Problem, SendGuarantee, SendResult, SendStatus, TopicSpec
-from outbox.brokers.capabilities import DeadLetters, SpeaksKafka, TransactionalSends
+from outbox.brokers.base import (
+    BrokerDeadLetter,
+    Delivery,
+    Outgoing,
+    Problem,
+    SendGuarantee,
+    SendResult,
+    SendStatus,
+    ServerResource,
+    TopicSpec,
+)
+from outbox.brokers.capabilities import DeadLetters, ListsResources, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
@@ -24,6 +34,7 @@ from outbox.brokers.kafka.leaders import PartitionLeaders
 from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.options import FOR_HEADERS, MESSAGE_BYTES, KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.kafka.resources import KafkaResources
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
@@ -36,7 +47,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
+class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources):
     """
     Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
     promises.
@@ -125,6 +136,12 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka):
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}
         return [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+
+    def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
+        """Return the topics of messages, of markers and of groups."""
+        resources = KafkaResources(self._settings, self._name)
+        mine = sources if self._settings.transactions else ()
+        return resources.find(list(self.topics.values()), sources=mine, lanes=lanes, readers=readers)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""

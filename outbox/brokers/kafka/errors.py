@@ -31,7 +31,7 @@ MISCONFIGURED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: 'Allow this user Write on transactional ids that begin with "outbox.", '
     'or set OPTIONS["TRANSACTIONS"] = False.',
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "Raise the cluster's transaction.max.timeout.ms.",
-    KafkaError.INVALID_REPLICATION_FACTOR: "The cluster has fewer brokers than the topic is to have replicas.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "Start more nodes, or lower the cluster's default.replication.factor.",
     KafkaError.POLICY_VIOLATION: "A policy of the cluster forbids it.",
     KafkaError.SASL_AUTHENTICATION_FAILED: 'Correct user and password in OPTIONS["CLIENT"].',
     KafkaError._AUTHENTICATION: 'Correct "sasl.mechanism", user and password in OPTIONS["CLIENT"].',

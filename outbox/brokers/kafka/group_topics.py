@@ -7,9 +7,10 @@ is due. `<topic>.<group>.dead` has the dead letters: compacted by the letter's i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import NewTopic, TopicDescription
 
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions
 from outbox.brokers.kafka.topics import create_topic, find_topic, read_settings, wait_for_leaders
@@ -53,18 +54,9 @@ def ensure_group_topics(options: KafkaOptions, name: str, topic: str, group: str
     """
     mine = GroupTopics.of(topic, group)
     found = {one: find_topic(options, name, one, hint=ALLOW) for one in (mine.retry, mine.dead)}
-    if missing := [one for one, description in found.items() if description is None]:
-        settings = _settings_of_copies(options, name, topic)
-        size = settings.get("max.message.bytes", str(MESSAGE_BYTES + FOR_NOTE))
-        new = {
-            mine.retry: NewTopic(mine.retry, len(STEPS), config=settings),
-            mine.dead: NewTopic(mine.dead, 1, config={"max.message.bytes": size, "cleanup.policy": "compact"}),
-        }
-        compacted = {mine.retry: "", mine.dead: ", cleanup.policy=compact"}
-        for one in missing:
-            count = new[one].num_partitions
-            create_topic(options, name, new[one], hint=CREATE.format(partitions=count, compacted=compacted[one]))
-            found[one] = wait_for_leaders(options, name, one, range(count), hint=ALLOW)
+    for one, description in found.items():
+        if description is None:
+            found[one] = create_group_topic(options, name, topic, group, one)
     retry = found[mine.retry]
     if retry is not None and len(retry.partitions) < len(STEPS):
         raise BrokerMisconfigured(
@@ -73,10 +65,27 @@ def ensure_group_topics(options: KafkaOptions, name: str, topic: str, group: str
         )
 
 
-def _settings_of_copies(options: KafkaOptions, name: str, topic: str) -> dict[str, str]:
-    """Return the settings that the copies of a topic's records need; none where this user may not ask."""
-    found = read_settings(options, name, [topic])[topic]
-    settings = {setting: found[setting] for setting in OF_SOURCE if setting in found}
-    if "max.message.bytes" in settings:
-        settings["max.message.bytes"] = str(int(settings["max.message.bytes"]) + FOR_NOTE)
-    return settings
+def new_group_topics(settings: Mapping[str, str], topic: str, group: str) -> dict[str, NewTopic]:
+    """
+    Return a group's topics as they are created, by name.
+
+    Args:
+        settings: those of the group's topic; empty where this user may not see them.
+    """
+    mine = GroupTopics.of(topic, group)
+    copied = {setting: settings[setting] for setting in OF_SOURCE if setting in settings}
+    if "max.message.bytes" in copied:
+        copied["max.message.bytes"] = str(int(copied["max.message.bytes"]) + FOR_NOTE)
+    size = copied.get("max.message.bytes", str(MESSAGE_BYTES + FOR_NOTE))
+    return {
+        mine.retry: NewTopic(mine.retry, len(STEPS), config=copied),
+        mine.dead: NewTopic(mine.dead, 1, config={"max.message.bytes": size, "cleanup.policy": "compact"}),
+    }
+
+
+def create_group_topic(options: KafkaOptions, name: str, topic: str, group: str, mine: str) -> TopicDescription:
+    """Create one of a group's topics. Raises as `ensure_group_topics`."""
+    new = new_group_topics(read_settings(options, name, [topic])[topic], topic, group)[mine]
+    compacted = ", cleanup.policy=compact" if new.config.get("cleanup.policy") == "compact" else ""
+    create_topic(options, name, new, hint=CREATE.format(partitions=new.num_partitions, compacted=compacted))
+    return wait_for_leaders(options, name, mine, range(new.num_partitions), hint=ALLOW)

@@ -8,7 +8,7 @@ of the lane is open.
 from __future__ import annotations
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AclOperation, NewTopic
+from confluent_kafka.admin import AclOperation, NewTopic, TopicDescription
 
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.options import KafkaOptions
@@ -52,9 +52,7 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
     """
     found = find_topic(options, name, topic, hint=ALLOW)
     if found is None:
-        new = NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
-        create_topic(options, name, new, hint=CREATE.format(partitions=lane + 1))
-        found = wait_for_leaders(options, name, topic, [lane], hint=ALLOW)
+        found = create_marker_topic(options, name, topic, lane)
     count = len(found.partitions)
     if count <= lane:
         raise BrokerMisconfigured(
@@ -64,6 +62,17 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
     if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(found, operation)]:
         names = " and ".join(operation.name.title() for operation in missing)
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
+
+
+def new_marker_topic(topic: str, lane: int) -> NewTopic:
+    """Return a marker topic as it is created, with a partition for this lane and all below."""
+    return NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
+
+
+def create_marker_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> TopicDescription:
+    """Create a marker topic. Raises as `ensure_topic`."""
+    create_topic(options, name, new_marker_topic(topic, lane), hint=CREATE.format(partitions=lane + 1))
+    return wait_for_leaders(options, name, topic, [lane], hint=ALLOW)
 
 
 def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_fenced: bool = True) -> str | None:

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings
-from outbox.brokers.kafka.errors import CONNECTION, OF_TOPIC, call_error, error_of
+from outbox.brokers.kafka.errors import CONNECTION, MISCONFIGURED, OF_TOPIC, call_error, error_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 
@@ -71,7 +71,7 @@ def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) 
     Create a topic, unless somebody else just has.
 
     Args:
-        hint: what to do where it may not be created here.
+        hint: what to do where it may not be created here, or for a reason that is not in the table of errors.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -87,7 +87,8 @@ def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) 
             raise call_error(error, f"create the topic {new.topic!r}", errors.last(admin)) from error
         if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
             text = f"Topic {new.topic!r} does not exist, and Kafka did not create it ({cause.str()})."
-            raise BrokerMisconfigured(text, hint=hint) from error
+            is_denied = cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            raise BrokerMisconfigured(text, hint=hint if is_denied else MISCONFIGURED.get(cause.code(), hint)) from error
 
 
 def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: Collection[int], *, hint: str) -> TopicDescription:

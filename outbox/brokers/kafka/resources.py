@@ -1,0 +1,116 @@
+"""What `outbox_topics` lists and creates: topics of messages, marker topics, and the topics of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import NewTopic, TopicDescription
+
+from outbox.brokers.base import ServerResource
+from outbox.brokers.kafka.client import milliseconds
+from outbox.brokers.kafka.group_topics import GroupTopics, create_group_topic, new_group_topics
+from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
+from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.topics import create_topic, describe_topics, read_settings, wait_for_leaders
+from outbox.message import TopicSpec
+
+DESCRIBE = "Allow this user Describe on it."
+CREATE = "Allow this user Create on it, or create it with {settings}."
+UNSEEN = "Its settings were not compared, since this user may not see them. Allow it DescribeConfigs."
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaResource:
+    """
+    A topic that is needed.
+
+    Args:
+        new: as it is created.
+        least: the partitions that it needs.
+    """
+
+    kind: str
+    new: NewTopic
+    create: Callable[[], object]
+    least: int
+
+
+class KafkaResources:
+    """The topics that the outbox needs in one cluster."""
+
+    def __init__(self, options: KafkaOptions, name: str) -> None:
+        self._options = options
+        self._name = name
+
+    def find(
+        self, topics: Collection[TopicSpec], *, sources: Iterable[str], lanes: int, readers: Collection[str]
+    ) -> list[ServerResource]:
+        """Return the topics that are needed, and what is there. Arguments and errors as for `ListsResources`."""
+        of_messages = [self._topic(topic) for topic in topics]
+        settings = read_settings(self._options, self._name, [topic.name for topic in topics])
+        of_lanes = [self._marker(source, lanes) for source in sources]
+        of_groups = [
+            one
+            for topic in topics
+            for group in sorted({*topic.groups, *readers})
+            for one in self._group_topics(topic.name, group, settings[topic.name])
+        ]
+        return self._compare([*of_messages, *of_lanes, *of_groups])
+
+    def _topic(self, topic: TopicSpec) -> KafkaResource:
+        new = NewTopic(topic.name, topic.queues, config={"retention.ms": str(milliseconds(topic.retention))})
+        return KafkaResource("topic", new, partial(self._create, new), topic.queues)
+
+    def _create(self, new: NewTopic) -> None:
+        settings = ", ".join(f"{setting}={value}" for setting, value in _wanted(new).items())
+        create_topic(self._options, self._name, new, hint=CREATE.format(settings=settings))
+        wait_for_leaders(self._options, self._name, new.topic, range(new.num_partitions), hint=DESCRIBE)
+
+    def _marker(self, source: str, lanes: int) -> KafkaResource:
+        topic = marker_topic(source)
+        create = partial(create_marker_topic, self._options, self._name, topic, lanes)
+        return KafkaResource("marker topic", new_marker_topic(topic, lanes), create, lanes + 1)
+
+    def _group_topics(self, topic: str, group: str, settings: Mapping[str, str]) -> Iterator[KafkaResource]:
+        mine = GroupTopics.of(topic, group)
+        new = new_group_topics(settings, topic, group)
+        for kind, name in (("retry topic", mine.retry), ("dead-letter topic", mine.dead)):
+            # Its settings are those of the topic, which may be created before.
+            create = partial(create_group_topic, self._options, self._name, topic, group, name)
+            yield KafkaResource(kind, new[name], create, new[name].num_partitions)
+
+    def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
+        found = describe_topics(self._options, self._name, [one.new.topic for one in needed])
+        there = [name for name, one in found.items() if not isinstance(one, KafkaError)]
+        settings = read_settings(self._options, self._name, there)
+        return [_compared(one, found[one.new.topic], settings.get(one.new.topic, {})) for one in needed]
+
+
+def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:
+    resource = partial(ServerResource, needed.kind, needed.new.topic, _wanted(needed.new), needed.create)
+    if isinstance(found, KafkaError):
+        if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return resource(is_there=False)
+        return resource(is_there=None, trouble=f"This user may not see it, or it does not exist ({found.name()}). {DESCRIBE}")
+    differences = [*_differences(needed, len(found.partitions), settings)]
+    return resource(is_there=True, differences=tuple(differences), trouble="" if settings else UNSEEN)
+
+
+def _wanted(new: NewTopic) -> dict[str, str]:
+    return {"partitions": str(new.num_partitions), **new.config}
+
+
+def _differences(needed: KafkaResource, partitions: int, settings: Mapping[str, str]) -> Iterator[str]:
+    if partitions < needed.least:
+        yield f"{partitions} partitions, not {needed.least}"
+    wanted = needed.new.config
+    policy = settings.get("cleanup.policy", "")
+    if settings and wanted.get("cleanup.policy", policy) != policy:
+        yield f"cleanup.policy={policy}, not {wanted['cleanup.policy']}"
+    if "delete" in policy and settings["retention.ms"] != wanted.get("retention.ms", settings["retention.ms"]):
+        yield f"retention.ms={settings['retention.ms']}, not {wanted['retention.ms']}"
+    if settings and int(settings["max.message.bytes"]) < int(wanted.get("max.message.bytes", 0)):
+        yield f"max.message.bytes={settings['max.message.bytes']}, not {wanted['max.message.bytes']} or more"
