@@ -36,7 +36,6 @@ INSTALLED_APPS = [
     "outbox.pipeline",
     "project.shop",
     "project.demo",
-    "project.servers",
 ]
 
 # Where `collectstatic` puts the stylesheets, and whence they are served where DEBUG is off.

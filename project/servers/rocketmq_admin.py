@@ -1,4 +1,4 @@
-"""Creates topics and consumer groups at a RocketMQ, by the broker's own port: mqadmin ends with 0 whatever happens."""
+"""Creates topics, consumer groups and users at a RocketMQ, by the broker's own port: mqadmin ends with 0 whatever happens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
+from outbox.brokers.rocketmq.remoting.requests import update_group, update_topic
 from outbox.message import TopicType
-from project.servers.remoting import call
+from project.servers.remoting import call, exchange
 
-UPDATE_TOPIC, UPDATE_GROUP = 17, 200
 CLUSTER_INFO = 106
 MASTERS = re.compile(rb'"brokerAddrs":\{[^}]*\b0:"([^"]+)"')  # its JSON has numbers for names
 CREATE_USER, CREATE_ACL = 3001, 3006
@@ -25,39 +25,14 @@ def make_topic(broker: Address, name: str, kind: TopicType, queues: int = 4, *, 
     Raises:
         RemotingError: the broker refuses, such as another type for a topic that is there.
     """
-    call(
-        broker,
-        UPDATE_TOPIC,
-        {
-            "topic": name,
-            "defaultTopic": "TBW102",
-            "readQueueNums": queues,
-            "writeQueueNums": queues,
-            "perm": 6,
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0,
-            "order": "false",
-            "attributes": f"+message.type={kind.upper()}",
-        },
-        keys=keys,
-    )
+    exchange(broker, update_topic(name, kind, queues), keys=keys).checked()
 
 
 def make_group(
     broker: Address, name: str, *, is_ordered: bool = False, retries: int = MIN_RETRIES, keys: tuple[str, str] = ("", "")
 ) -> None:
     """Create a consumer group, or give one that is there already these settings."""
-    group = {
-        "groupName": name,
-        "consumeEnable": True,
-        "consumeFromMinEnable": True,
-        "consumeMessageOrderly": is_ordered,
-        "retryQueueNums": 1,
-        "retryMaxTimes": retries,
-        "brokerId": 0,
-        "whichBrokerWhenConsumeSlowly": 1,
-    }
-    call(broker, UPDATE_GROUP, {}, json.dumps(group).encode(), keys=keys)
+    exchange(broker, update_group(name, is_ordered=is_ordered, retries=retries), keys=keys).checked()
 
 
 def make_user(broker: Address, name: str, secret: str, rights: Mapping[str, Sequence[str]], *, keys: tuple[str, str]) -> None:

@@ -63,6 +63,12 @@ class TestCommands:
 
         assert command[:2] != ["python", "manage.py"] or command[2] in get_commands()
 
+    def test_of_topics_create_what_is_missing(self):
+        command = compose.services()["topics"]["command"]
+
+        assert command[:2] == ["sh", "-c"]
+        assert command[2].endswith("; exec python manage.py outbox_topics --create")
+
     def test_of_celery_name_our_app_and_its_queues(self):
         worker, beat = (compose.services()[name]["command"] for name in ("worker", "beat"))
         sent_to = {entry["options"]["queue"] for entry in app.conf.beat_schedule.values()} | {app.conf.task_default_queue}

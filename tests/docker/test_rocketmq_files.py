@@ -6,7 +6,6 @@ import re
 import pytest
 
 from project.servers import rocketmq
-from project.servers.management.commands.rocketmq_create import needed_groups, needed_topics
 from tests.docker import compose
 from tests.docker.compose import DOCKER
 
@@ -66,12 +65,3 @@ class TestRocketMQ:
         assert f"rocketmq:{broker['storePathRootDir']}" in compose.services()["broker"]["volumes"]
         assert broker["storePathCommitLog"].startswith(f"{broker['storePathRootDir']}/")
         assert compose.services()["broker-folder"]["command"][-1] == broker["storePathRootDir"]
-
-    def test_gets_the_topics_and_groups_that_the_shop_needs(self):
-        assert compose.services()["topics"]["command"] == ["python", "manage.py", "rocketmq_create"]
-        assert {topic.name: topic.type for topic in needed_topics()} == {
-            "orders": "transaction",
-            "order-cancellations": "transaction",
-            "shipments": "transaction",
-        }
-        assert dict(needed_groups()) == {"cart": False, "points": False, "shipment": False, "letters": False}

@@ -21,13 +21,14 @@ from outbox.brokers.base import (
     SendGuarantee,
     SendResult,
     SendStatus,
+    ServerResource,
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import AsksProducers, DeadLetters
+from outbox.brokers.capabilities import AsksProducers, DeadLetters, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
-from outbox.brokers.rocketmq import dead_letters, lookup
+from outbox.brokers.rocketmq import dead_letters, lookup, resources
 from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
 from outbox.brokers.rocketmq.client import RocketMQClient
@@ -49,7 +50,7 @@ from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBrok
 from outbox.message import Half, Resolution, TopicType
 
 
-class RocketMQBroker(AsksProducers, DeadLetters):
+class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
     """
     Connects to the gRPC proxy of a RocketMQ 5 cluster, and to its brokers' own ports.
 
@@ -136,6 +137,11 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
         found += self._problems_of_owners()
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
+
+    def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
+        """Return topics and groups, on each broker that the name servers know. Raises BrokerCannotTell as `dead_letters`."""
+        self._require_ports("Listing topics and groups")
+        return self._client.run(resources.list_resources(self._client, list(self.topics.values()), readers))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send each message once. RocketMQ does not deduplicate: a message with a known id is stored as another one."""
@@ -319,15 +325,17 @@ class RocketMQBroker(AsksProducers, DeadLetters):
         return [rejection or next(results) for rejection in rejections]
 
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
-        hint = f"Create it: mqadmin updateTopic -t {topic.name} -a +message.type={topic.type.upper()}"
         try:
             queues = self._client.run(self._client.routes.of(topic.name))
         except (StatusError, grpc.aio.AioRpcError) as error:
             outcome = status_of(error)
             if outcome.status is not SendStatus.MISCONFIGURED:
                 raise BrokerUnavailable(outcome.reason) from error
-            return Problem(f"Topic {topic.name!r}: {outcome.reason}", hint)
+            return Problem(f"Topic {topic.name!r}: {outcome.reason}", "Create it: manage.py outbox_topics --create")
         if wrong_type(topic, queues):
             kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.proto.accept_message_types})
-            return Problem(f"Topic {topic.name!r} has type {topic.type} in settings, but accepts {kinds} on the server.", hint)
+            return Problem(
+                f"Topic {topic.name!r} has type {topic.type} in settings, but accepts {kinds} on the server.",
+                "A topic keeps its type. Correct TYPE, or give the topic another name.",
+            )
         return None

@@ -8,6 +8,7 @@ when a broker does not answer.
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE
 from outbox.brokers.rocketmq.singleflight import SingleFlight
 
 MASTER = "0"
+NUMBER_KEY = re.compile(rb"([{,])(\d+):")
 
 AFTER_FAILURE_SECONDS = 1.0  # after a failure, fail at once for this long: each new attempt may take a whole time-out
 IDLE_SECONDS = 30.0  # a broker without a request for longer than this may have been frozen
@@ -82,13 +84,25 @@ class Ports:
 
     async def has_brokers(self) -> bool:
         """Return whether the name servers know any broker; True if no name server answers."""
-        for address in self._name_servers:
-            try:
-                answer = await self.ask(address, Request(requests.GET_CLUSTER_INFO))
-                return b'"brokerName"' in answer.checked().body  # not parsed: its JSON has numbers as keys
-            except (NotConnected, NoAnswer, RemotingError):
-                continue
-        return True
+        try:
+            return b'"brokerName"' in await self._ask_for_cluster()  # not parsed: it is asked often
+        except NotConnected:
+            return True
+
+    async def masters(self) -> dict[str, str]:
+        """
+        Return all brokers that the name servers know, or those of OPTIONS if there is none: name -> host:port of its master.
+
+        Raises:
+            NotConnected: no name server answers, or none knows a broker.
+        """
+        if not self._options.name_servers:
+            return dict(self._options.broker_addresses)
+        cluster = json.loads(NUMBER_KEY.sub(rb'\1"\2":', await self._ask_for_cluster()))
+        named = _masters(cluster["brokerAddrTable"].values())
+        if not named:
+            raise NotConnected("No name server knows a broker.")
+        return {name: self._options.broker_addresses.get(name, address) for name, address in named.items()}
 
     def invalidate(self, topic: str) -> None:
         """Ask for the brokers of a topic again at their next use."""
@@ -183,6 +197,16 @@ class Ports:
         seconds = options.request_timeout.total_seconds()
         keys = options.access_key, options.secret_key
         return await RemotingConnection.open(host, port, seconds=seconds, keys=keys, tls=self._tls)
+
+    async def _ask_for_cluster(self) -> bytes:
+        """Ask one name server after the other for all brokers; the answer's JSON has numbers as keys. Raises NotConnected."""
+        trouble = "there is none"
+        for address in self._name_servers:
+            try:
+                return (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
+            except (NotConnected, NoAnswer, RemotingError) as error:
+                trouble = str(error)
+        raise NotConnected(f"No name server returns the brokers: {trouble}")
 
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
         """Ask one name server after the other. Raises NotConnected if none answers."""

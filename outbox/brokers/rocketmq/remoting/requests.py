@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections.abc import Mapping
@@ -16,10 +17,12 @@ from outbox.brokers.rocketmq.remoting.frames import (
     stored_messages,
     write_properties,
 )
+from outbox.message import TopicType
 
 SEND_MESSAGE = 10
 PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
+UPDATE_TOPIC = 17
 GET_ALL_TOPICS = 21
 GET_BROKER_CONFIG = 26
 GET_RUNTIME_INFO = 28
@@ -30,10 +33,12 @@ END_TRANSACTION = 37
 PUT_KV_CONFIG, GET_KV_CONFIG = 100, 101
 ROUTE_OF_TOPIC = 105
 GET_CLUSTER_INFO = 106
+UPDATE_GROUP = 200
 GET_CONSUME_STATS = 208
 GROUPS_OF_TOPIC = 300
 SEND_MESSAGE_V2 = 310
 TOPICS_OF_GROUP = 343
+GET_TOPIC_CONFIG = 351
 GET_GROUP_CONFIG = 352
 
 # Answers. Source: apache/rocketmq ResponseCode.
@@ -54,6 +59,37 @@ MAX_FOUND = 64  # the server's limit for a query
 ANY_QUEUE = -1
 
 COMMIT_TYPE, ROLLBACK_TYPE = 8, 12
+
+
+def update_topic(name: str, kind: TopicType, queues: int) -> Request:
+    """Return a request to create a topic, or to give one that is there these queues. A broker refuses another type."""
+    fields = {
+        "topic": name,
+        "defaultTopic": "TBW102",
+        "readQueueNums": queues,
+        "writeQueueNums": queues,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": "false",
+        "attributes": f"+message.type={kind.upper()}",
+    }
+    return Request(UPDATE_TOPIC, fields)
+
+
+def update_group(name: str, *, is_ordered: bool, retries: int) -> Request:
+    """Return a request to create a consumer group, or to give one that is there these settings."""
+    group = {
+        "groupName": name,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": is_ordered,
+        "retryQueueNums": 1,
+        "retryMaxTimes": retries,
+        "brokerId": 0,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+    return Request(UPDATE_GROUP, {}, json.dumps(group).encode())
 
 
 def query(topic: str, key: str) -> Request:

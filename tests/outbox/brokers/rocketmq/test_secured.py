@@ -7,15 +7,16 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
+from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus, ServerResource
 from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.errors import BrokerMisconfigured
 from outbox.message import COMMIT, TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
 from project.servers.rocketmq_admin import make_user
@@ -26,6 +27,7 @@ from tests.waiting import wait_until
 ADMIN = ("admin", "the-administrators-secret")
 SHOP = ("shop", "the-shops-secret")
 READER = ("reader", "the-readers-secret")
+MAKER = ("maker", "the-makers-secret")
 
 HALVES = "Topic:RMQ_SYS_TRANS_HALF_TOPIC"
 RIGHTS = {
@@ -80,6 +82,7 @@ def node(folder: Path) -> Iterator[RocketMQ]:
         found.make_group("cart")
         make_user(found.broker_address, *SHOP, RIGHTS, keys=ADMIN)
         make_user(found.broker_address, *READER, {"Topic:orders": ["Sub"]}, keys=ADMIN)
+        make_user(found.broker_address, *MAKER, {"Topic:made": ["Get", "Create"], "Topic:denied": ["Get"]}, keys=ADMIN)
         yield found
 
 
@@ -87,7 +90,7 @@ def node(folder: Path) -> Iterator[RocketMQ]:
 def open_as(node: RocketMQ, folder: Path) -> Iterator[Callable[..., RocketMQBroker]]:
     opened: list[Broker] = []
 
-    def open_one(user: tuple[str, str] = SHOP, **options: Any) -> RocketMQBroker:
+    def open_one(user: tuple[str, str] = SHOP, topics: Sequence[TopicSpec] = TOPICS, **options: Any) -> RocketMQBroker:
         access_key, secret_key = user
         given = {
             "ENDPOINTS": node.endpoints,
@@ -98,7 +101,7 @@ def open_as(node: RocketMQ, folder: Path) -> Iterator[Callable[..., RocketMQBrok
             "ACCESS_KEY": access_key,
             "SECRET_KEY": secret_key,
         }
-        opened.append(broker := RocketMQBroker("default", {**given, **options}, TOPICS))
+        opened.append(broker := RocketMQBroker("default", {**given, **options}, topics))
         return broker
 
     yield open_one
@@ -110,6 +113,10 @@ def send_half(broker: RocketMQBroker) -> tuple[SendResult, HalfRef]:
     message = Outgoing(str(uuid.uuid4()), "orders", b"{}")
     [result] = broker.send_halves([message])
     return result, HalfRef("orders", result.half_id, message.message_id, result.place)
+
+
+def resources(broker: RocketMQBroker) -> dict[str, ServerResource]:
+    return {one.name: one for one in broker.list_resources(sources=[], lanes=16, readers=[])}
 
 
 class TestASecuredNode:
@@ -143,6 +150,30 @@ class TestASecuredNode:
         assert "no permission to access Topic:orders" in sent.reason
         for right in ("Get on Topic:orders", "Pub on Topic:orders", f"Sub on {HALVES}, to look", "and Group:TOOLS_CONSUMER"):
             assert right in texts
+
+    def test_lists_topics_and_names_those_that_it_may_not_tell_of(self, open_as):
+        shops, readers = resources(open_as(SHOP)), resources(open_as(READER))
+
+        assert (shops["orders"].is_there, shops["orders"].differences, shops["orders"].trouble) == (True, (), "")
+        assert readers["orders"].is_there is None
+        assert "Grant ACCESS_KEY Get on Topic:orders (ACL 2.0)" in readers["orders"].trouble
+
+    def test_creates_a_topic_for_who_may_and_names_the_permission_of_who_may_not(self, open_as):
+        topics = [TopicSpec("made", TopicType.NORMAL), TopicSpec("denied", TopicType.NORMAL)]
+        maker = open_as(MAKER, topics=topics)
+        missing = resources(maker)
+
+        missing["made"].create()
+        with pytest.raises(BrokerMisconfigured, match=r"did not create topic 'denied'.*Create on Topic:denied \(ACL 2\.0\)"):
+            missing["denied"].create()
+
+        assert {name: one.is_there for name, one in resources(maker).items()} == {"made": True, "denied": False}
+
+    def test_says_that_a_secret_is_wrong_where_topics_are_listed(self, open_as):
+        found = resources(open_as((SHOP[0], "not it")))
+
+        assert found["orders"].is_there is None
+        assert "check signature failed" in found["orders"].trouble
 
     def test_is_not_believed_without_the_certificate_of_who_vouches_for_it(self, open_as):
         sent, _ = send_half(open_as(TLS=False, TLS_CA_FILE=""))

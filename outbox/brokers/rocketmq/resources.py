@@ -1,0 +1,131 @@
+"""What `outbox_topics` lists and creates: topics with their types, and consumer groups, at the own port of each broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from outbox.brokers.base import ServerResource
+from outbox.brokers.rocketmq.client import RocketMQClient
+from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request
+from outbox.brokers.rocketmq.settlement import ORDERED, group_name
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
+from outbox.message import TopicSpec
+
+MISSING = (requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class RocketMQResource:
+    """
+    A topic or group that each broker needs.
+
+    Args:
+        find, update: requests for its settings, and to give it those that are wanted.
+        compare: returns how settings differ from those that are wanted.
+    """
+
+    kind: str
+    name: str
+    wanted: Mapping[str, str]
+    find: Request
+    update: Request
+    compare: Callable[[Mapping[str, Any]], Iterable[str]]
+
+    @property
+    def acl_name(self) -> str:
+        """Its name in permissions (ACL 2.0)."""
+        return f"{self.kind.capitalize()}:{self.name}"
+
+
+async def list_resources(client: RocketMQClient, topics: Collection[TopicSpec], readers: Collection[str]) -> list[ServerResource]:
+    """
+    Return the topics and groups that are needed, and what each broker has.
+
+    Raises:
+        BrokerUnavailable: no name server, or a broker, does not answer.
+    """
+    groups = sorted({group_name(group, topic) for topic in topics for group in {*topic.groups, *readers}})
+    needed = [*map(_topic, topics), *map(_group, groups)]
+    try:
+        brokers = sorted((await client.ports.masters()).values())
+        return [await _look_up(client, broker, one) for broker in brokers for one in needed]
+    except (ConnectionError, RemotingError) as error:
+        raise BrokerUnavailable(f"RocketMQ's own ports cannot be asked for topics and groups: {error}") from error
+
+
+def _topic(topic: TopicSpec) -> RocketMQResource:
+    return RocketMQResource(
+        "topic",
+        topic.name,
+        {"message.type": topic.type.upper(), "queues": str(topic.queues)},
+        Request(requests.GET_TOPIC_CONFIG, {"topic": topic.name}),
+        requests.update_topic(topic.name, topic.type, topic.queues),
+        partial(_unlike_topic, topic),
+    )
+
+
+def _unlike_topic(topic: TopicSpec, settings: Mapping[str, Any]) -> Iterator[str]:
+    kind = (settings.get("attributes") or {}).get("message.type", "UNSPECIFIED")
+    if kind != topic.type.upper():
+        yield f"message.type={kind}, not {topic.type.upper()}"
+    if (queues := min(settings["readQueueNums"], settings["writeQueueNums"])) < topic.queues:
+        yield f"{queues} queues, not {topic.queues}"
+
+
+def _group(group: str) -> RocketMQResource:
+    is_ordered = group.endswith(ORDERED)
+    return RocketMQResource(
+        "group",
+        group,
+        {"retryMaxTimes": str(MIN_RETRIES), "consumeMessageOrderly": _text(is_ordered)},
+        Request(requests.GET_GROUP_CONFIG, {"group": group}),
+        requests.update_group(group, is_ordered=is_ordered, retries=MIN_RETRIES),
+        partial(_unlike_group, is_ordered),
+    )
+
+
+def _unlike_group(is_ordered: bool, settings: Mapping[str, Any]) -> Iterator[str]:
+    if (retries := int(settings["retryMaxTimes"])) < MIN_RETRIES:
+        yield f"retryMaxTimes={retries}, not {MIN_RETRIES} or more"
+    if settings["consumeMessageOrderly"] is not is_ordered:
+        yield f"consumeMessageOrderly={_text(not is_ordered)}, not {_text(is_ordered)}"
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+async def _look_up(client: RocketMQClient, broker: str, needed: RocketMQResource) -> ServerResource:
+    """Return a resource as a broker (host:port) has it. Raises ConnectionError and RemotingError."""
+    create = partial(_create, client, broker, needed)
+    resource = partial(ServerResource, needed.kind, needed.name, needed.wanted, create, place=broker)
+    answer = await client.ports.ask(broker, needed.find)
+    if answer.code == requests.NO_PERMISSION:
+        trouble = f"The broker refuses: {answer.text}. Grant ACCESS_KEY Get on {needed.acl_name} (ACL 2.0), or correct the keys."
+        return resource(is_there=None, trouble=trouble)
+    if answer.code in MISSING:
+        return resource(is_there=False)
+    return resource(is_there=True, differences=tuple(needed.compare(json.loads(answer.checked().body))))
+
+
+def _create(client: RocketMQClient, broker: str, needed: RocketMQResource) -> None:
+    """Create a resource on a broker. A request to create one that is there would change it, so the broker is asked again."""
+    try:
+        if client.run(client.ports.ask(broker, needed.find)).code in MISSING:
+            _require_done(broker, needed, client.run(client.ports.ask(broker, needed.update)))
+    except ConnectionError as error:
+        raise BrokerUnavailable(f"RocketMQ's broker {broker} does not answer: {error}") from error
+
+
+def _require_done(broker: str, needed: RocketMQResource, answer: RemotingAnswer) -> None:
+    if answer.code:
+        hint = "Correct the topic's name or settings."
+        if answer.code == requests.NO_PERMISSION:
+            hint = f"Grant ACCESS_KEY the permission Create on {needed.acl_name} (ACL 2.0)."
+        raise BrokerMisconfigured(f"Broker {broker} did not create {needed.kind} {needed.name!r}: {answer.text}.", hint)
