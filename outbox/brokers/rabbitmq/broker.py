@@ -12,8 +12,18 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import BrokerDeadLetter, DelayedCount, Delivery, Outgoing, Problem, SendResult, SendStatus, TopicSpec
-from outbox.brokers.capabilities import DeadLetters
+from outbox.brokers.base import (
+    BrokerDeadLetter,
+    DelayedCount,
+    Delivery,
+    Outgoing,
+    Problem,
+    SendResult,
+    SendStatus,
+    ServerResource,
+    TopicSpec,
+)
+from outbox.brokers.capabilities import DeadLetters, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
@@ -25,6 +35,7 @@ from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import RabbitMQReceiver
+from outbox.brokers.rabbitmq.resources import RabbitMQResources
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.rabbitmq.undeliverable import bring_back
@@ -38,7 +49,7 @@ logger = get_logger(__name__)
 STORE_AGAIN_AFTER = timedelta(seconds=10)  # what RabbitMQ did not store: a dead letter, messages without a destination
 
 
-class RabbitMQBroker(DeadLetters):
+class RabbitMQBroker(DeadLetters, ListsResources):
     """
     Carries one-phase messages over RabbitMQ 3.10 and later; docs/brokers/rabbitmq.md says what it promises.
 
@@ -122,6 +133,10 @@ class RabbitMQBroker(DeadLetters):
             return found
         declare = self._declarations.declare_queues
         return ServerChecks(self._settings, self._questions, self.topics.values(), declare, self._owners).problems()
+
+    def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
+        """Return exchanges and queues, those of readers excepted: their messages would pile up."""
+        return RabbitMQResources(self._settings, self._asking, self.topics.values()).find()
 
     def set_owner(self, group: str, source: str, project: str) -> None:
         """Note in which outbox a group has its inbox; `owners.py` says how the server compares it."""

@@ -13,7 +13,8 @@ queue `outbox.undeliverable`. It is brought back from there when a destination i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -95,16 +96,40 @@ def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     channel.exchange_declare(topic.name, "topic", durable=True, auto_delete=False)
 
 
-def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> None:
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
     """
-    Declare a group's queues, and bind them to the topic and to the delay queues, which are declared already.
+    A queue of a group as it is declared.
 
-    Raises:
-        amqp.PreconditionFailed: as for `declare_topic`.
+    Args:
+        bindings: exchange, routing key and arguments of each.
     """
+
+    name: str
+    arguments: Mapping[str, Any]
+    bindings: Sequence[tuple[str, str, Mapping[str, str] | None]] = ()
+
+    def declare(self, channel: amqp.Channel) -> None:
+        """
+        Declare the queue, and bind it to nothing.
+
+        Raises:
+            amqp.PreconditionFailed: as for `declare_topic`.
+        """
+        channel.queue_declare(self.name, durable=True, auto_delete=False, arguments=self.arguments)
+
+    def declare_and_bind(self, channel: amqp.Channel) -> None:
+        """Declare the queue and its bindings. Raises as `declare`."""
+        self.declare(channel)
+        for exchange, routing_key, arguments in self.bindings:
+            channel.queue_bind(self.name, exchange, routing_key=routing_key, arguments=arguments)
+
+
+def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> Iterator[GroupQueue]:
+    """Yield a group's queues, in the order in which they are declared: behind the delay queues and the topic."""
     queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
     letters = {**quorum(channel), "x-single-active-consumer": True}  # one process at a time reads them (dead_letters.py)
-    channel.queue_declare(dead, durable=True, auto_delete=False, arguments=letters)
+    yield GroupQueue(dead, letters)
     arguments: dict[str, Any] = {
         **quorum(channel),
         **AT_LEAST_ONCE,
@@ -113,24 +138,41 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_le
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
     if topic.type is not TopicType.FIFO:
-        due = due_queue_name(topic.name, group)
-        channel.queue_declare(due, durable=True, auto_delete=False, arguments=arguments)
-        channel.queue_bind(due, DUE, arguments=_for(queue))
-        if topic.type is TopicType.DELAY:
-            channel.queue_bind(due, DUE, arguments=_for(topic.name))
+        sources = [queue, topic.name] if topic.type is TopicType.DELAY else [queue]
+        yield GroupQueue(due_queue_name(topic.name, group), dict(arguments), [(DUE, "", _for(source)) for source in sources])
     else:
         arguments["x-single-active-consumer"] = True
     if max_length is not None:
         arguments["x-max-length"] = max_length
-    channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
-    channel.queue_bind(queue, topic.name, routing_key="#")
+    yield GroupQueue(queue, arguments, [(topic.name, "#", None)])
+
+
+def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> None:
+    """
+    Declare a group's queues, and bind them to the topic and to the delay queues, which are declared already.
+
+    Raises:
+        amqp.PreconditionFailed: as for `declare_topic`.
+    """
+    for queue in queues_of_group(channel, topic, group, max_length=max_length):
+        queue.declare_and_bind(channel)
 
 
 def declare_delays(channel: amqp.Channel) -> None:
-    """Declare the queues and exchanges that delay messages."""
+    """Declare and bind the queues and exchanges that delay messages."""
+    declare_delay_queues(channel)
+    channel.queue_bind(UNDELIVERABLE, UNDELIVERABLE)
+    for number in range(DELAY_QUEUES):
+        below = delay_queue(number - 1) if number else DUE
+        before = "*." * (DELAY_QUEUES - 1 - number)
+        channel.queue_bind(delay_queue(number), delay_queue(number), routing_key=f"{before}1.#")
+        channel.exchange_bind(below, delay_queue(number), routing_key=f"{before}0.#")
+
+
+def declare_delay_queues(channel: amqp.Channel) -> None:
+    """Declare the queues and exchanges that delay messages, and bind none."""
     channel.exchange_declare(UNDELIVERABLE, "fanout", durable=True, auto_delete=False)
     channel.queue_declare(UNDELIVERABLE, durable=True, auto_delete=False, arguments=quorum(channel))
-    channel.queue_bind(UNDELIVERABLE, UNDELIVERABLE)
     otherwise = {"alternate-exchange": UNDELIVERABLE}
     channel.exchange_declare(DUE, "headers", durable=True, auto_delete=False, arguments=otherwise)
     for number in range(DELAY_QUEUES):
@@ -138,9 +180,6 @@ def declare_delays(channel: amqp.Channel) -> None:
         channel.exchange_declare(delay_queue(number), "topic", durable=True, auto_delete=False, arguments=otherwise)
         arguments = {**QUORUM, **AT_LEAST_ONCE, "x-message-ttl": 1000 << number, "x-dead-letter-exchange": below}
         channel.queue_declare(delay_queue(number), durable=True, auto_delete=False, arguments=arguments)
-        before = "*." * (DELAY_QUEUES - 1 - number)
-        channel.queue_bind(delay_queue(number), delay_queue(number), routing_key=f"{before}1.#")
-        channel.exchange_bind(below, delay_queue(number), routing_key=f"{before}0.#")
 
 
 def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:

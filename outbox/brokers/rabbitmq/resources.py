@@ -1,0 +1,139 @@
+"""
+What `outbox_topics` lists and creates: delay queues, exchanges of topics, and the queues of groups.
+
+What exists is declared again as it should be, which changes nothing: the server refuses another form, and names the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import amqp
+from amqp.exceptions import AccessRefused, ChannelError, NotFound
+
+from outbox.brokers.base import ServerResource
+from outbox.brokers.rabbitmq import topology
+from outbox.brokers.rabbitmq.connection import describe
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
+from outbox.brokers.rabbitmq.permissions import Permissions
+from outbox.errors import BrokerMisconfigured
+from outbox.message import TopicSpec
+
+Ask = Callable[[amqp.Channel], object]
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitMQResource:
+    """
+    An exchange or queue that is needed, or several that are only used together.
+
+    Args:
+        look_up: raises NotFound if it is missing.
+        declare: declares it without its bindings, which changes nothing where it is there.
+    """
+
+    kind: str
+    name: str
+    wanted: Mapping[str, str]
+    look_up: Ask
+    declare: Ask
+    declare_and_bind: Ask
+
+
+class RabbitMQResources:
+    """
+    The exchanges and queues that topics and groups need.
+
+    Args:
+        asking: yields a channel for what is asked, whose errors are BrokerUnavailable.
+    """
+
+    def __init__(
+        self,
+        options: RabbitMQOptions,
+        asking: Callable[[str], AbstractContextManager[amqp.Channel]],
+        topics: Iterable[TopicSpec],
+    ) -> None:
+        self._options = options
+        self._asking = asking
+        self._topics = list(topics)
+        self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
+
+    def find(self) -> list[ServerResource]:
+        """Return what is needed, and what is there. Raises BrokerUnavailable."""
+        with self._asking("list what is declared") as channel:
+            return [self._compared(channel, one) for one in (_delays(), *map(_exchange, self._topics), *self._queues(channel))]
+
+    def _queues(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
+        for topic in self._topics:
+            for group in self._options.groups.get(topic.name, ()):
+                for queue in topology.queues_of_group(channel, topic, group, max_length=self._options.max_length):
+                    wanted = {name: str(value) for name, value in queue.arguments.items() if value != ""}
+                    look_up = partial(_look_up, exchanges=(), queues=[queue.name])
+                    yield RabbitMQResource("queue", queue.name, wanted, look_up, queue.declare, queue.declare_and_bind)
+
+    def _compared(self, channel: amqp.Channel, needed: RabbitMQResource) -> ServerResource:
+        resource = partial(ServerResource, needed.kind, needed.name, needed.wanted, partial(self._create, needed))
+        try:
+            needed.look_up(channel)
+        except NotFound:
+            return resource(is_there=False)
+        except ChannelError as error:
+            return resource(is_there=None, trouble=f"RabbitMQ does not tell: {describe(error)}.")
+        try:
+            needed.declare(channel)
+        except AccessRefused as error:
+            return resource(is_there=True, trouble=self._refusal("It was not compared", error))
+        except ChannelError as error:
+            return resource(is_there=True, differences=(describe(error),))
+        return resource(is_there=True)
+
+    def _create(self, needed: RabbitMQResource) -> None:
+        what = f"{needed.kind} {needed.name!r}"
+        with self._asking(f"declare {what}") as channel:
+            try:
+                needed.look_up(channel)
+            except NotFound:
+                self._declare(channel, needed, what)
+            except ChannelError as error:
+                raise BrokerMisconfigured(f"RabbitMQ does not tell of {what}: {describe(error)}.") from error
+
+    def _declare(self, channel: amqp.Channel, needed: RabbitMQResource, what: str) -> None:
+        try:
+            needed.declare_and_bind(channel)
+        except AccessRefused as error:
+            raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {what}", error)) from error
+        except ChannelError as error:
+            raise BrokerMisconfigured(f"RabbitMQ did not declare {what}: {describe(error)}.") from error
+
+    def _refusal(self, what: str, error: AccessRefused) -> str:
+        problem = self._permissions.problem(what, error)
+        return f"{problem.text} {problem.hint}"
+
+
+def _delays() -> RabbitMQResource:
+    look_up = partial(_look_up, exchanges=topology.delay_exchanges(), queues=topology.delay_queues())
+    wanted = {"x-message-ttl": f"1000 to {1000 << topology.DELAY_QUEUES - 1}"}
+    declare, declare_and_bind = topology.declare_delay_queues, topology.declare_delays
+    return RabbitMQResource("delay queues", f"{topology.DELAYS}*", wanted, look_up, declare, declare_and_bind)
+
+
+def _exchange(topic: TopicSpec) -> RabbitMQResource:
+    look_up = partial(_look_up, exchanges=[topic.name], queues=())
+    declare = partial(_declare_topic, topic)
+    return RabbitMQResource("topic", topic.name, {"type": "topic"}, look_up, declare, declare)
+
+
+def _declare_topic(topic: TopicSpec, channel: amqp.Channel) -> None:
+    topology.declare_topic(channel, topic)
+
+
+def _look_up(channel: amqp.Channel, *, exchanges: Iterable[str], queues: Iterable[str]) -> None:
+    """Raise NotFound if one of these is missing."""
+    for exchange in exchanges:
+        channel.exchange_declare(exchange, "topic", passive=True)  # of any type
+    for queue in queues:
+        channel.queue_declare(queue, passive=True)
