@@ -11,7 +11,9 @@ from django.db import connection
 
 from project.servers.redis import Redis
 
-collect_ignore_glob = [] if importlib.util.find_spec("rocketmq") else ["test_*rocketmq*.py"]
+CLIENTS = {"confluent_kafka": "test_*kafka*.py", "rocketmq": "test_*rocketmq*.py"}
+
+collect_ignore_glob = [files for client, files in CLIENTS.items() if not importlib.util.find_spec(client)]
 
 
 @pytest.fixture(scope="module")

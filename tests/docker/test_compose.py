@@ -19,7 +19,12 @@ from tests.docker.compose import DOCKER, ROOT
 SHOP = sorted(compose.of_the_shop())
 ALL = sorted(compose.services())
 ONCE = {"migrate", "topics", "broker-folder"}
-PROFILE = {"checker", "namesrv", "broker-folder", "broker", "topics", "dashboard"}
+PROFILES = {
+    ("rocketmq",): {"checker", "namesrv", "broker-folder", "broker", "dashboard"},
+    ("rocketmq", "kafka"): {"topics"},
+    ("rabbitmq",): {"rabbitmq"},
+    ("kafka",): {"kafka"},
+}
 
 
 def image(service):
@@ -33,6 +38,13 @@ class TestImages:
         version = pom.findtext(".//{*}rocketmq.version")
 
         assert {image(name) for name in ("namesrv", "broker", "broker-folder")} == {("apache/rocketmq", version)}
+
+    def test_are_the_kafka_that_tests_run(self):
+        pom = ElementTree.parse(ROOT / "project/servers/kafka_pom.xml")  # noqa: S314
+        version = pom.findtext(".//{*}dependency/{*}version")
+
+        assert image("kafka") == ("apache/kafka", version)
+        assert f"The tests run on Kafka {version};" in (ROOT / "docs/brokers/kafka.md").read_text()
 
     def test_are_the_rabbitmq_that_tests_run(self):
         name, version = image("rabbitmq")
@@ -102,7 +114,7 @@ class TestEnvironment:
                 asked.add(name)
                 return super().__getitem__(name)
 
-        for broker in ("rocketmq", "rabbitmq"):
+        for broker in ("rocketmq", "rabbitmq", "kafka"):
             environment = compose.read(BROKER=broker)["services"]["web"]["environment"]
             monkeypatch.setattr(os, "environ", Environment(environment))
             runpy.run_path(str(ROOT / "project/settings.py"))
@@ -134,7 +146,7 @@ class TestEnvironment:
         environment = compose.of_the_shop()["web"]["environment"]
         named = {host for value in environment.values() for host in re.findall(r"(?:@|//|^)([a-z]+):\d+(?:/|$)", value)}
 
-        assert named == {"postgres", "redis", "web", "broker", "namesrv", "rabbitmq"}
+        assert named == {"postgres", "redis", "web", "broker", "namesrv", "rabbitmq", "kafka"}
         assert named <= set(compose.services())
 
 
@@ -159,11 +171,13 @@ class TestTheReadme:
 
 class TestServices:
     def test_are_few_without_a_profile(self):
-        light = {name for name, service in compose.services().items() if "profiles" not in service}
+        found: dict[tuple[str, ...], set[str]] = {}
+        for name, service in compose.services().items():
+            found.setdefault(tuple(service.get("profiles", ())), set()).add(name)
 
+        light = found.pop(())
         assert light == {"migrate", "web", "worker", "beat", "relay", "consumers", "postgres", "redis"}
-        assert {name for name, service in compose.services().items() if service.get("profiles") == ["rocketmq"]} == PROFILE
-        assert {name for name, service in compose.services().items() if service.get("profiles") == ["rabbitmq"]} == {"rabbitmq"}
+        assert found == PROFILES
 
     @pytest.mark.parametrize("service", [name for name in ALL if name not in ONCE | {"dashboard"}])
     def test_say_how_they_are(self, service):
