@@ -21,8 +21,8 @@ REFUSED = {
 }
 
 MISCONFIGURED = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "Create the topic, or correct its name.",
-    KafkaError._UNKNOWN_TOPIC: "Create the topic, or correct its name.",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "Create the topic (manage.py outbox_topics --create), or correct its name.",
+    KafkaError._UNKNOWN_TOPIC: "Create the topic (manage.py outbox_topics --create), or correct its name.",
     KafkaError._UNKNOWN_PARTITION: "The topic lacks a partition.",
     KafkaError.TOPIC_EXCEPTION: "Correct the topic's name.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this user Write on the topic.",

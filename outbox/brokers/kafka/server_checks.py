@@ -163,7 +163,7 @@ class KafkaServerChecks:
 def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Problem]:
     hidden = [topic for topic, error in topics.items() if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED]
     if missing := [topic for topic in topics if topic not in hidden]:
-        yield Problem(f"Kafka has no {_named(missing, 'topic')}.", "Create it; a topic that is missing takes no message.")
+        yield Problem(f"Kafka has no {_named(missing, 'topic')}.", "Run manage.py outbox_topics --create. Their messages wait.")
     if hidden:
         yield Problem(f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it.")
 
