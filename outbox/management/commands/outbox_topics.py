@@ -117,7 +117,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
     troubles: list[str] = []
     listed: list[ServerResource] = []
     refused: dict[str, str] = {}
-    missing: set[str] = set()
+    created: set[str] = set()
     with closing(conf.make_broker(alias)) as broker:
         if not broker.lists_resources:
             return BrokerTopics(alias, [], [])
@@ -131,40 +131,34 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
         try:
             listed = find()
             if create:
-                missing = {_id(one) for one in listed if one.is_there is False}
                 for one in listed:
                     if one.is_there is False:
-                        _create(one, refused)
+                        try:
+                            one.create()
+                            created.add(_id(one))
+                        except BrokerMisconfigured as error:
+                            refused[_id(one)] = str(error)
                 listed = find()
         except BrokerUnavailable as error:
             troubles.append(str(error))
-    return BrokerTopics(alias, [_shown(one, missing, refused) for one in listed], troubles)
-
-
-def _create(one: ServerResource, refused: dict[str, str]) -> None:
-    """Create a resource; note why the server refuses it. Raises BrokerUnavailable where the server is away."""
-    try:
-        one.create()
-    except BrokerMisconfigured as error:
-        refused[_id(one)] = str(error)
+    return BrokerTopics(alias, [_shown(one, created, refused) for one in listed], troubles)
 
 
 def _id(one: ServerResource) -> str:
     return f"{one.kind} {one.name} {one.place}"
 
 
-def _shown(one: ServerResource, missing: Collection[str], refused: Mapping[str, str]) -> ShownResource:
-    if one.is_there is None:
-        state = ResourceState.UNKNOWN
-    elif not one.is_there:
-        state = ResourceState.MISSING
-    elif one.differences:
+def _shown(one: ServerResource, created: Collection[str], refused: Mapping[str, str]) -> ShownResource:
+    if one.differences:
         state = ResourceState.DIFFERENT
+    elif _id(one) in created:  # a node of a cluster may list it a moment later
+        state = ResourceState.CREATED
+    elif one.is_there is None:
+        state = ResourceState.UNKNOWN
     else:
-        state = ResourceState.CREATED if _id(one) in missing else ResourceState.THERE
-    return ShownResource(
-        one.kind, one.name, one.place, state, one.wanted, one.differences, one.trouble or refused.get(_id(one), "")
-    )
+        state = ResourceState.THERE if one.is_there else ResourceState.MISSING
+    trouble = one.trouble or refused.get(_id(one), "")
+    return ShownResource(one.kind, one.name, one.place, state, one.wanted, one.differences, trouble)
 
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:

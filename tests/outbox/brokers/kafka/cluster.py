@@ -14,6 +14,7 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.kafka import KafkaBroker
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
+from tests.waiting import wait_until
 
 QUIET = {"log_level": 0, "error_cb": lambda error: None}
 SECONDS = 30
@@ -28,6 +29,7 @@ def create_topic(name: str = "", *, partitions: int = 1, config: Mapping[str, st
     admin = AdminClient({"bootstrap.servers": at or server().address, **QUIET})
     for created in admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))]).values():
         created.result(SECONDS)
+    wait_until(lambda: name in admin.list_topics(timeout=SECONDS).topics)  # the node learns of it from the controller
     return name
 
 

@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
 from outbox.brokers.kafka import KafkaBroker
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import PASSWORD, secured_server
+from tests.waiting import wait_until
 
 READ, WRITE, CREATE, DESCRIBE = AclOperation.READ, AclOperation.WRITE, AclOperation.CREATE, AclOperation.DESCRIBE
 SECONDS = 30
@@ -43,6 +44,7 @@ def create_topic(name: str = "", *, partitions: int = 1, **config: str) -> str:
     name = name or f"orders-{uuid.uuid4().hex[:8]}"
     for created in admin().create_topics([NewTopic(name, partitions, config=config)]).values():
         created.result(SECONDS)
+    wait_until(lambda: name in admin().list_topics(timeout=SECONDS).topics)  # the node learns of it from the controller
     return name
 
 
