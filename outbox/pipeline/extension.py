@@ -16,7 +16,6 @@ from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
 from outbox.pipeline.conf import settings
-from outbox.pipeline.job_config import readable_brokers
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
 from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
 
@@ -34,9 +33,9 @@ class PipelineExtension(Extension):
     )
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
-        if broker in readable_brokers() or not conf.broker_class(broker).supports_consumers:
-            return ()
-        return map(recorder_group, database.outbox_databases())
+        kind = conf.broker_class(broker)
+        is_recorded = kind.supports_consumers and not kind.is_stored_in_database
+        return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:
         return attention.find(connection, alias)

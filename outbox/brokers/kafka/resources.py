@@ -11,6 +11,7 @@ from confluent_kafka.admin import NewTopic, TopicDescription
 
 from outbox.brokers.base import ServerResource
 from outbox.brokers.kafka.client import milliseconds
+from outbox.brokers.kafka.errors import MISCONFIGURED, describe
 from outbox.brokers.kafka.group_topics import GroupTopics, create_group_topic, new_group_topics
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
@@ -19,7 +20,7 @@ from outbox.message import TopicSpec
 
 DESCRIBE = "Allow this user Describe on it."
 CREATE = "Allow this user Create on it, or create it with {settings}."
-UNSEEN = "Its settings were not compared, since this user may not see them. Allow it DescribeConfigs."
+UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,10 @@ def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, setti
     if isinstance(found, KafkaError):
         if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return resource(is_there=False)
-        return resource(is_there=None, trouble=f"This user may not see it, or it does not exist ({found.name()}). {DESCRIBE}")
+        if found.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return resource(is_there=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
+        trouble = f"Kafka could not look it up ({describe(found)}). {MISCONFIGURED.get(found.code(), '')}".rstrip()
+        return resource(is_there=None, trouble=trouble)
     differences = [*_differences(needed, len(found.partitions), settings)]
     return resource(is_there=True, differences=tuple(differences), trouble="" if settings else UNSEEN)
 

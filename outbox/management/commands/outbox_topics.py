@@ -107,7 +107,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"brokers": list(map(asdict, found))}))
         else:
-            self.stdout.write("\n\n".join(_as_text(found)) or "There are no topics in settings.")
+            self.stdout.write("\n\n".join(_as_text(found, create=options["create"])) or "There are no topics in settings.")
         if not all(one.is_complete for one in found):
             raise SystemExit(1 if any(one.resources for one in found) else 2)
 
@@ -116,8 +116,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
     """Return the resources of a broker, the missing ones created if wanted."""
     troubles: list[str] = []
     listed: list[ServerResource] = []
-    refused: dict[str, str] = {}
-    created: set[str] = set()
+    outcomes: dict[str, str] = {}
     with closing(conf.make_broker(alias)) as broker:
         if not broker.lists_resources:
             return BrokerTopics(alias, [], [])
@@ -131,34 +130,43 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
         try:
             listed = find()
             if create:
-                for one in listed:
-                    if one.is_there is False:
-                        try:
-                            one.create()
-                            created.add(_id(one))
-                        except BrokerMisconfigured as error:
-                            refused[_id(one)] = str(error)
+                _create_missing(listed, outcomes)
                 listed = find()
         except BrokerUnavailable as error:
             troubles.append(str(error))
-    return BrokerTopics(alias, [_shown(one, created, refused) for one in listed], troubles)
+    return BrokerTopics(alias, [_shown(one, outcomes.get(_id(one))) for one in listed], troubles)
+
+
+def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]) -> None:
+    """
+    Create missing resources; note for each why it was refused, "" if it was created.
+
+    Raises:
+        BrokerUnavailable: the server does not answer any more.
+    """
+    for one in listed:
+        if one.is_there is False:
+            try:
+                one.create()
+                outcomes[_id(one)] = ""
+            except BrokerMisconfigured as error:
+                outcomes[_id(one)] = str(error)
 
 
 def _id(one: ServerResource) -> str:
     return f"{one.kind} {one.name} {one.place}"
 
 
-def _shown(one: ServerResource, created: Collection[str], refused: Mapping[str, str]) -> ShownResource:
+def _shown(one: ServerResource, outcome: str | None) -> ShownResource:
     if one.differences:
         state = ResourceState.DIFFERENT
-    elif _id(one) in created:  # a node of a cluster may list it a moment later
+    elif outcome == "":  # a node of a cluster may list it a moment later
         state = ResourceState.CREATED
     elif one.is_there is None:
         state = ResourceState.UNKNOWN
     else:
         state = ResourceState.THERE if one.is_there else ResourceState.MISSING
-    trouble = one.trouble or refused.get(_id(one), "")
-    return ShownResource(one.kind, one.name, one.place, state, one.wanted, one.differences, trouble)
+    return ShownResource(one.kind, one.name, one.place, state, one.wanted, one.differences, one.trouble or outcome or "")
 
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
@@ -180,7 +188,7 @@ def _readers(broker: Broker) -> list[str]:
     return sorted({group for extension in extensions() for group in extension.consumer_groups(broker.alias)})
 
 
-def _as_text(found: Collection[BrokerTopics]) -> Iterator[str]:
+def _as_text(found: Collection[BrokerTopics], *, create: bool) -> Iterator[str]:
     shown = [(topics.broker, one) for topics in found for one in topics.resources]
     if shown:
         heads = ["broker", "what", "name", "state", "settings"]
@@ -194,7 +202,7 @@ def _as_text(found: Collection[BrokerTopics]) -> Iterator[str]:
     states = {one.state for _, one in shown}
     if ResourceState.DIFFERENT in states:
         yield NEVER_CHANGED
-    if ResourceState.MISSING in states and not any(one.state is ResourceState.MISSING and one.trouble for _, one in shown):
+    if ResourceState.MISSING in states and not create:
         yield HOW_TO_CREATE
 
 

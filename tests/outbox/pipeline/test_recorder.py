@@ -18,6 +18,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Process
 from outbox.pipeline import recorder as recorder_module
+from outbox.pipeline.extension import PipelineExtension
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.recorder import Recorder
 from outbox.relay.maintenance import prune
@@ -29,6 +30,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 AT_ONCE = timedelta()
+CELERY = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": {"APP": "tests.outbox.celery.app.app"}}
 
 
 @pytest.fixture
@@ -287,6 +289,15 @@ class TestTheCommand:
             call_command("outbox_record")
         with pytest.raises(CommandError, match="Broker 'default' needs no recorder: the audit reads its tables"):
             call_command("outbox_record", "--broker", "default")
+
+
+class TestItsGroups:
+    def test_are_among_those_that_topics_are_created_for(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {**settings.OUTBOX["BROKERS"], "celery": CELERY, "embedded": {}}}
+
+        found = {alias: list(PipelineExtension().consumer_groups(alias)) for alias in ("default", "celery", "embedded")}
+
+        assert found == {"default": ["outbox-recorder", "outbox-recorder-other"], "celery": [], "embedded": []}
 
 
 class TestWhatItWrote:

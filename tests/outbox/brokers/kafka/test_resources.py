@@ -130,6 +130,18 @@ class TestTopicsOfGroups:
         assert found["dead-letter topic"].differences == ("cleanup.policy=delete, not compact",)
 
 
+class TestAGroupWhoseNameIsNoTopics:
+    def test_is_named_beside_the_others(self):
+        topic = cluster.create_topic(partitions=4)
+
+        found = resources(open_with(TopicSpec(topic, TopicType.NORMAL, groups=frozenset({"the cart"}))))
+
+        assert found["topic"].is_there
+        assert found["retry topic"].is_there is None
+        assert "TOPIC_EXCEPTION" in found["retry topic"].trouble
+        assert "Correct the topic's name." in found["retry topic"].trouble
+
+
 class TestPermissions:
     def test_to_see_a_topic_are_named_where_they_are_missing(self):
         topic = secured.create_topic()
@@ -137,9 +149,7 @@ class TestPermissions:
         found = resources(secured.open_broker(topic))["topic"]
 
         assert found.is_there is None
-        assert found.trouble == (
-            "This user may not see it, or it does not exist (TOPIC_AUTHORIZATION_FAILED). Allow this user Describe on it."
-        )
+        assert found.trouble == "This user may not see it, or it does not exist. Allow this user Describe on it."
 
     def test_to_see_settings_are_named_where_they_are_missing(self):
         topic = secured.create_topic(partitions=4)
