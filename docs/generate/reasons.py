@@ -127,6 +127,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 
 COMMANDS = {
+    "outbox_catalogue": "Look up which messages there are, who handles them, and what is promised.",
     "outbox_check_back": "Find out by hand what a broker would hear about one message.",
     "outbox_checker": "Answer check-backs where no relay runs.",
     "outbox_consume": "Run consumers.",

@@ -14,6 +14,7 @@ from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageR
 
 OVERVIEW = "outbox_overview_changelist"
 QUICK_CHECK = "outbox_quick_check"
+CATALOGUE = "outbox_catalogue"
 
 
 OF_CORE = [
@@ -24,6 +25,7 @@ OF_CORE = [
     Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
     Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
     Page(80, "Topics", Topic, "outbox_topic_changelist"),
+    Page(82, "Catalogue", Overview, CATALOGUE),
     Page(85, "Quick check", Overview, QUICK_CHECK),
 ]
 

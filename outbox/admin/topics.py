@@ -19,9 +19,10 @@ from django.utils.safestring import SafeString
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.catalogue import catalogue
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
-from outbox.admin.pages import QUICK_CHECK, frame, url_of
+from outbox.admin.pages import CATALOGUE, QUICK_CHECK, frame, url_of
 from outbox.admin.quick_check import quick_check
 from outbox.admin.text import badge, shown, since
 from outbox.database import guarded
@@ -51,14 +52,24 @@ class OverviewAdmin(ReadOnlyAdmin):
         return overview(self, request)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.quick_check_view)
-        return [path("quick-check/", view, name=QUICK_CHECK), *super().get_urls()]
+        wrap = self.admin_site.admin_view
+        return [
+            path("quick-check/", wrap(self.quick_check_view), name=QUICK_CHECK),
+            path("catalogue/", wrap(self.catalogue_view), name=CATALOGUE),
+            *super().get_urls(),
+        ]
 
     def quick_check_view(self, request: HttpRequest) -> HttpResponse:
         """Show how far what was published of late has come."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return quick_check(self, request)
+
+    def catalogue_view(self, request: HttpRequest) -> HttpResponse:
+        """Show which messages are sent here, and who handles them."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return catalogue(self, request)
 
 
 @admin.register(Topic)

@@ -26,6 +26,7 @@ PAGES = {
     "audits": "/admin/outbox_pipeline/auditrun/",
     "findings": "/admin/outbox_pipeline/auditfinding/",
     "quick-check": "/admin/outbox/overview/quick-check/?window=1h",
+    "catalogue": "/admin/outbox/overview/catalogue/",
     "archived-days": "/admin/outbox_pipeline/archivedday/",
 }
 

@@ -29,6 +29,7 @@ PAGES = {
     "outbox_inboxrow_changelist": "view_inbox",
     "outbox_pipeline_auditrun_changelist": "view_auditrun",
     "outbox_quick_check": "view_topic",
+    "outbox_catalogue": "view_topic",
     "outbox_pipeline_auditfinding_changelist": "view_auditfinding",
 }
 

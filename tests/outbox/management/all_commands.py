@@ -14,6 +14,7 @@ import django
 CALLS = {
     "outbox_archive": [],
     "outbox_audit": ["--no-store"],
+    "outbox_catalogue": [],
     "outbox_check_back": ["0199d3a4-7f6e-7c3e-9d3b-3d9f1c5f2a11"],
     "outbox_checker": [],
     "outbox_consume": ["--once"],

@@ -1,0 +1,110 @@
+"""The catalogue's page: message types by topic, with what is promised, who handles them, and what became of the newest ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+from django.contrib.admin import ModelAdmin
+from django.db import router
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+
+from outbox import database
+from outbox.admin.pages import frame
+from outbox.admin.text import moment, shown
+from outbox.catalogue.entries import HandlerEntry, TopicEntry, TypeEntry, read_entries
+from outbox.catalogue.traffic import NEWEST, Traffic, read_traffic
+from outbox.errors import OutboxError
+from outbox.models import MessageRow
+
+STATEMENT_TIMEOUT = {"statement_timeout": "15s"}  # as long as a person waits for a page
+MOST_SHOWN = 20_000  # characters of a schema
+
+
+def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
+    """Show the catalogue. Without an answer of the database, what code and settings say is shown all the same."""
+    site = model_admin.admin_site
+    context: dict[str, Any] = {
+        **site.each_context(request),
+        **frame(site, request),
+        "title": "Catalogue",
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "newest": f"{NEWEST:,}",
+        "topics": [],
+    }
+    traffic: list[Traffic] = []
+    try:
+        traffic = _read_traffic()
+    except psycopg.errors.QueryCanceled:
+        context["trouble"] = "The newest messages take too long to look at, so this is only what the code says."
+    except (OutboxError, psycopg.Error) as error:
+        context["trouble"] = shown(str(error).strip())
+    try:
+        context["topics"] = [_topic(topic, [one for one in traffic if one.topic == topic.name]) for topic in read_entries()]
+    except OutboxError as error:
+        context["trouble"] = shown(str(error).strip())
+    return TemplateResponse(request, "admin/outbox/catalogue.html", context)
+
+
+def _read_traffic() -> list[Traffic]:
+    using = router.db_for_read(MessageRow) or "default"
+    with database.connect(using, application_name="outbox catalogue", settings=STATEMENT_TIMEOUT) as connection:
+        return read_traffic(connection)
+
+
+def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
+    named = {kind.name for kind in topic.types}
+    promise = topic.promise
+    return {
+        "name": topic.name,
+        "broker": topic.broker,
+        "type": topic.type,
+        "promises": [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else [],
+        "types": [_type(kind, topic, traffic) for kind in topic.types],
+        "others": [_published(one) | {"name": one.type or "without a type"} for one in traffic if _is_of_others(one, named)],
+        "handlers": [_handler(one, "", traffic) for one in topic.handlers if not one.takes],
+    }
+
+
+def _is_of_others(one: Traffic, named: set[str]) -> bool:
+    return not one.consumer_group and one.type not in named
+
+
+def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
+    published = [_published(one) for one in traffic if one.type == kind.name and not one.consumer_group]
+    return {
+        "name": kind.name,
+        "location": kind.location,
+        "description": shown(kind.description),
+        "version": kind.version,
+        "upgrades": ", ".join(map(str, kind.upgrades)),
+        "key": kind.key,
+        "published": published[0] if published else None,
+        "handlers": [_handler(one, kind.name, traffic) for one in topic.handlers_of(kind.name)],
+        "example": "" if kind.example is None else json.dumps(kind.example, indent=2),
+        "schema": shown(json.dumps(kind.schema, indent=2), MOST_SHOWN),
+    }
+
+
+def _published(one: Traffic) -> dict[str, Any]:
+    return {"messages": one.messages, "at": moment(one.last_at)}
+
+
+def _handler(one: HandlerEntry, type_: str, traffic: list[Traffic]) -> dict[str, Any]:
+    found = [row for row in traffic if row.consumer_group == one.group and (row.type == type_ or not type_)]
+    messages, failed = sum(row.messages for row in found), sum(row.failed for row in found)
+    last = max((row.last_at for row in found if row.last_at), default=None)
+    return {
+        "group": one.group,
+        "name": one.name,
+        "tags": ", ".join(one.tags),
+        "retry": one.retry,
+        "using": one.using,
+        "messages": messages,
+        "at": moment(last),
+        "failed": f"{failed / messages:.1%}" if messages else "",
+        "has_failed": failed > 0,
+    }

@@ -1,0 +1,9 @@
+"""
+The catalogue: which messages are sent here, who handles them, and what is promised about them.
+
+| question | file |
+|---|---|
+| What do the code and the settings say about types, topics and handlers? | `entries.py` |
+| What does a body of a type look like? | `examples.py` |
+| What has happened of late to the messages of each type? | `traffic.py` |
+"""

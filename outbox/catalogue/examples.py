@@ -1,0 +1,133 @@
+"""An example of a type's body, made of its annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from outbox.message import Message, prepare
+
+MOST_NESTED = 5  # levels; deeper ones are left out where they may be
+
+# Types of which any value will do, as JSON.
+VALUES: dict[type[inspect.Type], Any] = {
+    inspect.AnyType: None,
+    inspect.NoneType: None,
+    inspect.BoolType: True,
+    inspect.BytesType: "AAEC",
+    inspect.ByteArrayType: "AAEC",
+    inspect.MemoryViewType: "AAEC",
+    inspect.DateTimeType: "2026-01-31T12:30:00Z",
+    inspect.DateType: "2026-01-31",
+    inspect.TimeType: "12:30:00",
+    inspect.TimeDeltaType: "P1D",
+    inspect.UUIDType: "0190c1f8-0000-7000-8000-000000000000",
+    inspect.DecimalType: "1.50",
+}
+
+
+def example(kind: type[Message]) -> dict[str, Any] | None:
+    """
+    Return a body of a message type that its consumers can read, as JSON; None where its constraints do not tell one.
+
+    A field has the first of the examples that `msgspec.Meta` names, else its default, else any value of its type.
+    """
+    prepare(kind)
+    try:
+        found: dict[str, Any] = _of(inspect.type_info(kind), 0)
+        msgspec.convert(found, kind)
+    except (msgspec.ValidationError, _NoExample):
+        return None
+    return found
+
+
+class _NoExample(Exception):
+    """Raised for a type of which no value is known."""
+
+
+def _of(kind: inspect.Type, level: int) -> Any:
+    if type(kind) in VALUES:
+        return VALUES[type(kind)]
+    if isinstance(kind, inspect.Metadata):
+        examples = (kind.extra_json_schema or {}).get("examples", [])
+        return examples[0] if examples else _of(kind.type, level)
+    for types, make in _MAKERS:
+        if isinstance(kind, types):
+            return make(kind, level)
+    raise _NoExample(kind)
+
+
+def _number(kind: Any, level: int) -> int | float:
+    """Return a number between the limits, 1 if that is one."""
+    lowest = kind.ge if kind.ge is not None else None if kind.gt is None else kind.gt + 1
+    highest = kind.le if kind.le is not None else None if kind.lt is None else kind.lt - 1
+    found: int | float = 1 if lowest is None else max(1, lowest)
+    found = found if highest is None else min(found, highest)
+    return found if kind.multiple_of is None else max(1, round(found / kind.multiple_of)) * kind.multiple_of
+
+
+def _text(kind: Any, level: int) -> str:
+    text = "text"
+    if kind.min_length is not None:
+        text = text.ljust(kind.min_length, "x")
+    return text if kind.max_length is None else text[: kind.max_length]
+
+
+def _choice(kind: Any, level: int) -> Any:
+    values = kind.values if isinstance(kind, inspect.LiteralType) else [one.value for one in kind.cls]
+    return next(iter(values))
+
+
+def _union(kind: Any, level: int) -> Any:
+    """Return a value of the first type that is not None, which ends a recursive type."""
+    wanted = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+    if level >= MOST_NESTED and len(wanted) < len(kind.types):
+        return None
+    return _of(wanted[0], level)
+
+
+def _items(kind: Any, level: int) -> list[Any]:
+    if level >= MOST_NESTED and not kind.min_length:
+        return []
+    return [_of(kind.item_type, level + 1) for _ in range(max(1, kind.min_length or 1))]
+
+
+def _mapping(kind: Any, level: int) -> dict[Any, Any]:
+    if level >= MOST_NESTED and not kind.min_length:
+        return {}
+    return {_of(kind.key_type, level + 1): _of(kind.value_type, level + 1)}
+
+
+def _fields(kind: Any, level: int) -> dict[str, Any]:
+    if level > 2 * MOST_NESTED:
+        raise _NoExample(kind)
+    found = {}
+    for field in kind.fields:
+        if level >= MOST_NESTED and not field.required:
+            continue
+        found[field.encode_name] = _field(field, level)
+    if getattr(kind, "tag_field", None):
+        found = {kind.tag_field: kind.tag} | found
+    return found
+
+
+def _field(field: Any, level: int) -> Any:
+    has_examples = isinstance(field.type, inspect.Metadata) and "examples" in (field.type.extra_json_schema or {})
+    if not has_examples and field.default not in (msgspec.NODEFAULT, None):
+        return msgspec.to_builtins(field.default, str_keys=True)
+    return _of(field.type, level + 1)
+
+
+_MAKERS: list[tuple[Any, Callable[[Any, int], Any]]] = [
+    ((inspect.IntType, inspect.FloatType), _number),
+    (inspect.StrType, _text),
+    ((inspect.EnumType, inspect.LiteralType), _choice),
+    (inspect.UnionType, _union),
+    ((inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType), _items),
+    (inspect.TupleType, lambda kind, level: [_of(one, level + 1) for one in kind.item_types]),
+    (inspect.DictType, _mapping),
+    ((inspect.StructType, inspect.TypedDictType, inspect.DataclassType), _fields),
+]

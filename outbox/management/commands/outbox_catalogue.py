@@ -1,0 +1,79 @@
+"""Show the catalogue of messages."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox.catalogue.entries import TopicEntry, TypeEntry, read_entries
+from outbox.catalogue.traffic import Traffic, read_traffic
+from outbox.errors import OutboxError
+from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.monitoring.connection import connected
+from outbox.relay.hosts import databases
+
+
+class Command(BaseCommand):
+    help = (
+        "Show which messages are sent, who handles them, what is promised about each topic, and what became of the newest ones. "
+        "Exit code: 0 shown, 1 a topic of a type or a handler is not in the settings, 2 a message type cannot be read, or a "
+        "database cannot be reached."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON, with schemas and examples")
+
+    def handle(self, **options: Any) -> None:
+        try:
+            topics = read_entries()
+            traffic = {alias: _read(alias) for alias in databases(options["database"])}
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        if options["json"]:
+            newest = {alias: list(map(asdict, found)) for alias, found in traffic.items()}
+            self.stdout.write(json.dumps({"topics": list(map(asdict, topics)), "newest": newest}, default=str))
+        else:
+            self.stdout.write("\n\n".join(_as_text(topic, traffic) for topic in topics) or "There is no topic.")
+        if not all(topic.broker for topic in topics):
+            raise SystemExit(1)
+
+
+def _read(alias: str) -> list[Traffic]:
+    with connected(alias, "outbox catalogue") as connection:
+        return read_traffic(connection)
+
+
+def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str:
+    where = f", of type {topic.type}, on broker {topic.broker!r}" if topic.broker else ", which is not in settings"
+    parts = [f"Topic {topic.name!r}{where}"]
+    if promise := topic.promise:
+        parts += [promise.published, promise.order, promise.duplicates, promise.check_backs]
+    parts += map(_type, topic.types)
+    handlers = [[one.group, one.takes or "all others", one.name, ", ".join(one.tags), one.retry] for one in topic.handlers]
+    if handlers:
+        parts.append(table(["group", "handles", "handler", "tags", "tried again"], handlers))
+    else:
+        parts.append("Nobody handles its messages here.")
+    newest = [_newest(alias, one) for alias, found in traffic.items() for one in found if one.topic == topic.name]
+    if newest:
+        parts.append(table(["database", "newest of type", "group", "messages", "failed once", "last"], newest))
+    return "\n".join(parts)
+
+
+def _type(kind: TypeEntry) -> str:
+    upgrades = f", reads version {', '.join(map(str, kind.upgrades))}, too" if kind.upgrades else ""
+    key = f", key {kind.key}" if kind.key else ""
+    return f"{kind.name}, version {kind.version}{upgrades}{key}: {kind.location}"
+
+
+def _newest(alias: str, one: Traffic) -> list[object]:
+    last = f"{one.last_at:%Y-%m-%d %H:%M:%S}" if one.last_at else ""
+    return [alias, one.type or "?", one.consumer_group or "published", one.messages, one.failed, last]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from outbox import Message, consumer, message
+from outbox.catalogue.entries import TopicEntry, read_entries
+from outbox.consuming import register
+from outbox.consuming.register import Retry
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, settings):
+    """No types and handlers but those of a test."""
+    monkeypatch.setattr(message, "registered", {})
+    monkeypatch.setattr(register, "registered", {})
+    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"orders": {"TYPE": "fifo"}}}
+
+
+def entry(name: str) -> TopicEntry:
+    return next(one for one in read_entries() if one.name == name)
+
+
+def handle(message: object, context: object) -> None:
+    """Handle nothing."""
+
+
+def declare_types() -> tuple[type[Message], type[Message]]:
+    class Paid(Message):
+        """
+        An order was paid.
+
+        In full.
+        """
+
+        order_id: int
+
+        class Meta:
+            topic = "orders"
+            key = "order_id"
+            version = 3
+
+    @Paid.upgrade_from(2)
+    def upgrade(content: dict[str, object]) -> dict[str, object]:
+        return content
+
+    class Lost(Message):
+        order_id: int
+
+        class Meta:
+            topic = "unknown"
+
+    return Paid, Lost
+
+
+class TestTypes:
+    def test_are_described_by_their_classes(self):
+        declare_types()
+
+        [paid] = entry("orders").types
+
+        assert (paid.name, paid.version, paid.upgrades, paid.key) == ("Paid", 3, [2], "order_id")
+        assert paid.description == "An order was paid.\n\nIn full."
+        assert paid.example == {"order_id": 1}
+        assert "order_id" in str(paid.schema)
+
+    def test_of_a_topic_that_the_settings_lack_are_shown_without_a_promise(self):
+        declare_types()
+
+        found = entry("unknown")
+
+        assert [one.name for one in found.types] == ["Lost"]
+        assert (found.broker, found.type, found.promise) == ("", "", None)
+
+
+class TestTopics:
+    def test_have_their_promise(self):
+        found = entry("orders")
+
+        assert (found.broker, found.type) == ("default", "fifo")
+        assert found.promise is not None
+        assert "in the order of the database commits" in found.promise.order
+
+
+class TestHandlers:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({}, "16 times more, after 1.0 s to 30 min, then a dead letter"),
+            ({"retry": Retry(limit=0)}, "never tried again"),
+            ({"retry": Retry(limit=1, delays=[timedelta(minutes=5)])}, "once more, after 5 min, then a dead letter"),
+            ({"ordered": True, "retry": Retry(limit=1)}, "once more, after 1.0 s, then blocks its key"),
+            ({"ordered": True, "on_dead": "skip", "retry": Retry(limit=1)}, "once more, after 1.0 s, then a dead letter"),
+        ],
+    )
+    def test_say_when_they_try_again(self, options, words):
+        paid, _ = declare_types()
+        consumer(paid, group="billing", **options)(handle)
+
+        [handler] = entry("orders").handlers
+
+        assert handler.retry == words
+
+    def test_get_a_type_by_its_name_or_else_by_its_topic(self):
+        paid, _ = declare_types()
+        consumer(paid, group="billing", tags=["b", "a"])(handle)
+        consumer(topic="orders", group="billing")(handle)
+        consumer(topic="orders", group="archive")(handle)
+
+        found = entry("orders")
+
+        assert [(one.group, one.takes, one.tags) for one in found.handlers] == [
+            ("archive", "", []),
+            ("billing", "", []),
+            ("billing", "Paid", ["a", "b"]),
+        ]
+        assert {(one.group, one.takes) for one in found.handlers_of("Paid")} == {("archive", ""), ("billing", "Paid")}
+        assert {(one.group, one.takes) for one in found.handlers_of("Other")} == {("archive", ""), ("billing", "")}
