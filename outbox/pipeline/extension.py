@@ -34,7 +34,7 @@ class PipelineExtension(Extension):
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
         kind = conf.broker_class(broker)
-        is_recorded = kind.supports_consumers and not kind.is_stored_in_database
+        is_recorded = kind.supports_consumers and not (kind.is_stored_in_database or kind.speaks_kafka)  # else read by the audit
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:

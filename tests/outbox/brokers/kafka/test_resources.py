@@ -231,7 +231,7 @@ def run(settings: Any, no_consumers: None) -> Callable[..., tuple[dict[str, Any]
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 class TestTheCommand:
-    def test_creates_all_that_relays_consumers_and_the_recorder_need(self, run):
+    def test_creates_all_that_relays_and_consumers_need(self, run):
         found, code = run("--create", default=server().address)
 
         with database.connect("default") as connection:
@@ -245,8 +245,6 @@ class TestTheCommand:
             "",
             "cart.retry",
             "cart.dead",
-            "outbox-recorder.retry",
-            "outbox-recorder-other.dead",
         }
 
     def test_names_topic_and_setting_that_a_cluster_refuses_and_creates_the_others(self, run, few_nodes):
