@@ -139,6 +139,7 @@ COMMANDS = {
     "outbox_replay_unhandled": "Deal with what consumers gave up, from a shell or a script.",
     "outbox_replay_unsent": "Deal with what the broker rejected, from a shell or a script.",
     "outbox_schema": "Find out before a release whether other releases can read its messages, and it theirs.",
+    "outbox_seek": "Read a topic again from the beginning or from a time, or skip what waits.",
     "outbox_status": "See the state of the outbox, or what one message waits for; exit code for monitors.",
     "outbox_topics": "Create topics and groups at a deployment, without the tools of each server.",
     "outbox_archive": "Move finished days to the lake.",

@@ -24,6 +24,7 @@ from outbox.brokers.types import (
     Delivery,
     Ended,
     EndSemantics,
+    GroupPosition,
     HalfRef,
     HalfStatus,
     Outgoing,
@@ -79,6 +80,7 @@ class Broker(abc.ABC):
     is_stored_in_database: ClassVar[bool] = False
     speaks_kafka: ClassVar[bool] = False
     lists_resources: ClassVar[bool] = False
+    supports_seek: ClassVar[bool] = False
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
@@ -289,6 +291,7 @@ __all__ = [
     "Delivery",
     "EndSemantics",
     "Ended",
+    "GroupPosition",
     "Half",
     "HalfRef",
     "HalfStatus",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
 
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
@@ -18,6 +18,7 @@ from outbox.brokers.types import (
     BrokerStatus,
     Delivery,
     EndSemantics,
+    GroupPosition,
     HalfRef,
     HalfStatus,
     Outgoing,
@@ -409,4 +410,32 @@ class ListsResources(Capability):
 
         Raises:
             BrokerUnavailable: the server does not answer, or refuses this user.
+        """
+
+
+class Seeks(Capability):
+    """A consumer group without consumers can be moved to another place in a topic."""
+
+    flag = "supports_seek"
+    supports_seek: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
+        """
+        Return where a group goes on in topics, and where it would.
+
+        Args:
+            to: the first message, behind the last one, or the first one stored since a time.
+
+        Raises:
+            BrokerUnavailable: the broker cannot tell.
+        """
+
+    @abc.abstractmethod
+    def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
+        """
+        Have a group go on at other places. Copies of its messages that wait for a retry, and its dead letters, stay as they are.
+
+        Raises:
+            BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is done.
         """

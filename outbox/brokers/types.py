@@ -223,6 +223,25 @@ class BrokerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPosition:
+    """
+    Where a group goes on in one part of a topic, and where it is to.
+
+    Args:
+        queue: the part, in the broker's terms.
+        pos: its next message there; None where it has not begun.
+        wanted: its next message afterwards.
+        ahead: how many messages, at most, it would skip; below 0: how many it would be delivered once more.
+    """
+
+    topic: str
+    queue: str
+    pos: int | None
+    wanted: int
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerDeadLetter:
     """
     A message that a group gave up.

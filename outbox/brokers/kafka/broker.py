@@ -6,14 +6,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Literal, TypeVar
 
 from confluent_kafka import Producer
 
 from outbox.brokers.base import (
     BrokerDeadLetter,
     Delivery,
+    GroupPosition,
     Outgoing,
     Problem,
     SendGuarantee,
@@ -22,7 +23,7 @@ from outbox.brokers.base import (
     ServerResource,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, ListsResources, SpeaksKafka, TransactionalSends
+from outbox.brokers.capabilities import DeadLetters, ListsResources, Seeks, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
@@ -47,7 +48,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources):
+class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, Seeks):
     """
     Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
     promises.
@@ -186,6 +187,14 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources):
     def take_over(self, group: str) -> None:
         """Store the owner of a group, which may have no members, beside its offsets."""
         groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
+
+    def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
+        """Return the committed offset of each partition, and the one that is wanted."""
+        return groups.find_positions(self._settings, self._name, group, topics, to)
+
+    def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
+        """Commit other offsets for a group without members."""
+        groups.seek(self._settings, self._name, group, positions, self._owners.get(group))
 
     def receive(
         self,

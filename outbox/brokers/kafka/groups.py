@@ -1,18 +1,21 @@
-"""What a client that is no member asks about consumer groups: what waits, and whose they are."""
+"""What a client that is not a member does about consumer groups: what waits, whose they are, and where they go on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
+from datetime import datetime
+from typing import Literal
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from outbox.brokers.base import GroupPosition
 from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.group_topics import GroupTopics
-from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes
+from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import describe_topics
 from outbox.brokers.owners import GroupOwner
@@ -48,6 +51,44 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     return found
 
 
+def find_positions(
+    options: KafkaOptions, name: str, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]
+) -> list[GroupPosition]:
+    """Return where a group goes on in each partition of topics, and where it would; see `Seeks.find_positions`."""
+    places = _places(options, name, topics)
+    if not places:
+        return []
+    with closing(Consumer(member_settings(options, name, group))) as consumer:
+        committed = {place: place.offset for place in committed_notes(consumer, places)}
+    starts, ends = (_offsets(options, name, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    if isinstance(to, datetime):
+        since = _offsets(options, name, places, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
+        wanted = {place: offset if offset >= 0 else ends[place] for place, offset in since.items()}
+    else:
+        wanted = starts if to == "first" else ends
+    found = []
+    for place in places:
+        begun = committed[place] if committed[place] >= 0 else None
+        ahead = wanted[place] - max(starts[place], starts[place] if begun is None else begun)
+        found.append(GroupPosition(place.topic, str(place.partition), begun, wanted[place], ahead))
+    return found
+
+
+def seek(options: KafkaOptions, name: str, group: str, positions: Collection[GroupPosition], owner: GroupOwner) -> None:
+    """
+    Commit other offsets for a group, which has no members; see `Seeks.seek`.
+
+    Raises:
+        BrokerUnavailable: the cluster does not answer, or the group has members.
+        OwnedByAnother: another outbox has the group's inbox.
+    """
+    places = {TopicPartition(one.topic, int(one.queue)): one.wanted for one in positions}
+    with closing(Consumer(member_settings(options, name, group))) as consumer:
+        notes = committed_notes(consumer, list(places))
+        require_owner(group, notes, owner)
+        _commit(consumer, group, {place: (places[place], note) for place, note in notes.items()}, owner, f"move group {group!r}")
+
+
 def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[str], owner: GroupOwner) -> None:
     """
     Name an outbox as that of a group's inbox, beside each committed offset.
@@ -60,31 +101,38 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
         return
     with closing(Consumer(member_settings(options, name, group))) as consumer:
         notes = committed_notes(consumer, places)
-        offsets = [
-            TopicPartition(
-                place.topic,
-                place.partition,
-                place.offset,
-                OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
-            )
-            for place, note in notes.items()
-            if place.offset >= 0
-        ]
-        if not offsets:
-            return
-        try:
-            answers = consumer.commit(offsets=offsets, asynchronous=False) or []
-            for answer in answers:
-                if answer.error is not None:
-                    raise KafkaException(answer.error)
-        except KafkaException as error:
-            cause = error_of(error)
-            if cause is not None and cause.name() in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"):
-                raise BrokerUnavailable(
-                    f"Kafka's consumer group {group!r} still has members.",
-                    hint="Stop all consumers of the group first; those of the other project, too.",
-                ) from error
-            raise call_error(error, f"name the owner of group {group!r}") from error
+        kept = {place: (place.offset, note) for place, note in notes.items() if place.offset >= 0}
+        _commit(consumer, group, kept, owner, f"name the owner of group {group!r}")
+
+
+def _commit(
+    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, what: str
+) -> None:
+    """Commit offsets for a group without members, with its owner beside each."""
+    offsets = [
+        TopicPartition(
+            place.topic,
+            place.partition,
+            offset,
+            OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
+        )
+        for place, (offset, note) in kept.items()
+    ]
+    if not offsets:
+        return
+    try:
+        answers = consumer.commit(offsets=offsets, asynchronous=False) or []
+        for answer in answers:
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+    except KafkaException as error:
+        cause = error_of(error)
+        if cause is not None and cause.name() in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"):
+            raise BrokerUnavailable(
+                f"Kafka's consumer group {group!r} still has members.",
+                hint="Stop all consumers of the group first; those of other projects, too.",
+            ) from error
+        raise call_error(error, what) from error
 
 
 def count_members(options: KafkaOptions, name: str, group: str) -> int:

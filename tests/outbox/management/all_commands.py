@@ -27,6 +27,7 @@ CALLS = {
     "outbox_replay_unhandled": [],
     "outbox_replay_unsent": ["--all"],
     "outbox_schema": ["--against-database"],
+    "outbox_seek": ["cart", "--to", "first"],
     "outbox_status": [],
     "outbox_topics": [],
 }

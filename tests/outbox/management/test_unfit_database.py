@@ -13,7 +13,7 @@ from docs.generate.commands import names
 from outbox.testing.postgres import Postgres
 from tests.outbox.management.all_commands import CALLS
 
-NEED_NO_DATABASE = {"outbox_checker", "outbox_record"}  # on the embedded broker there is nothing for them to do
+NEED_NO_DATABASE = {"outbox_checker", "outbox_record", "outbox_seek"}  # on the embedded broker there is nothing for them to do
 MAY_READ_A_REPLICA = {"outbox_audit", "outbox_topics"}
 SETTINGS = "tests.outbox.management.settings"
 

@@ -1,0 +1,118 @@
+"""Move a consumer group to another place in its topics."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Literal
+
+import psycopg
+from django.core.management.base import BaseCommand
+
+from outbox import conf
+from outbox.brokers.base import GroupPosition
+from outbox.brokers.capabilities import Seeks
+from outbox.consuming.owners import set_owner
+from outbox.consuming.register import group as find_group
+from outbox.errors import ConfigurationError, OutboxError
+from outbox.logs import get_logger
+from outbox.management.actor import actor
+from outbox.management.confirm import confirm
+from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.management.times import time
+
+logger = get_logger(__name__)
+
+WARNING = (
+    "Messages that are skipped are never delivered to the group. Those that are delivered once more are dropped where the inbox "
+    "still has their rows (RETENTION), and handled again where it has not."
+)
+
+
+class Command(BaseCommand):
+    help = (
+        "Have a consumer group go on at another place in its topics, after a table and a confirmation. Stop its consumers first. "
+        "Retries and dead letters stay as they are. Exit code: 0 moved, 1 it is there already, 2 refused, or the broker cannot "
+        "be reached."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("group", metavar="GROUP", help="its name")
+        parser.add_argument(
+            "--to",
+            required=True,
+            type=_place,
+            metavar="WHERE",
+            help="first: the first message that the broker has; last: behind the last one; or the first one stored since a time: "
+            "30m, 2h or 7d ago, or ISO 8601",
+        )
+        parser.add_argument("--topic", action="append", metavar="NAME", help="only in this topic; may be repeated (default: all)")
+        parser.add_argument("--no-input", action="store_true", help="move it without a confirmation")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        name, moved = options["group"], list[GroupPosition]()
+        try:
+            for alias, topics in _topics(name, options["topic"]).items():
+                moved += self._seek(name, alias, topics, options)
+        except (OutboxError, psycopg.Error) as error:
+            raise unable(error) from error
+        if options["json"]:
+            self.stdout.write(json.dumps({"group": name, "moved": list(map(asdict, moved))}))
+        elif moved:
+            self.stdout.write(f"{_as_table(moved)}\n\nMoved.")
+        else:
+            self.stdout.write(f"Group {name!r} is there already.")
+        if not moved:
+            raise SystemExit(1)
+
+    def _seek(self, name: str, alias: str, topics: Sequence[str], options: dict[str, Any]) -> list[GroupPosition]:
+        with closing(conf.make_broker(alias)) as broker:
+            seeks = Seeks.of(broker)
+            set_owner(broker, name, find_group(name).using)
+            found = [one for one in seeks.find_positions(name, topics, options["to"]) if one.pos != one.wanted]
+            if not found:
+                return []
+            if not options["no_input"]:
+                confirm(f"{_as_table(found)}\n\n{WARNING}")
+            seeks.seek(name, found)
+        logger.warning("Group %r was moved to %s in %s by %s.", name, options["to"], ", ".join(topics), actor("outbox_seek"))
+        return found
+
+
+def _place(text: str) -> datetime | Literal["first", "last"]:
+    match text:
+        case "first" | "last":
+            return text
+    return time(text)
+
+
+_place.__name__ = "place"  # for argparse's error: invalid place value
+
+
+def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return the topics of a group by broker. Raises ConfigurationError where there is no such, or its broker moves no group."""
+    group = find_group(name)
+    if unknown := set(only or ()) - set(group.topics):
+        raise ConfigurationError(
+            f"Group {name!r} has no handler for topic {', '.join(map(repr, sorted(unknown)))}.",
+            hint=f"Choices are: {', '.join(group.topics)}.",
+        )
+    found = {alias: [one for one in group.topics_of(alias) if one in (only or group.topics)] for alias in group.brokers}
+    for alias, topics in found.items():
+        if topics and not conf.broker_class(alias).supports_seek:
+            raise ConfigurationError(
+                f"Broker {alias!r}, which has topic {topics[0]!r}, cannot move a group.",
+                hint="Only groups on Kafka can be moved. Choose topics with --topic.",
+            )
+    return {alias: topics for alias, topics in found.items() if topics}
+
+
+def _as_table(found: Sequence[GroupPosition]) -> str:
+    rows = [[one.topic, one.queue, one.pos, one.wanted, max(0, one.ahead), max(0, -one.ahead)] for one in found]
+    return table(["topic", "queue", "goes on at", "is to at", "skipped", "once more"], rows)
