@@ -1,0 +1,41 @@
+"""
+Explore schedules: `make explore`, or `python -m tests.explorer`.
+
+    --seconds 120         explore for that long
+    --seed 17             run one seed, and print its trace
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tests.explorer import clock
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the arguments, start the database, explore."""
+    parser = argparse.ArgumentParser(prog="python -m tests.explorer", description="Explore schedules of the framework.")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to explore (default: 120)")
+    parser.add_argument("--seed", type=int, help="run this one seed and print its trace")
+    parser.add_argument("--first", type=int, default=1, help="the first seed (default: 1)")
+    parser.add_argument("--broker", action="append", help="only with this broker; may be repeated")
+    parser.add_argument("--json", help="write the counts to this file")
+    options = parser.parse_args(arguments)
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would differ between two runs of a seed
+        os.execve(sys.executable, [sys.executable, "-m", "tests.explorer", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    clock.install()
+    from outbox.testing.postgres import Postgres
+
+    with Postgres() as server:
+        os.environ.update(server.environment, DJANGO_SETTINGS_MODULE="tests.explorer.settings")
+        from tests.explorer import exploring
+
+        exploring.set_up()
+        return exploring.explore(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""
+Who goes on next: three kinds of schedule, and the replay of a list of decisions.
+
+- uniform: any actor that can, with equal chances;
+- bursts: one actor for some steps, then another;
+- preemptions (PCT): each actor has a priority, and the highest goes on; at a few random steps the one that goes on becomes
+  the lowest. Most errors need one to three such changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from tests.explorer.scheduler import Actor, Decision, Fault
+
+KINDS = ("uniform", "bursts", "preemptions")
+BURST = 8  # steps on average
+STEPS = 150  # of a schedule, on average: where preemptions are placed
+PREEMPTIONS = 3
+
+
+class Seeded:
+    """
+    Decisions from a source of random numbers.
+
+    Args:
+        faults: the most steps to which something happens.
+    """
+
+    def __init__(self, kind: str, random: Random, *, faults: int) -> None:
+        self._random = random
+        self._choose = {"uniform": self._uniform, "bursts": self._burst, "preemptions": self._by_priority}[kind]
+        self._steps = 0
+        self._fault_at = sorted(random.randrange(STEPS) for _ in range(faults))
+        self._change_at = sorted(random.randrange(STEPS) for _ in range(random.randint(1, PREEMPTIONS)))
+        self._current: str | None = None
+        self._left = 0
+        self._priorities: dict[str, float] = {}
+
+    def choose(self, ready: Sequence[Actor]) -> Decision:
+        """Return a decision."""
+        actor = self._choose(ready)
+        self._steps += 1
+        fault = Fault.NONE
+        if self._fault_at and self._steps > self._fault_at[0] and actor.step.faults:
+            self._fault_at.pop(0)
+            fault = self._random.choice(actor.step.faults)
+        return Decision(actor.name, fault)
+
+    def _uniform(self, ready: Sequence[Actor]) -> Actor:
+        return self._random.choice(ready)
+
+    def _burst(self, ready: Sequence[Actor]) -> Actor:
+        actor = next((one for one in ready if one.name == self._current), None)
+        self._left -= 1
+        if actor is None or self._left < 0:
+            actor = self._random.choice(ready)
+            self._current, self._left = actor.name, int(self._random.expovariate(1 / BURST))
+        return actor
+
+    def _by_priority(self, ready: Sequence[Actor]) -> Actor:
+        for one in ready:
+            self._priorities.setdefault(one.name, self._random.random())
+        actor = max(ready, key=lambda one: self._priorities[one.name])
+        if self._change_at and self._steps >= self._change_at[0]:
+            self._change_at.pop(0)
+            self._priorities[actor.name] = -float(self._steps)
+            actor = max(ready, key=lambda one: self._priorities[one.name])
+        return actor
+
+
+class Replayed:
+    """
+    Given decisions, as far as they can be followed; then each actor to its end, one after the other.
+
+    A decision about an actor that is not there, or cannot go on, is skipped: so a list from which some were left out is a
+    schedule, too.
+    """
+
+    def __init__(self, decisions: Sequence[Decision]) -> None:
+        self._decisions = list(reversed(decisions))
+        self._last = ""
+
+    def choose(self, ready: Sequence[Actor]) -> Decision:
+        """Return the next decision that can be followed."""
+        by_name = {one.name: one for one in ready}
+        while self._decisions:
+            decision = self._decisions.pop()
+            if (actor := by_name.get(decision.actor)) is not None:
+                self._last = actor.name
+                is_possible = decision.fault in actor.step.faults
+                return decision if is_possible else Decision(actor.name)
+        self._last = self._last if self._last in by_name else ready[0].name
+        return Decision(self._last)

@@ -1,0 +1,236 @@
+"""One schedule: what takes part, from its seed; how it is run, and what is wrong after it."""
+
+from __future__ import annotations
+
+import random as global_random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import psycopg
+from django.conf import settings
+
+from outbox import conf
+from outbox.brokers.base import Broker
+from outbox.brokers.memory.broker import MemoryBroker
+from outbox.brokers.memory.store import forget
+from outbox.half_first import producers
+from tests.explorer import actors, clock, compare, statements
+from tests.explorer.actors import Order
+from tests.explorer.policies import KINDS, Replayed, Seeded
+from tests.explorer.scheduler import Actor, Decision, Fault, Policy, Scheduler, Trace
+from tests.explorer.settings import SHARED, outbox
+
+MEMORY = "tests.explorer.brokers.SteppedMemoryBroker"
+KEYS = ("a", "b")
+PASSES = (3, 12, 45, 700)  # seconds: a window, a sweep, a lease, the longest wait before a message is sent again
+SETTLED_AFTER = 12  # rounds in which everybody gets time
+
+ALL = frozenset({"plain", "keyed", "half"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    A broker, and what is promised with it.
+
+    Args:
+        once: the topics whose messages it must have exactly once; those of the others at least once.
+        topics: those that orders go to.
+    """
+
+    outbox: Mapping[str, Any]
+    once: frozenset[str]
+    topics: tuple[str, ...] = ("plain", "keyed", "half")
+
+
+def _memory(**options: Any) -> dict[str, Any]:
+    return outbox(MEMORY, NAME=SHARED, CLOCK=clock.CLOCK.now, **options)
+
+
+BROKERS: dict[str, Kind] = {
+    "embedded": Kind(outbox("outbox.embedded.EmbeddedBroker"), ALL),
+    "idempotent": Kind(_memory(END="idempotent"), frozenset({"half"})),
+    "forgetful": Kind(_memory(END="forgetful", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
+    "duplicating": Kind(_memory(END="duplicating", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
+    "stateless": Kind(_memory(END="stateless", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
+    "transactions": Kind(_memory(TRANSACTIONS=True), ALL, ("plain", "keyed")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    Who takes part in a schedule.
+
+    Args:
+        actors: names of the actors that begin.
+        orders: each publisher's.
+    """
+
+    broker: str
+    kind: str
+    actors: tuple[str, ...]
+    orders: Mapping[str, tuple[Order, ...]]
+    passes: tuple[int, ...]
+    faults: int
+
+
+def plan(seed: int, brokers: Sequence[str] = tuple(BROKERS)) -> Plan:
+    """Return who takes part in the schedule of a seed."""
+    random = Random(seed)
+    broker = random.choice(list(brokers))
+    kind = BROKERS[broker]
+    numbers = iter(range(1, 100))
+    orders = {
+        name: tuple(_order(random, next(numbers), kind) for _ in range(random.randint(1, 3)))
+        for name in ("publisher-1", "publisher-2")
+    }
+    others = ["relay-1", "relay-2", "sweeper", "consumer-1", "consumer-2", "time"]
+    if "half" in kind.topics:
+        others += ["checker-1", "checker-2"]
+    if broker != "embedded":
+        others.append("network")
+    others.append("operator")
+    taken = [*orders, "relay-1", "time", *(one for one in others if random.random() < 0.75)]
+    chosen = tuple(dict.fromkeys(taken))
+    passes = tuple(random.choice(PASSES) for _ in range(random.randint(1, 4)))
+    return Plan(broker, random.choice(KINDS), chosen, orders, passes, random.choice((0, 1, 2, 4)))
+
+
+def _order(random: Random, number: int, kind: Kind) -> Order:
+    topic = random.choice(kind.topics)
+    return Order(
+        number,
+        topic,
+        key=random.choice(KEYS) if topic == "keyed" else "",
+        half_first=topic == "half" and random.random() < 0.4,
+        is_rolled_back=random.random() < 0.15,
+        is_refused_once=random.random() < 0.1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a schedule: `problems` is empty where all is as promised."""
+
+    plan: Plan
+    trace: Trace
+    problems: list[str]
+
+
+def run_seed(seed: int, brokers: Sequence[str] = tuple(BROKERS)) -> Result:
+    """Run the schedule of a seed."""
+    chosen = plan(seed, brokers)
+    return run(chosen, Seeded(chosen.kind, Random(seed + 1), faults=chosen.faults), seed=seed)
+
+
+def replay(chosen: Plan, decisions: Sequence[Decision], *, seed: int) -> Result:
+    """Run a schedule whose decisions are given."""
+    return run(chosen, Replayed(decisions), seed=seed)
+
+
+def run(chosen: Plan, policy: Policy, *, seed: int) -> Result:
+    """Run a schedule on an empty database; give everybody time; compare."""
+    _prepare(chosen, seed)
+    broker = conf.make_broker(actors.BROKER)
+    trace = Scheduler(_actors(chosen, broker), policy).run()
+    once = BROKERS[chosen.broker].once
+    _give_time(broker, lambda found: bool(compare.problems(found, once=once)))
+    found = compare.read(statements.MONITOR[0].connection, _copies(broker))
+    broker.close()
+    return Result(chosen, trace, compare.problems(found, once=once))
+
+
+def _prepare(chosen: Plan, seed: int) -> None:
+    global_random.seed(seed)
+    kind = BROKERS[chosen.broker]
+    if settings.OUTBOX is not kind.outbox:
+        settings.OUTBOX = kind.outbox
+        conf.forget()
+    producers.close_idle()
+    forget(SHARED)
+    connection = statements.MONITOR[0].connection
+    connection.execute(clock.START, [clock.CLOCK.start()])
+    _empty(connection)
+
+
+KEPT = ("django_%", "auth_%", "outbox_source", "outbox_topic", "outbox_embedded_topic")
+FILLED = f"""
+SELECT string_agg(oid::regclass::text, ', ') FROM pg_class WHERE relkind = 'r' AND relnamespace = '{clock.SCHEMA}'::regnamespace
+AND relname NOT LIKE ALL(%s) AND pg_relation_size(oid) > 0
+"""
+
+
+def _empty(connection: psycopg.Connection[Any]) -> None:
+    (filled,) = connection.execute(FILLED, [list(KEPT)]).fetchone() or (None,)
+    if filled:
+        connection.execute(f"TRUNCATE {filled} RESTART IDENTITY")
+    connection.execute("UPDATE outbox_topic SET paused = false, paused_at = NULL WHERE paused")
+    connection.execute("ALTER SEQUENCE explorer_place RESTART")
+
+
+def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
+    works: dict[str, Callable[[], actors.Work]] = {
+        "relay-1": lambda: actors.relay(3),
+        "relay-2": lambda: actors.relay(3),
+        "sweeper": lambda: actors.sweeper(2),
+        "consumer-1": lambda: actors.consumer(3),
+        "consumer-2": lambda: actors.consumer(3),
+        "checker-1": lambda: actors.check_loop(2),
+        "checker-2": lambda: actors.check_loop(2),
+        "time": lambda: actors.time(chosen.passes),
+        "network": lambda: actors.network(2, broker),
+        "operator": lambda: actors.operator(["pause plain", "replay", "resume", "replay"]),
+    }
+    for name, orders in chosen.orders.items():
+        works[name] = lambda orders=orders: actors.publisher(orders)  # type: ignore[misc]
+    return [Actor(name, actors.process(works[name]()), bury=statements.bury) for name in chosen.actors]
+
+
+class Free(Actor):
+    """An actor that never stops, since nothing else runs."""
+
+    def stop(self, label: str, faults: Sequence[Fault] = ()) -> Fault:
+        return Fault.NONE
+
+
+def _give_time(broker: Broker, is_waiting: Callable[[compare.Found], bool]) -> None:
+    """Let the requests arrive that are late, and each process work until nothing is left to do."""
+    if isinstance(broker, MemoryBroker):
+        broker.deliver_late()
+    error: list[BaseException] = []
+
+    def work() -> None:
+        for _ in range(SETTLED_AFTER):
+            actors.let_pass(PASSES[-1])
+            with actors.running_relay() as relay:
+                relay.sweep()
+                relay.drain()
+                relay.sweep()
+            if broker.needs_check_loop:
+                actors.check_loop(1)()
+            actors.operator(["resume", "replay"])()
+            actors.consumer(3)()
+            if not is_waiting(compare.read(statements.MONITOR[0].connection, _copies(broker))):
+                break
+
+    def body(actor: Actor) -> None:
+        try:
+            actors.process(work)(actor)
+        except BaseException as found:
+            error.append(found)
+
+    actor = Free("everybody", body, bury=statements.bury)
+    actor.start()
+    actor.let_go()
+    if error:
+        raise error[0]
+
+
+def _copies(broker: Broker) -> list[bytes]:
+    if isinstance(broker, MemoryBroker):
+        return [bytes(one.body) for topic in broker.topics for one in broker.visible(topic)]
+    rows = statements.MONITOR[0].connection.execute("SELECT body FROM outbox_embedded_message ORDER BY topic_id, queue, pos")
+    return [bytes(row[0]) for row in rows.fetchall()]
