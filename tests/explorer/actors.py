@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -139,11 +139,8 @@ def check_loop(rounds: int) -> Work:
         nonlocal rounds
         while rounds > 0:
             rounds -= 1
-            with closing(CheckLoop(BROKER, "default")) as loop:
-                try:
-                    loop.turn()
-                except OUTAGES:
-                    pass
+            with closing(CheckLoop(BROKER, "default")) as loop, suppress(*OUTAGES):
+                loop.turn()
 
     return work
 
@@ -171,16 +168,13 @@ def operator(acts: Sequence[str]) -> Work:
     def work() -> None:
         while waiting:
             act, _, topic = waiting.pop(0).partition(" ")
-            try:
-                with database.connect("default") as connection:
-                    if act == "pause":
-                        topics.pause(connection, topic, by="operator", reason="")
-                    elif act == "resume":
-                        connection.execute("UPDATE outbox_topic SET paused = false, paused_at = NULL WHERE id <> 0")
-                    else:
-                        replay_all(connection, by="operator")
-            except OUTAGES:
-                pass
+            with suppress(*OUTAGES), database.connect("default") as connection:
+                if act == "pause":
+                    topics.pause(connection, topic, by="operator", reason="")
+                elif act == "resume":
+                    connection.execute("UPDATE outbox_topic SET paused = false, paused_at = NULL WHERE id <> 0")
+                else:
+                    replay_all(connection, by="operator")
 
     waiting = list(acts)
     return work

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import msgspec
+
 from outbox.brokers.base import Delivery, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
@@ -78,18 +80,27 @@ class SteppedMemoryBroker(MemoryBroker):
     def dead_letter(self, delivery: Delivery, reason: str) -> bool:
         return self._called("dead_letter", lambda: super(SteppedMemoryBroker, self).dead_letter(delivery, reason))
 
+    def refuse_once(self, order: int) -> None:
+        """Refuse the message of an order the first time that it is sent, in whichever way."""
+        for call in ("send", "send_halves", "send_transaction"):
+            self.fail(call, SendStatus.REFUSED, where=lambda one: isinstance(one, Outgoing) and order_of(one.body) == order)
+
     def _sent(self, call: str, what: str, act: Callable[[], list[SendResult]]) -> list[SendResult]:
         """Make a call whose answer says what became of each message; faults are those that the memory broker plans."""
         actor = current()
         if actor is None:
             return act()
         fault = actor.stop(f"broker.{call}({what})", SEND_FAULTS)
+        planned = self._store.faults.planned
+        before = list(planned)
         if fault:
+            planned.clear()
             self.fail(call, SendStatus.UNSURE, times=None, stored=fault is Fault.LOST_REPLY, late=fault is Fault.LATE)
         try:
             results = act()
         finally:
-            self.heal()
+            if fault:
+                planned[:] = before
         actor.step.outcome = ", ".join(dict.fromkeys(str(one.ended or one.status) for one in results))
         return results
 
@@ -114,7 +125,5 @@ def _orders(messages: Sequence[Outgoing]) -> str:
 
 def order_of(body: bytes | memoryview) -> int:
     """Return the number of the order in the body of a message."""
-    import msgspec
-
     found: dict[str, Any] = msgspec.json.decode(bytes(body))
     return int(found["order"])

@@ -1,9 +1,9 @@
 """
 The time of a schedule. Only the scheduler moves it, so that a lease is over when a schedule says so, and nobody sleeps.
 
-In the database, `clock_timestamp()` is a function of the explorer's schema, which comes first in the search path. It reads a
-sequence of microseconds, in which each call takes the next number. In Python, `time.monotonic()` is replaced for the threads
-of the schedule, before the framework is imported.
+In the database, `clock_timestamp()` and `statement_timestamp()` are functions of the explorer's schema, which comes first in the
+search path. They read a sequence of microseconds; each call of the former takes the next number. In Python, `time.monotonic()`
+is replaced for the threads of the schedule, before the framework is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CREATE SCHEMA {SCHEMA};
 CREATE SEQUENCE {SCHEMA}.clock;
 CREATE FUNCTION {SCHEMA}.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
 $$ SELECT 'epoch'::timestamptz + nextval('{SCHEMA}.clock') * interval '1 microsecond' $$;
-CREATE FUNCTION {SCHEMA}.now() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$ SELECT {SCHEMA}.clock_timestamp() $$;
+CREATE FUNCTION {SCHEMA}.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS
+$$ SELECT 'epoch'::timestamptz + last_value * interval '1 microsecond' FROM {SCHEMA}.clock $$;
 """
 MOVE = f"SELECT setval('{SCHEMA}.clock', last_value + %s) FROM {SCHEMA}.clock"
 START = f"SELECT setval('{SCHEMA}.clock', %s)"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import django
 import psycopg
@@ -13,6 +17,9 @@ from django.db import connections
 
 from tests.explorer import clock
 
+if TYPE_CHECKING:  # it imports the framework, which is imported after the clocks are replaced
+    from tests.explorer.schedules import Result
+
 
 def set_up() -> None:
     """Make the database of the explorer, and put the seams in."""
@@ -20,6 +27,7 @@ def set_up() -> None:
         admin.execute("CREATE DATABASE explorer")
         admin.execute(f"ALTER DATABASE explorer SET search_path = {clock.SCHEMA}, pg_catalog, public")
         admin.execute("ALTER DATABASE explorer SET deadlock_timeout = '1h'")
+        admin.execute("ALTER DATABASE explorer SET synchronous_commit = off")
         admin.execute("ALTER SYSTEM SET autovacuum = off")
         admin.execute("SELECT pg_reload_conf()")
     with psycopg.connect(dbname="explorer", autocommit=True) as own:
@@ -45,24 +53,98 @@ def set_up() -> None:
 
 def explore(options: argparse.Namespace) -> int:
     """Explore as asked; return the exit code."""
-    from tests.explorer.schedules import BROKERS, run_seed
+    from tests.explorer.schedules import BROKERS
 
     brokers = options.broker or list(BROKERS)
     if options.seed is not None:
-        result = run_seed(options.seed, brokers)
-        print(result.plan, *result.trace.lines, *result.problems, f"digest {result.trace.digest()}", sep="\n")
-        return bool(result.problems)
+        return _show(options.seed, brokers, shrinks=options.shrink, mutant=options.mutant)
+    if options.control:
+        return _control(options.seconds, options.json)
+    return _explore(options, brokers)
+
+
+def _show(seed: int, brokers: list[str], *, shrinks: bool, mutant: str | None) -> int:
+    """Run one seed and print its trace, or a short one that fails alike."""
+    from tests.explorer.mutants import MUTANTS
+    from tests.explorer.schedules import run_seed
+    from tests.explorer.shrink import Shrinker
+
+    with MUTANTS[mutant].applied() if mutant else nullcontext():
+        result = run_seed(seed, MUTANTS[mutant].brokers if mutant else brokers)
+        if shrinks and result.problems:
+            shrinker = Shrinker(result, seed=seed)
+            long, result = len(result.trace.lines), shrinker.shrink()
+            print(f"Shrunk from {long} to {len(result.trace.lines)} steps in {shrinker.runs} runs.")
+    print(describe(result))
+    return bool(result.problems)
+
+
+def describe(result: Result) -> str:
+    """Return a schedule as text: who took part, what happened, what is wrong."""
+    plan = result.plan
+    orders = [f"  {name}: {', '.join(map(str, theirs))}" for name, theirs in plan.orders if theirs]
+    before = [name for name, theirs in plan.orders if theirs and name not in plan.actors]
+    early = [f"  placed before: the orders of {', '.join(before)}"] if before else []
+    lines = [f"  {number:3} {line}" for number, line in enumerate(result.trace.lines, 1)]
+    wrong = result.problems or ["all is as promised"]
+    return "\n".join([f"Broker {plan.broker}, schedule {plan.kind}", *orders, *early, *lines, *wrong, result.trace.digest()])
+
+
+def _explore(options: argparse.Namespace, brokers: list[str]) -> int:
+    from tests.explorer.schedules import run_seed
+    from tests.explorer.shrink import Shrinker
+
     began = clock.real_monotonic()
-    seed, failed, steps, counts = options.first, [], 0, Counter()
+    seed, failed, steps, counts = options.first, [], 0, Counter[str]()
     while clock.real_monotonic() - began < options.seconds:
         result = run_seed(seed, brokers)
         steps += len(result.trace.lines)
-        counts[result.plan.broker] += 1
+        counts[f"{result.plan.broker} {result.plan.kind}"] += 1
         if result.problems:
             failed.append(seed)
-            print(f"seed {seed} ({result.plan.broker}, {result.plan.kind}): {'; '.join(result.problems)}", flush=True)
+            print(f"Seed {seed} fails. It is run again by --seed {seed} --shrink.")
+            print(describe(Shrinker(result, seed=seed).shrink()), flush=True)
         seed += 1
     took = clock.real_monotonic() - began
     done = seed - options.first
-    print(f"{done} schedules, {steps} steps in {took:.0f} s: {done / took:.1f} a second. {len(failed)} failed.", dict(counts))
+    report = {
+        "seconds": round(took, 1),
+        "schedules": done,
+        "schedules_per_second": round(done / took, 1),
+        "steps": steps,
+        "first_seed": options.first,
+        "failed_seeds": failed,
+        "by_broker_and_kind": dict(sorted(counts.items())),
+    }
+    _write(options.json, report)
+    print(f"{done} schedules with {steps} steps in {took:.0f} s, {done / took:.1f} a second; {len(failed)} failed.")
     return bool(failed)
+
+
+def _control(seconds: float, path: str | None) -> int:
+    """Take each rule out, and look for a seed that fails; return whether one was not missed."""
+    from tests.explorer.mutants import MUTANTS
+    from tests.explorer.schedules import run_seed
+    from tests.explorer.shrink import kinds
+
+    rows = []
+    print(f"{'rule':14} {'seed':>6} {'s':>6}  without it")
+    for name, mutant in MUTANTS.items():
+        began, seed, found = clock.real_monotonic(), 0, []
+        with mutant.applied():
+            while not found and clock.real_monotonic() - began < seconds:
+                seed += 1
+                problems = run_seed(seed, mutant.brokers).problems
+                found = problems if kinds(problems) & mutant.kinds else []
+        took = clock.real_monotonic() - began
+        rows.append(
+            {"rule": mutant.rule, "name": name, "seed": seed if found else None, "seconds": round(took, 1), "found": found}
+        )
+        print(f"{name:14} {seed if found else '-':>6} {took:6.1f}  {found[0] if found else 'NOT FOUND'}", flush=True)
+    _write(path, rows)
+    return any(row["seed"] is None for row in rows)
+
+
+def _write(path: str | None, report: object) -> None:
+    if path:
+        Path(path).write_text(json.dumps(report, indent=2) + "\n")

@@ -15,9 +15,11 @@ from random import Random
 from tests.explorer.scheduler import Actor, Decision, Fault
 
 KINDS = ("uniform", "bursts", "preemptions")
+EVENTS = ("time", "network", "operator")  # they act at random steps, in all kinds
 BURST = 8  # steps on average
-STEPS = 150  # of a schedule, on average: where preemptions are placed
+STEPS = 80  # of a schedule, on average: where faults, events and preemptions are placed
 PREEMPTIONS = 3
+HAPPENINGS = 8
 
 
 class Seeded:
@@ -32,21 +34,30 @@ class Seeded:
         self._random = random
         self._choose = {"uniform": self._uniform, "bursts": self._burst, "preemptions": self._by_priority}[kind]
         self._steps = 0
-        self._fault_at = sorted(random.randrange(STEPS) for _ in range(faults))
-        self._change_at = sorted(random.randrange(STEPS) for _ in range(random.randint(1, PREEMPTIONS)))
+        self._fault_at = self._places(faults)
+        self._event_at = self._places(random.randint(1, HAPPENINGS))
+        self._change_at = self._places(random.randint(1, PREEMPTIONS))
         self._current: str | None = None
         self._left = 0
         self._priorities: dict[str, float] = {}
 
     def choose(self, ready: Sequence[Actor]) -> Decision:
         """Return a decision."""
-        actor = self._choose(ready)
+        events = [one for one in ready if one.name in EVENTS]
+        others = [one for one in ready if one.name not in EVENTS]
+        is_event = bool(self._event_at) and self._steps >= self._event_at[0]
+        if is_event:
+            self._event_at.pop(0)
+        actor = self._random.choice(events) if events and (is_event or not others) else self._choose(others)
         self._steps += 1
         fault = Fault.NONE
         if self._fault_at and self._steps > self._fault_at[0] and actor.step.faults:
             self._fault_at.pop(0)
             fault = self._random.choice(actor.step.faults)
         return Decision(actor.name, fault)
+
+    def _places(self, count: int) -> list[int]:
+        return sorted(self._random.randrange(STEPS) for _ in range(count))
 
     def _uniform(self, ready: Sequence[Actor]) -> Actor:
         return self._random.choice(ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random as global_random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -18,11 +19,13 @@ from outbox.brokers.memory.store import forget
 from outbox.half_first import producers
 from tests.explorer import actors, clock, compare, statements
 from tests.explorer.actors import Order
-from tests.explorer.policies import KINDS, Replayed, Seeded
+from tests.explorer.brokers import SteppedMemoryBroker
+from tests.explorer.policies import EVENTS, KINDS, Replayed, Seeded
 from tests.explorer.scheduler import Actor, Decision, Fault, Policy, Scheduler, Trace
 from tests.explorer.settings import SHARED, outbox
 
 MEMORY = "tests.explorer.brokers.SteppedMemoryBroker"
+PUBLISHERS = ("publisher-1", "publisher-2")
 KEYS = ("a", "b")
 PASSES = (3, 12, 45, 700)  # seconds: a window, a sweep, a lease, the longest wait before a message is sent again
 SETTLED_AFTER = 12  # rounds in which everybody gets time
@@ -52,9 +55,9 @@ def _memory(**options: Any) -> dict[str, Any]:
 BROKERS: dict[str, Kind] = {
     "embedded": Kind(outbox("outbox.embedded.EmbeddedBroker"), ALL),
     "idempotent": Kind(_memory(END="idempotent"), frozenset({"half"})),
-    "forgetful": Kind(_memory(END="forgetful", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
-    "duplicating": Kind(_memory(END="duplicating", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
-    "stateless": Kind(_memory(END="stateless", COMMIT_WINDOW=actors.timedelta(seconds=2)), frozenset()),
+    "forgetful": Kind(_memory(END="forgetful", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
+    "duplicating": Kind(_memory(END="duplicating", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
+    "stateless": Kind(_memory(END="stateless", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
     "transactions": Kind(_memory(TRANSACTIONS=True), ALL, ("plain", "keyed")),
 }
 
@@ -65,15 +68,19 @@ class Plan:
     Who takes part in a schedule.
 
     Args:
-        actors: names of the actors that begin.
-        orders: each publisher's.
+        actors: the names of those that run side by side.
+        orders: each publisher's; one that is not among the actors has placed them before.
+        passes: the seconds that pass, each time.
+        rounds: how often relays and consumers look for work.
+        faults: the most steps to which something happens.
     """
 
     broker: str
     kind: str
     actors: tuple[str, ...]
-    orders: Mapping[str, tuple[Order, ...]]
+    orders: tuple[tuple[str, tuple[Order, ...]], ...]
     passes: tuple[int, ...]
+    rounds: int
     faults: int
 
 
@@ -83,20 +90,16 @@ def plan(seed: int, brokers: Sequence[str] = tuple(BROKERS)) -> Plan:
     broker = random.choice(list(brokers))
     kind = BROKERS[broker]
     numbers = iter(range(1, 100))
-    orders = {
-        name: tuple(_order(random, next(numbers), kind) for _ in range(random.randint(1, 3)))
-        for name in ("publisher-1", "publisher-2")
-    }
-    others = ["relay-1", "relay-2", "sweeper", "consumer-1", "consumer-2", "time"]
-    if "half" in kind.topics:
-        others += ["checker-1", "checker-2"]
-    if broker != "embedded":
-        others.append("network")
-    others.append("operator")
-    taken = [*orders, "relay-1", "time", *(one for one in others if random.random() < 0.75)]
-    chosen = tuple(dict.fromkeys(taken))
+    orders = tuple((name, tuple(_order(random, next(numbers), kind) for _ in range(random.randint(1, 3)))) for name in PUBLISHERS)
+    others = ["relay-1", "relay-2", "sweeper", "consumer-1", "consumer-2"]
+    others += ["checker-1", "checker-2"] if "half" in kind.topics else []
+    actors = [
+        *(name for name in PUBLISHERS if random.random() < 0.7),
+        *(random.sample(others, random.randint(2, len(others)))),
+        *(name for name in EVENTS if random.random() < 0.8),
+    ]
     passes = tuple(random.choice(PASSES) for _ in range(random.randint(1, 4)))
-    return Plan(broker, random.choice(KINDS), chosen, orders, passes, random.choice((0, 1, 2, 4)))
+    return Plan(broker, random.choice(KINDS), tuple(actors), orders, passes, random.randint(1, 3), random.choice((0, 1, 1, 2, 4)))
 
 
 def _order(random: Random, number: int, kind: Kind) -> Order:
@@ -135,6 +138,11 @@ def run(chosen: Plan, policy: Policy, *, seed: int) -> Result:
     """Run a schedule on an empty database; give everybody time; compare."""
     _prepare(chosen, seed)
     broker = conf.make_broker(actors.BROKER)
+    for order in (one for _, orders in chosen.orders for one in orders if one.is_refused_once):
+        if isinstance(broker, SteppedMemoryBroker):
+            broker.refuse_once(order.number)
+    early = [one for name, orders in chosen.orders if name not in chosen.actors for one in orders]
+    _alone(actors.publisher(early))
     trace = Scheduler(_actors(chosen, broker), policy).run()
     once = BROKERS[chosen.broker].once
     _give_time(broker, lambda found: bool(compare.problems(found, once=once)))
@@ -173,18 +181,18 @@ def _empty(connection: psycopg.Connection[Any]) -> None:
 
 def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
     works: dict[str, Callable[[], actors.Work]] = {
-        "relay-1": lambda: actors.relay(3),
-        "relay-2": lambda: actors.relay(3),
-        "sweeper": lambda: actors.sweeper(2),
-        "consumer-1": lambda: actors.consumer(3),
-        "consumer-2": lambda: actors.consumer(3),
-        "checker-1": lambda: actors.check_loop(2),
-        "checker-2": lambda: actors.check_loop(2),
+        "relay-1": lambda: actors.relay(chosen.rounds),
+        "relay-2": lambda: actors.relay(chosen.rounds),
+        "sweeper": lambda: actors.sweeper(chosen.rounds),
+        "consumer-1": lambda: actors.consumer(chosen.rounds),
+        "consumer-2": lambda: actors.consumer(chosen.rounds),
+        "checker-1": lambda: actors.check_loop(chosen.rounds),
+        "checker-2": lambda: actors.check_loop(chosen.rounds),
         "time": lambda: actors.time(chosen.passes),
         "network": lambda: actors.network(2, broker),
         "operator": lambda: actors.operator(["pause plain", "replay", "resume", "replay"]),
     }
-    for name, orders in chosen.orders.items():
+    for name, orders in chosen.orders:
         works[name] = lambda orders=orders: actors.publisher(orders)  # type: ignore[misc]
     return [Actor(name, actors.process(works[name]()), bury=statements.bury) for name in chosen.actors]
 
@@ -200,7 +208,6 @@ def _give_time(broker: Broker, is_waiting: Callable[[compare.Found], bool]) -> N
     """Let the requests arrive that are late, and each process work until nothing is left to do."""
     if isinstance(broker, MemoryBroker):
         broker.deliver_late()
-    error: list[BaseException] = []
 
     def work() -> None:
         for _ in range(SETTLED_AFTER):
@@ -216,17 +223,16 @@ def _give_time(broker: Broker, is_waiting: Callable[[compare.Found], bool]) -> N
             if not is_waiting(compare.read(statements.MONITOR[0].connection, _copies(broker))):
                 break
 
-    def body(actor: Actor) -> None:
-        try:
-            actors.process(work)(actor)
-        except BaseException as found:
-            error.append(found)
+    _alone(work)
 
-    actor = Free("everybody", body, bury=statements.bury)
+
+def _alone(work: actors.Work) -> None:
+    """Do some work in an actor that does not stop, since nothing else runs."""
+    actor = Free("alone", actors.process(work), bury=statements.bury)
     actor.start()
     actor.let_go()
-    if error:
-        raise error[0]
+    if actor.error is not None:
+        raise actor.error
 
 
 def _copies(broker: Broker) -> list[bytes]:

@@ -1,0 +1,180 @@
+"""Rules that are taken out of the framework, one at a time, to see that a schedule fails without each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+from outbox import database
+from outbox.batches import split, steps
+from outbox.batches.half_first import Tombstone
+from outbox.check_backs import resolve
+from outbox.consuming import handle
+from outbox.message import Resolution
+from outbox.models import State
+from outbox.relay import commit
+from outbox.relay.commit import Committer
+from outbox.relay.rounds import Relay
+from outbox.relay.transactions import Marker, TransactionalSender
+
+FENCE = "AND attempt = %(attempt)s"
+DECISIONS = ((steps, "DECIDE"), (split, "SPLIT_AT_DECISION"))
+MEMORY = ("idempotent", "forgetful", "duplicating", "stateless")
+HALVES = ("embedded", *MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    A rule that is taken out.
+
+    Args:
+        rule: what the framework does no more.
+        brokers: those with which a schedule may fail then.
+        kinds: the problems that it leads to.
+        patches: context managers in which the rule is out.
+    """
+
+    rule: str
+    brokers: Sequence[str]
+    kinds: frozenset[str]
+    patches: Callable[[], Sequence[Any]]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Take the rule out inside the block."""
+        with ExitStack() as stack:
+            for one in self.patches():
+                stack.enter_context(one)
+            yield
+
+
+def _without_fence() -> Sequence[Any]:
+    return [patch.object(of, name, getattr(of, name).replace(FENCE, "")) for of, name in DECISIONS]
+
+
+def _missing_row_is_rolled_back() -> Sequence[Any]:
+    def look(connection: database.Connection, message_id: UUID, **options: Any) -> Tombstone:
+        found = connection.execute("SELECT 1 FROM outbox_message WHERE id = %s", [message_id]).fetchone()
+        return Tombstone.WRITTEN if found is None else Tombstone.ROW_IS_THERE
+
+    return [patch.object(resolve, "write_tombstone", look)]
+
+
+def _mark_before_send() -> Sequence[Any]:
+    def relay_one_phase(self: Relay, batches: Any, shed_at: float) -> Any:
+        sent = self.committer.mark(batches, state=State.CLAIMED)
+        return self._sender.send(batches, is_half=False, shed_at=shed_at), sent
+
+    return [patch.object(Relay, "_relay_one_phase", relay_one_phase)]
+
+
+def _inbox_apart() -> Sequence[Any]:
+    claim = handle._claim
+
+    def claim_and_commit(entries: Any, using: str) -> Any:
+        found = claim(entries, using)
+        database.raw(using).commit()
+        return found
+
+    return [patch.object(handle, "_claim", claim_and_commit)]
+
+
+def _marker_not_asked() -> Sequence[Any]:
+    def read(self: TransactionalSender, text: str | None, lane: int) -> Marker | None:
+        return None if text is None else Marker()
+
+    return [patch.object(TransactionalSender, "_read", read)]
+
+
+def _lost_fence_is_rolled_back() -> Sequence[Any]:
+    def decided_before(self: Committer, result: Any) -> list[int]:
+        self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
+        return []
+
+    return [patch.object(Committer, "_decided_before", decided_before)]
+
+
+def _commit_before_decision() -> Sequence[Any]:
+    decide = Committer.decide
+
+    def commit_and_decide(self: Committer, result: Any) -> Any:
+        self.end([result.half(position) for position in result.accepted], Resolution.COMMIT)
+        return decide(self, result)
+
+    return [patch.object(Committer, "decide", commit_and_decide)]
+
+
+def _half_id_not_compared() -> Sequence[Any]:
+    judge = resolve._judge
+
+    def judge_any_half(batch: Any, half: Any, token: Any) -> Any:
+        if batch.state in (State.PREPARED, State.SENT) and token.attempt == batch.attempt and not batch.is_split:
+            return resolve._commit("any half message", is_being_ended=batch.is_being_ended)
+        return judge(batch, half, token)
+
+    return [patch.object(resolve, "_judge", judge_any_half)]
+
+
+def _claimed_is_rolled_back() -> Sequence[Any]:
+    judge = resolve._judge
+
+    def judge_by_reading(batch: Any, half: Any, token: Any) -> Any:
+        if batch.state == State.CLAIMED and token.attempt == batch.attempt:
+            return resolve._rollback("read, and not fenced")
+        return judge(batch, half, token)
+
+    return [patch.object(resolve, "_judge", judge_by_reading)]
+
+
+def _unanswered_is_sent() -> Sequence[Any]:
+    def read_as_committed(self: Committer, batch: Any, outcomes: Any) -> Any:
+        list(outcomes)
+        return commit.CommitResult(batch)
+
+    return [patch.object(Committer, "_read", read_as_committed)]
+
+
+LOST, GHOST, DOUBLE = "lost", "ghost", "double"
+
+MUTANTS: dict[str, Mutant] = {
+    "fence": Mutant(
+        "the attempt is compared where a relay decides", HALVES, frozenset({LOST, DOUBLE, "unfinished"}), _without_fence
+    ),
+    "tombstone": Mutant(
+        "a check-back takes the place of a missing row before it answers ROLLBACK",
+        ("idempotent", "stateless"),
+        frozenset({LOST}),
+        _missing_row_is_rolled_back,
+    ),
+    "send-first": Mutant("a message is sent before it is marked", MEMORY, frozenset({LOST}), _mark_before_send),
+    "inbox": Mutant(
+        "the inbox row is in the handler's transaction",
+        HALVES,
+        frozenset({"unhandled", "inbox"}),
+        _inbox_apart,
+    ),
+    "marker": Mutant(
+        "the marker decides about a transaction without an answer", ("transactions",), frozenset({DOUBLE}), _marker_not_asked
+    ),
+    "read-again": Mutant(
+        "the row is read again after a lost fence", HALVES, frozenset({LOST, "unfinished"}), _lost_fence_is_rolled_back
+    ),
+    "decision": Mutant(
+        "a half message is committed after the decision", ("embedded", "idempotent"), frozenset({DOUBLE}), _commit_before_decision
+    ),
+    "half-id": Mutant(
+        "a check-back compares the half message with the decided one",
+        ("embedded", "idempotent"),
+        frozenset({DOUBLE}),
+        _half_id_not_compared,
+    ),
+    "fenced-answer": Mutant(
+        "a check-back about a claimed batch fences it", HALVES, frozenset({LOST, "unfinished"}), _claimed_is_rolled_back
+    ),
+    "answered": Mutant("a batch whose commit has no answer is not marked SENT", HALVES, frozenset({LOST}), _unanswered_is_sent),
+}
