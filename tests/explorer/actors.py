@@ -98,7 +98,7 @@ def running_relay() -> Iterator[Relay]:
 
 
 def relay(rounds: int) -> Work:
-    """Relay and sweep; after an outage, connect again."""
+    """Relay and sweep until there was nothing to do so many times; after an outage, connect again."""
 
     def work() -> None:
         nonlocal rounds
@@ -106,8 +106,7 @@ def relay(rounds: int) -> Work:
             try:
                 with running_relay() as relay:
                     while rounds > 0:
-                        rounds -= 1
-                        relay.step()
+                        rounds -= not relay.step().batches
                         relay.sweep()
             except OUTAGES:
                 rounds -= 1
@@ -199,8 +198,8 @@ def let_pass(seconds: int) -> None:
     clock.CLOCK.passed += timedelta(seconds=seconds)
 
 
-def network(times: int, broker: Broker) -> Work:
-    """Deliver the requests that are late."""
+def network(times: int, broker: Broker, *, discards: bool) -> Work:
+    """Deliver the requests that are late; have the broker give up the half messages that are not decided."""
 
     def work() -> None:
         for _ in range(times):
@@ -209,5 +208,8 @@ def network(times: int, broker: Broker) -> Work:
             actor.stop("late requests arrive")
             if isinstance(broker, MemoryBroker):
                 actor.step.outcome = str(broker.deliver_late())
+            if isinstance(broker, MemoryBroker) and discards:
+                actor.stop("the broker discards half messages")
+                actor.step.outcome = str(broker.discard_halves())
 
     return work

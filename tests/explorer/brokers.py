@@ -17,7 +17,7 @@ from tests.explorer.scheduler import Fault, current
 R = TypeVar("R")
 
 CALL_FAULTS = (Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.KILL)
-SEND_FAULTS = (*CALL_FAULTS, Fault.LATE)
+SEND_FAULTS = (*CALL_FAULTS, Fault.LATE, Fault.TWICE)
 
 
 class SteppedMemoryBroker(MemoryBroker):
@@ -90,10 +90,16 @@ class SteppedMemoryBroker(MemoryBroker):
         actor = current()
         if actor is None:
             return act()
-        fault = actor.stop(f"broker.{call}({what})", SEND_FAULTS)
+        is_recognized = call == "send_transaction"  # a repeated one is
+        fault = actor.stop(
+            f"broker.{call}({what})", tuple(one for one in SEND_FAULTS if not (is_recognized and one is Fault.TWICE))
+        )
         planned = self._store.faults.planned
         before = list(planned)
-        if fault:
+        if fault is Fault.TWICE:
+            planned.clear()
+            self.duplicate(call, times=None)
+        elif fault:
             planned.clear()
             self.fail(call, SendStatus.UNSURE, times=None, stored=fault is Fault.LOST_REPLY, late=fault is Fault.LATE)
         try:

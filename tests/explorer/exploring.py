@@ -70,7 +70,8 @@ def _show(seed: int, brokers: list[str], *, shrinks: bool, mutant: str | None) -
     from tests.explorer.shrink import Shrinker
 
     with MUTANTS[mutant].applied() if mutant else nullcontext():
-        result = run_seed(seed, MUTANTS[mutant].brokers if mutant else brokers)
+        chosen = MUTANTS[mutant] if mutant else None
+        result = run_seed(seed, chosen.brokers, discards=chosen.discards) if chosen else run_seed(seed, brokers)
         if shrinks and result.problems:
             shrinker = Shrinker(result, seed=seed)
             long, result = len(result.trace.lines), shrinker.shrink()
@@ -128,13 +129,14 @@ def _control(seconds: float, path: str | None) -> int:
     from tests.explorer.shrink import kinds
 
     rows = []
+    print("* with resend after discard out, too: by itself that is needed only where the broker discards")
     print(f"{'rule':14} {'seed':>6} {'s':>6}  without it")
     for name, mutant in MUTANTS.items():
         began, seed, found = clock.real_monotonic(), 0, []
         with mutant.applied():
             while not found and clock.real_monotonic() - began < seconds:
                 seed += 1
-                problems = run_seed(seed, mutant.brokers).problems
+                problems = run_seed(seed, mutant.brokers, discards=mutant.discards).problems
                 found = problems if kinds(problems) & mutant.kinds else []
         took = clock.real_monotonic() - began
         rows.append(

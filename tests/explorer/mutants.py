@@ -16,7 +16,6 @@ from outbox.check_backs import resolve
 from outbox.consuming import handle
 from outbox.message import Resolution
 from outbox.models import State
-from outbox.relay import commit
 from outbox.relay.commit import Committer
 from outbox.relay.rounds import Relay
 from outbox.relay.transactions import Marker, TransactionalSender
@@ -37,12 +36,14 @@ class Mutant:
         brokers: those with which a schedule may fail then.
         kinds: the problems that it leads to.
         patches: context managers in which the rule is out.
+        discards: whether the broker may give half messages up.
     """
 
     rule: str
     brokers: Sequence[str]
     kinds: frozenset[str]
     patches: Callable[[], Sequence[Any]]
+    discards: bool = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -131,50 +132,53 @@ def _claimed_is_rolled_back() -> Sequence[Any]:
     return [patch.object(resolve, "_judge", judge_by_reading)]
 
 
-def _unanswered_is_sent() -> Sequence[Any]:
-    def read_as_committed(self: Committer, batch: Any, outcomes: Any) -> Any:
-        list(outcomes)
-        return commit.CommitResult(batch)
+def _no_resend() -> Sequence[Any]:
+    """
+    Sends nothing again that the broker has rolled back or discarded.
 
-    return [patch.object(Committer, "_read", read_as_committed)]
+    That second net would catch what the rules beside it let fall; by itself it is needed only where a broker discards.
+    """
+    return [patch.object(Committer, "_return_gone", lambda self, result: None)]
+
+
+def _also_no_resend(patches: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+    return lambda: [*patches(), *_no_resend()]
 
 
 LOST, GHOST, DOUBLE = "lost", "ghost", "double"
 
+LOSSES = frozenset({LOST, "unfinished"})
+ONCE = ("embedded", "idempotent")  # with half messages
+
 MUTANTS: dict[str, Mutant] = {
-    "fence": Mutant(
-        "the attempt is compared where a relay decides", HALVES, frozenset({LOST, DOUBLE, "unfinished"}), _without_fence
-    ),
+    "fence": Mutant("The attempt is compared where a relay decides *", ONCE, LOSSES, _also_no_resend(_without_fence)),
     "tombstone": Mutant(
-        "a check-back takes the place of a missing row before it answers ROLLBACK",
-        ("idempotent", "stateless"),
-        frozenset({LOST}),
-        _missing_row_is_rolled_back,
+        "A check-back takes the place of a missing row before it answers ROLLBACK *",
+        ONCE,
+        LOSSES,
+        _also_no_resend(_missing_row_is_rolled_back),
     ),
-    "send-first": Mutant("a message is sent before it is marked", MEMORY, frozenset({LOST}), _mark_before_send),
-    "inbox": Mutant(
-        "the inbox row is in the handler's transaction",
-        HALVES,
-        frozenset({"unhandled", "inbox"}),
-        _inbox_apart,
-    ),
+    "send-first": Mutant("A message is sent before it is marked", MEMORY, frozenset({LOST}), _mark_before_send),
+    "inbox": Mutant("The inbox row is in the handler's transaction", HALVES, frozenset({"unhandled", "inbox"}), _inbox_apart),
     "marker": Mutant(
-        "the marker decides about a transaction without an answer", ("transactions",), frozenset({DOUBLE}), _marker_not_asked
+        "The marker decides about a transaction without an answer", ("transactions",), frozenset({DOUBLE}), _marker_not_asked
     ),
-    "read-again": Mutant(
-        "the row is read again after a lost fence", HALVES, frozenset({LOST, "unfinished"}), _lost_fence_is_rolled_back
-    ),
-    "decision": Mutant(
-        "a half message is committed after the decision", ("embedded", "idempotent"), frozenset({DOUBLE}), _commit_before_decision
-    ),
+    "read-again": Mutant("The row is read again after a lost fence *", ONCE, LOSSES, _also_no_resend(_lost_fence_is_rolled_back)),
+    "decision": Mutant("A half message is committed after the decision", ONCE, frozenset({DOUBLE}), _commit_before_decision),
     "half-id": Mutant(
-        "a check-back compares the half message with the decided one",
-        ("embedded", "idempotent"),
+        "A check-back compares the half message with the decided one",
+        ("idempotent",),
         frozenset({DOUBLE}),
         _half_id_not_compared,
     ),
     "fenced-answer": Mutant(
-        "a check-back about a claimed batch fences it", HALVES, frozenset({LOST, "unfinished"}), _claimed_is_rolled_back
+        "A check-back fences a claimed batch before it answers ROLLBACK *", ONCE, LOSSES, _also_no_resend(_claimed_is_rolled_back)
     ),
-    "answered": Mutant("a batch whose commit has no answer is not marked SENT", HALVES, frozenset({LOST}), _unanswered_is_sent),
+    "resend": Mutant(
+        "A decided message is sent again when the broker has discarded its half message",
+        ONCE,
+        LOSSES,
+        _no_resend,
+        discards=True,
+    ),
 }

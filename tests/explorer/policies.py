@@ -17,9 +17,9 @@ from tests.explorer.scheduler import Actor, Decision, Fault
 KINDS = ("uniform", "bursts", "preemptions")
 EVENTS = ("time", "network", "operator")  # they act at random steps, in all kinds
 BURST = 8  # steps on average
-STEPS = 80  # of a schedule, on average: where faults, events and preemptions are placed
 PREEMPTIONS = 3
-HAPPENINGS = 8
+HAPPENINGS = 6
+LONG_STOP = 0.4  # the share of stops at which something happens, such as that time passes
 
 
 class Seeded:
@@ -27,11 +27,13 @@ class Seeded:
     Decisions from a source of random numbers.
 
     Args:
+        steps: how many there are, about: where faults, events and preemptions are placed.
         faults: the most steps to which something happens.
     """
 
-    def __init__(self, kind: str, random: Random, *, faults: int) -> None:
+    def __init__(self, kind: str, random: Random, *, steps: int, faults: int) -> None:
         self._random = random
+        self._length = steps
         self._choose = {"uniform": self._uniform, "bursts": self._burst, "preemptions": self._by_priority}[kind]
         self._steps = 0
         self._fault_at = self._places(faults)
@@ -39,16 +41,21 @@ class Seeded:
         self._change_at = self._places(random.randint(1, PREEMPTIONS))
         self._current: str | None = None
         self._left = 0
+        self._is_event = False  # the next step is that of an event, if there is one
         self._priorities: dict[str, float] = {}
 
     def choose(self, ready: Sequence[Actor]) -> Decision:
         """Return a decision."""
         events = [one for one in ready if one.name in EVENTS]
         others = [one for one in ready if one.name not in EVENTS]
-        is_event = bool(self._event_at) and self._steps >= self._event_at[0]
-        if is_event:
+        if self._event_at and self._steps >= self._event_at[0]:
             self._event_at.pop(0)
-        actor = self._random.choice(events) if events and (is_event or not others) else self._choose(others)
+            self._is_event = True
+        if events and (self._is_event or not others):
+            self._is_event = False
+            actor = self._random.choice(events)
+        else:
+            actor = self._choose(others)
         self._steps += 1
         fault = Fault.NONE
         if self._fault_at and self._steps > self._fault_at[0] and actor.step.faults:
@@ -57,7 +64,7 @@ class Seeded:
         return Decision(actor.name, fault)
 
     def _places(self, count: int) -> list[int]:
-        return sorted(self._random.randrange(STEPS) for _ in range(count))
+        return sorted(self._random.randrange(self._length) for _ in range(count))
 
     def _uniform(self, ready: Sequence[Actor]) -> Actor:
         return self._random.choice(ready)
@@ -68,6 +75,7 @@ class Seeded:
         if actor is None or self._left < 0:
             actor = self._random.choice(ready)
             self._current, self._left = actor.name, int(self._random.expovariate(1 / BURST))
+            self._is_event = self._random.random() < LONG_STOP
         return actor
 
     def _by_priority(self, ready: Sequence[Actor]) -> Actor:
@@ -77,6 +85,7 @@ class Seeded:
         if self._change_at and self._steps >= self._change_at[0]:
             self._change_at.pop(0)
             self._priorities[actor.name] = -float(self._steps)
+            self._is_event = self._random.random() < LONG_STOP
             actor = max(ready, key=lambda one: self._priorities[one.name])
         return actor
 

@@ -30,6 +30,7 @@ class Fault(enum.StrEnum):
     LOST_REQUEST = "the request is lost"
     LOST_REPLY = "the reply is lost"
     LATE = "the request is late"
+    TWICE = "the request arrives twice"
     KILL = "killed before"
 
 
@@ -77,7 +78,7 @@ class Actor:
     def __init__(self, name: str, body: Callable[[Actor], None], *, bury: Callable[[Actor], None]) -> None:
         self.name = name
         self.state = State.READY
-        self.step = Step("begins")
+        self.step = Step("before its first step")
         self.is_killed = False
         self.must_give_up = False  # its wait for a lock ends with an error
         self.error: BaseException | None = None
@@ -87,7 +88,7 @@ class Actor:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread; it stops at once."""
+        """Start the thread, which goes on to its first stop."""
         self._thread.start()
         self._wait()
 
@@ -140,7 +141,6 @@ class Actor:
     def _run(self) -> None:
         CLOCK.threads.add(threading.get_ident())
         ACTORS[threading.get_ident()] = self
-        self._pause(State.READY)
         try:
             self._body(self)
         except Killed:

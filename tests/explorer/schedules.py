@@ -28,6 +28,7 @@ MEMORY = "tests.explorer.brokers.SteppedMemoryBroker"
 PUBLISHERS = ("publisher-1", "publisher-2")
 KEYS = ("a", "b")
 PASSES = (3, 12, 45, 700)  # seconds: a window, a sweep, a lease, the longest wait before a message is sent again
+STEPS_EACH = 8  # of an actor, about
 SETTLED_AFTER = 12  # rounds in which everybody gets time
 
 ALL = frozenset({"plain", "keyed", "half"})
@@ -68,47 +69,78 @@ class Plan:
     Who takes part in a schedule.
 
     Args:
+        about: what it tries; before one about consumers, the messages are sent.
         actors: the names of those that run side by side.
         orders: each publisher's; one that is not among the actors has placed them before.
         passes: the seconds that pass, each time.
         rounds: how often relays and consumers look for work.
         faults: the most steps to which something happens.
+        discards: whether the broker gives half messages up.
     """
 
     broker: str
     kind: str
+    about: str
     actors: tuple[str, ...]
     orders: tuple[tuple[str, tuple[Order, ...]], ...]
     passes: tuple[int, ...]
     rounds: int
     faults: int
+    discards: bool = False
 
 
-def plan(seed: int, brokers: Sequence[str] = tuple(BROKERS)) -> Plan:
-    """Return who takes part in the schedule of a seed."""
+# Who takes part, at least, by what a schedule is about.
+ABOUT: dict[str, tuple[str, ...]] = {
+    "relays": ("relay-1", "relay-2"),
+    "check-backs": ("relay-1", "relay-2", "checker-1"),
+    "half first": ("publisher-1", "checker-1"),
+    "consumers": ("consumer-1", "consumer-2"),
+    "all": ("publisher-1", "relay-1", "consumer-1"),
+}
+OTHERS = ("publisher-2", "relay-2", "sweeper", "checker-1", "checker-2", "consumer-1")
+
+
+def plan(seed: int, brokers: Sequence[str] = tuple(BROKERS), *, discards: bool = True) -> Plan:
+    """
+    Return who takes part in the schedule of a seed.
+
+    Args:
+        discards: whether the broker may give half messages up.
+    """
     random = Random(seed)
     broker = random.choice(list(brokers))
     kind = BROKERS[broker]
+    has_halves = "half" in kind.topics
+    about = random.choice([one for one in ABOUT if has_halves or one not in ("check-backs", "half first")])
+    others = [one for one in OTHERS if random.random() < 0.2]
+    names = [*ABOUT[about], *others, *(one for one in EVENTS if random.random() < 0.7)]
+    names = [one for one in dict.fromkeys(names) if has_halves or not one.startswith("checker")]
     numbers = iter(range(1, 100))
-    orders = tuple((name, tuple(_order(random, next(numbers), kind) for _ in range(random.randint(1, 3)))) for name in PUBLISHERS)
-    others = ["relay-1", "relay-2", "sweeper", "consumer-1", "consumer-2"]
-    others += ["checker-1", "checker-2"] if "half" in kind.topics else []
-    actors = [
-        *(name for name in PUBLISHERS if random.random() < 0.7),
-        *(random.sample(others, random.randint(2, len(others)))),
-        *(name for name in EVENTS if random.random() < 0.8),
-    ]
-    passes = tuple(random.choice(PASSES) for _ in range(random.randint(1, 4)))
-    return Plan(broker, random.choice(KINDS), tuple(actors), orders, passes, random.randint(1, 3), random.choice((0, 1, 1, 2, 4)))
+    mostly = "half" if about in ("check-backs", "half first") else ""
+    orders = tuple(
+        (name, tuple(_order(random, next(numbers), kind, mostly, about) for _ in range(random.randint(1, 3))))
+        for name in PUBLISHERS
+    )
+    return Plan(
+        broker,
+        random.choice(KINDS),
+        about,
+        tuple(names),
+        orders,
+        tuple(random.choice(PASSES) for _ in range(random.randint(1, 4))),
+        random.randint(1, 2),
+        random.choice((0, 1, 1, 2, 3)),
+        discards and random.random() < 0.2,
+    )
 
 
-def _order(random: Random, number: int, kind: Kind) -> Order:
-    topic = random.choice(kind.topics)
+def _order(random: Random, number: int, kind: Kind, mostly: str, about: str) -> Order:
+    topic = mostly if mostly and random.random() < 0.8 else random.choice(kind.topics)
     return Order(
         number,
         topic,
         key=random.choice(KEYS) if topic == "keyed" else "",
-        half_first=topic == "half" and random.random() < 0.4,
+        half_first=topic == "half" and random.random() < (0.8 if about == "half first" else 0.3),
         is_rolled_back=random.random() < 0.15,
         is_refused_once=random.random() < 0.1,
     )
@@ -123,10 +155,11 @@ class Result:
     problems: list[str]
 
 
-def run_seed(seed: int, brokers: Sequence[str] = tuple(BROKERS)) -> Result:
-    """Run the schedule of a seed."""
-    chosen = plan(seed, brokers)
-    return run(chosen, Seeded(chosen.kind, Random(seed + 1), faults=chosen.faults), seed=seed)
+def run_seed(seed: int, brokers: Sequence[str] = tuple(BROKERS), *, discards: bool = True) -> Result:
+    """Run the schedule of a seed; arguments as for `plan`."""
+    chosen = plan(seed, brokers, discards=discards)
+    policy = Seeded(chosen.kind, Random(seed + 1), steps=STEPS_EACH * len(chosen.actors), faults=chosen.faults)
+    return run(chosen, policy, seed=seed)
 
 
 def replay(chosen: Plan, decisions: Sequence[Decision], *, seed: int) -> Result:
@@ -143,6 +176,8 @@ def run(chosen: Plan, policy: Policy, *, seed: int) -> Result:
             broker.refuse_once(order.number)
     early = [one for name, orders in chosen.orders if name not in chosen.actors for one in orders]
     _alone(actors.publisher(early))
+    if chosen.about == "consumers":
+        _alone(actors.relay(2))
     trace = Scheduler(_actors(chosen, broker), policy).run()
     once = BROKERS[chosen.broker].once
     _give_time(broker, lambda found: bool(compare.problems(found, once=once)))
@@ -189,7 +224,7 @@ def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
         "checker-1": lambda: actors.check_loop(chosen.rounds),
         "checker-2": lambda: actors.check_loop(chosen.rounds),
         "time": lambda: actors.time(chosen.passes),
-        "network": lambda: actors.network(2, broker),
+        "network": lambda: actors.network(2, broker, discards=chosen.discards),
         "operator": lambda: actors.operator(["pause plain", "replay", "resume", "replay"]),
     }
     for name, orders in chosen.orders:
@@ -230,7 +265,6 @@ def _alone(work: actors.Work) -> None:
     """Do some work in an actor that does not stop, since nothing else runs."""
     actor = Free("alone", actors.process(work), bury=statements.bury)
     actor.start()
-    actor.let_go()
     if actor.error is not None:
         raise actor.error
 

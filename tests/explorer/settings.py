@@ -18,8 +18,8 @@ def outbox(backend: str, **options: Any) -> dict[str, Any]:
         "PROJECT": "explorer",
         "BROKERS": {"default": {"BACKEND": backend, "OPTIONS": options}},
         "TOPICS": {"plain": {"TYPE": "normal"}, "keyed": {"TYPE": "fifo"}, "half": {"TYPE": "transaction"}},
-        "RELAY": {"LEASE": timedelta(seconds=30), "SWEEP_AGE": timedelta(seconds=10), "BATCH_SIZE": 4},
-        "CONSUMER": {"BATCH_SIZE": 4},
+        "RELAY": {"LEASE": timedelta(seconds=30), "SWEEP_AGE": timedelta(seconds=10), "BATCH_SIZE": 2},
+        "CONSUMER": {"BATCH_SIZE": 2},
         "CELERY_WAKEUP": False,
     }
 
