@@ -17,7 +17,8 @@ from tests.explorer.scheduler import Fault, current
 R = TypeVar("R")
 
 CALL_FAULTS = (Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.KILL)
-SEND_FAULTS = (*CALL_FAULTS, Fault.LATE, Fault.TWICE)
+TRANSACTION_FAULTS = (*CALL_FAULTS, Fault.LATE)  # a repeated one is recognized
+SEND_FAULTS = (*TRANSACTION_FAULTS, Fault.TWICE)
 
 
 class SteppedMemoryBroker(MemoryBroker):
@@ -90,10 +91,8 @@ class SteppedMemoryBroker(MemoryBroker):
         actor = current()
         if actor is None:
             return act()
-        is_recognized = call == "send_transaction"  # a repeated one is
-        fault = actor.stop(
-            f"broker.{call}({what})", tuple(one for one in SEND_FAULTS if not (is_recognized and one is Fault.TWICE))
-        )
+        faults = TRANSACTION_FAULTS if call == "send_transaction" else SEND_FAULTS
+        fault = actor.stop(f"broker.{call}({what})", faults, is_decisive=True)
         planned = self._store.faults.planned
         before = list(planned)
         if fault is Fault.TWICE:
@@ -114,7 +113,7 @@ class SteppedMemoryBroker(MemoryBroker):
         actor = current()
         if actor is None:
             return act()
-        fault = actor.stop(f"broker.{label}", CALL_FAULTS)
+        fault = actor.stop(f"broker.{label}", CALL_FAULTS, is_decisive=True)
         if fault is Fault.LOST_REQUEST:
             raise BrokerUnavailable("The request was lost.")
         result = act()

@@ -18,7 +18,7 @@ from django.db import connections
 from tests.explorer import clock
 
 if TYPE_CHECKING:  # it imports the framework, which is imported after the clocks are replaced
-    from tests.explorer.schedules import Result
+    from tests.explorer.schedules import Result, Scope
 
 
 def set_up() -> None:
@@ -53,25 +53,24 @@ def set_up() -> None:
 
 def explore(options: argparse.Namespace) -> int:
     """Explore as asked; return the exit code."""
-    from tests.explorer.schedules import BROKERS
+    from tests.explorer.schedules import BROKERS, Scope
 
-    brokers = options.broker or list(BROKERS)
+    scope = Scope(tuple(options.broker or BROKERS))
     if options.seed is not None:
-        return _show(options.seed, brokers, shrinks=options.shrink, mutant=options.mutant)
+        return _show(options.seed, scope, shrinks=options.shrink, mutant=options.mutant)
     if options.control:
         return _control(options.seconds, options.json)
-    return _explore(options, brokers)
+    return _explore(options, scope)
 
 
-def _show(seed: int, brokers: list[str], *, shrinks: bool, mutant: str | None) -> int:
+def _show(seed: int, scope: Scope, *, shrinks: bool, mutant: str | None) -> int:
     """Run one seed and print its trace, or a short one that fails alike."""
     from tests.explorer.mutants import MUTANTS
     from tests.explorer.schedules import run_seed
     from tests.explorer.shrink import Shrinker
 
     with MUTANTS[mutant].applied() if mutant else nullcontext():
-        chosen = MUTANTS[mutant] if mutant else None
-        result = run_seed(seed, chosen.brokers, discards=chosen.discards) if chosen else run_seed(seed, brokers)
+        result = run_seed(seed, MUTANTS[mutant].scope if mutant else scope)
         if shrinks and result.problems:
             shrinker = Shrinker(result, seed=seed)
             long, result = len(result.trace.lines), shrinker.shrink()
@@ -91,14 +90,14 @@ def describe(result: Result) -> str:
     return "\n".join([f"Broker {plan.broker}, schedule {plan.kind}", *orders, *early, *lines, *wrong, result.trace.digest()])
 
 
-def _explore(options: argparse.Namespace, brokers: list[str]) -> int:
+def _explore(options: argparse.Namespace, scope: Scope) -> int:
     from tests.explorer.schedules import run_seed
     from tests.explorer.shrink import Shrinker
 
     began = clock.real_monotonic()
     seed, failed, steps, counts = options.first, [], 0, Counter[str]()
     while clock.real_monotonic() - began < options.seconds:
-        result = run_seed(seed, brokers)
+        result = run_seed(seed, scope)
         steps += len(result.trace.lines)
         counts[f"{result.plan.broker} {result.plan.kind}"] += 1
         if result.problems:
@@ -136,7 +135,7 @@ def _control(seconds: float, path: str | None) -> int:
         with mutant.applied():
             while not found and clock.real_monotonic() - began < seconds:
                 seed += 1
-                problems = run_seed(seed, mutant.brokers, discards=mutant.discards).problems
+                problems = run_seed(seed, mutant.scope).problems
                 found = problems if kinds(problems) & mutant.kinds else []
         took = clock.real_monotonic() - began
         rows.append(

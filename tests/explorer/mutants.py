@@ -19,11 +19,10 @@ from outbox.models import State
 from outbox.relay.commit import Committer
 from outbox.relay.rounds import Relay
 from outbox.relay.transactions import Marker, TransactionalSender
+from tests.explorer.schedules import Scope
 
 FENCE = "AND attempt = %(attempt)s"
 DECISIONS = ((steps, "DECIDE"), (split, "SPLIT_AT_DECISION"))
-MEMORY = ("idempotent", "forgetful", "duplicating", "stateless")
-HALVES = ("embedded", *MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +32,15 @@ class Mutant:
 
     Args:
         rule: what the framework does no more.
-        brokers: those with which a schedule may fail then.
+        scope: the schedules that may fail then.
         kinds: the problems that it leads to.
         patches: context managers in which the rule is out.
-        discards: whether the broker may give half messages up.
     """
 
     rule: str
-    brokers: Sequence[str]
+    scope: Scope
     kinds: frozenset[str]
     patches: Callable[[], Sequence[Any]]
-    discards: bool = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -145,40 +142,55 @@ def _also_no_resend(patches: Callable[[], Sequence[Any]]) -> Callable[[], Sequen
     return lambda: [*patches(), *_no_resend()]
 
 
-LOST, GHOST, DOUBLE = "lost", "ghost", "double"
+LOST, DOUBLE = "lost", "double"
 
 LOSSES = frozenset({LOST, "unfinished"})
+
+MEMORY = ("idempotent", "forgetful", "duplicating", "stateless")
 ONCE = ("embedded", "idempotent")  # with half messages
+RELAYS = Scope(ONCE, ("check-backs",), discards=False)
 
 MUTANTS: dict[str, Mutant] = {
-    "fence": Mutant("The attempt is compared where a relay decides *", ONCE, LOSSES, _also_no_resend(_without_fence)),
+    "fence": Mutant("The attempt is compared where a relay decides *", RELAYS, LOSSES, _also_no_resend(_without_fence)),
     "tombstone": Mutant(
         "A check-back takes the place of a missing row before it answers ROLLBACK *",
-        ONCE,
+        Scope(ONCE, ("half first",), discards=False),
         LOSSES,
         _also_no_resend(_missing_row_is_rolled_back),
     ),
-    "send-first": Mutant("A message is sent before it is marked", MEMORY, frozenset({LOST}), _mark_before_send),
-    "inbox": Mutant("The inbox row is in the handler's transaction", HALVES, frozenset({"unhandled", "inbox"}), _inbox_apart),
-    "marker": Mutant(
-        "The marker decides about a transaction without an answer", ("transactions",), frozenset({DOUBLE}), _marker_not_asked
+    "send-first": Mutant("A message is sent before it is marked", Scope(MEMORY, ("relays",)), LOSSES, _mark_before_send),
+    "inbox": Mutant(
+        "The inbox row is in the handler's transaction",
+        Scope(("embedded", *MEMORY), ("consumers",)),
+        frozenset({"unhandled", "inbox"}),
+        _inbox_apart,
     ),
-    "read-again": Mutant("The row is read again after a lost fence *", ONCE, LOSSES, _also_no_resend(_lost_fence_is_rolled_back)),
-    "decision": Mutant("A half message is committed after the decision", ONCE, frozenset({DOUBLE}), _commit_before_decision),
+    "marker": Mutant(
+        "The marker decides about a transaction without an answer",
+        Scope(("transactions",), ("relays",)),
+        frozenset({DOUBLE}),
+        _marker_not_asked,
+    ),
+    "read-again": Mutant(
+        "The row is read again after a lost fence *", RELAYS, LOSSES, _also_no_resend(_lost_fence_is_rolled_back)
+    ),
+    "decision": Mutant("A half message is committed after the decision", RELAYS, frozenset({DOUBLE}), _commit_before_decision),
     "half-id": Mutant(
         "A check-back compares the half message with the decided one",
-        ("idempotent",),
+        Scope(("idempotent",), ("check-backs",)),
         frozenset({DOUBLE}),
         _half_id_not_compared,
     ),
     "fenced-answer": Mutant(
-        "A check-back fences a claimed batch before it answers ROLLBACK *", ONCE, LOSSES, _also_no_resend(_claimed_is_rolled_back)
+        "A check-back fences a claimed batch before it answers ROLLBACK *",
+        RELAYS,
+        LOSSES,
+        _also_no_resend(_claimed_is_rolled_back),
     ),
     "resend": Mutant(
         "A decided message is sent again when the broker has discarded its half message",
-        ONCE,
+        Scope(("idempotent",), ("check-backs",)),
         LOSSES,
         _no_resend,
-        discards=True,
     ),
 }

@@ -3,8 +3,8 @@ Who goes on next: three kinds of schedule, and the replay of a list of decisions
 
 - uniform: any actor that can, with equal chances;
 - bursts: one actor for some steps, then another;
-- preemptions (PCT): each actor has a priority, and the highest goes on; at a few random steps the one that goes on becomes
-  the lowest. Most errors need one to three such changes.
+- preemptions (as in PCT): each actor has a priority, and the highest goes on; before a few random steps that are decisive the
+  one that goes on becomes the lowest. Most errors need one to three such changes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from random import Random
 from tests.explorer.scheduler import Actor, Decision, Fault
 
 KINDS = ("uniform", "bursts", "preemptions")
+WEIGHTS = (1, 1, 3)
 EVENTS = ("time", "network", "operator")  # they act at random steps, in all kinds
 BURST = 8  # steps on average
-PREEMPTIONS = 3
+PREEMPTIONS = (1, 2, 2, 3)
+CHANGES = 0.3  # the share of decisive steps before which another goes on, until the preemptions are used up
 HAPPENINGS = 6
-LONG_STOP = 0.4  # the share of stops at which something happens, such as that time passes
+LONG_STOP = 0.7  # the share of stops at which something happens meanwhile
+TIME_PASSES = 0.75  # the share of these at which it is that time passes
 
 
 class Seeded:
@@ -27,7 +30,7 @@ class Seeded:
     Decisions from a source of random numbers.
 
     Args:
-        steps: how many there are, about: where faults, events and preemptions are placed.
+        steps: how many there are, about: where faults and events are placed.
         faults: the most steps to which something happens.
     """
 
@@ -38,7 +41,7 @@ class Seeded:
         self._steps = 0
         self._fault_at = self._places(faults)
         self._event_at = self._places(random.randint(1, HAPPENINGS))
-        self._change_at = self._places(random.randint(1, PREEMPTIONS))
+        self._changes = random.choice(PREEMPTIONS)
         self._current: str | None = None
         self._left = 0
         self._is_event = False  # the next step is that of an event, if there is one
@@ -53,7 +56,7 @@ class Seeded:
             self._is_event = True
         if events and (self._is_event or not others):
             self._is_event = False
-            actor = self._random.choice(events)
+            actor = self._event(events)
         else:
             actor = self._choose(others)
         self._steps += 1
@@ -65,6 +68,10 @@ class Seeded:
 
     def _places(self, count: int) -> list[int]:
         return sorted(self._random.randrange(self._length) for _ in range(count))
+
+    def _event(self, events: Sequence[Actor]) -> Actor:
+        time = [one for one in events if one.name == "time"]
+        return time[0] if time and self._random.random() < TIME_PASSES else self._random.choice(events)
 
     def _uniform(self, ready: Sequence[Actor]) -> Actor:
         return self._random.choice(ready)
@@ -82,8 +89,8 @@ class Seeded:
         for one in ready:
             self._priorities.setdefault(one.name, self._random.random())
         actor = max(ready, key=lambda one: self._priorities[one.name])
-        if self._change_at and self._steps >= self._change_at[0]:
-            self._change_at.pop(0)
+        if self._changes and actor.step.is_decisive and self._random.random() < CHANGES:
+            self._changes -= 1
             self._priorities[actor.name] = -float(self._steps)
             self._is_event = self._random.random() < LONG_STOP
             actor = max(ready, key=lambda one: self._priorities[one.name])

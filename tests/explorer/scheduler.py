@@ -52,10 +52,17 @@ class Decision:
 
 @dataclass(slots=True)
 class Step:
-    """A step that an actor is about to make, and its outcome. `faults`: what may happen to it."""
+    """
+    A step that an actor is about to make, and its outcome.
+
+    Args:
+        faults: what may happen to it.
+        is_decisive: whether it changes what others rely on. Most errors need an actor that was stopped before such a step.
+    """
 
     label: str
     faults: Sequence[Fault] = ()
+    is_decisive: bool = False
     outcome: str = ""
 
 
@@ -101,7 +108,7 @@ class Actor:
         self._go.release()
         self._wait()
 
-    def stop(self, label: str, faults: Sequence[Fault] = ()) -> Fault:
+    def stop(self, label: str, faults: Sequence[Fault] = (), *, is_decisive: bool = False) -> Fault:
         """
         Stop before a step until the scheduler lets this actor go on; called in its thread.
 
@@ -110,7 +117,7 @@ class Actor:
         """
         if self.is_killed:
             raise Killed
-        self.step = Step(label, faults)
+        self.step = Step(label, faults, is_decisive)
         self._pause(State.READY)
         if self.is_killed:
             raise Killed

@@ -20,14 +20,14 @@ from outbox.half_first import producers
 from tests.explorer import actors, clock, compare, statements
 from tests.explorer.actors import Order
 from tests.explorer.brokers import SteppedMemoryBroker
-from tests.explorer.policies import EVENTS, KINDS, Replayed, Seeded
+from tests.explorer.policies import EVENTS, KINDS, WEIGHTS, Replayed, Seeded
 from tests.explorer.scheduler import Actor, Decision, Fault, Policy, Scheduler, Trace
 from tests.explorer.settings import SHARED, outbox
 
 MEMORY = "tests.explorer.brokers.SteppedMemoryBroker"
 PUBLISHERS = ("publisher-1", "publisher-2")
 KEYS = ("a", "b")
-PASSES = (3, 12, 45, 700)  # seconds: a window, a sweep, a lease, the longest wait before a message is sent again
+PASSES = (3, 12, 45, 45, 700, 700)  # seconds: a window, a sweep, a lease, the longest wait before a message is sent again
 STEPS_EACH = 8  # of an actor, about
 SETTLED_AFTER = 12  # rounds in which everybody gets time
 
@@ -91,46 +91,59 @@ class Plan:
 
 # Who takes part, at least, by what a schedule is about.
 ABOUT: dict[str, tuple[str, ...]] = {
-    "relays": ("relay-1", "relay-2"),
-    "check-backs": ("relay-1", "relay-2", "checker-1"),
-    "half first": ("publisher-1", "checker-1"),
-    "consumers": ("consumer-1", "consumer-2"),
-    "all": ("publisher-1", "relay-1", "consumer-1"),
+    "relays": ("relay-1", "relay-2", "time"),
+    "check-backs": ("relay-1", "relay-2", "checker-1", "time"),
+    "half first": ("publisher-1", "checker-1", "time"),
+    "consumers": ("consumer-1", "consumer-2", "time"),
+    "all": ("publisher-1", "relay-1", "consumer-1", "time"),
 }
 OTHERS = ("publisher-2", "relay-2", "sweeper", "checker-1", "checker-2", "consumer-1")
 
 
-def plan(seed: int, brokers: Sequence[str] = tuple(BROKERS), *, discards: bool = True) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Scope:
     """
-    Return who takes part in the schedule of a seed.
+    What seeds are about.
 
     Args:
+        about: empty: everything.
         discards: whether the broker may give half messages up.
     """
+
+    brokers: tuple[str, ...] = tuple(BROKERS)
+    about: tuple[str, ...] = ()
+    discards: bool = True
+
+
+EVERYTHING = Scope()
+
+
+def plan(seed: int, scope: Scope = EVERYTHING) -> Plan:
+    """Return who takes part in the schedule of a seed."""
     random = Random(seed)
-    broker = random.choice(list(brokers))
+    broker = random.choice(scope.brokers)
     kind = BROKERS[broker]
     has_halves = "half" in kind.topics
-    about = random.choice([one for one in ABOUT if has_halves or one not in ("check-backs", "half first")])
+    about = random.choice([one for one in scope.about or ABOUT if has_halves or one not in ("check-backs", "half first")])
     others = [one for one in OTHERS if random.random() < 0.2]
     names = [*ABOUT[about], *others, *(one for one in EVENTS if random.random() < 0.7)]
     names = [one for one in dict.fromkeys(names) if has_halves or not one.startswith("checker")]
     numbers = iter(range(1, 100))
-    mostly = "half" if about in ("check-backs", "half first") else ""
+    mostly = "half" if has_halves and about in ("relays", "check-backs", "half first") else ""
     orders = tuple(
         (name, tuple(_order(random, next(numbers), kind, mostly, about) for _ in range(random.randint(1, 3))))
         for name in PUBLISHERS
     )
     return Plan(
         broker,
-        random.choice(KINDS),
+        random.choices(KINDS, WEIGHTS)[0],
         about,
         tuple(names),
         orders,
-        tuple(random.choice(PASSES) for _ in range(random.randint(1, 4))),
+        tuple(random.choice(PASSES) for _ in range(random.randint(1, 5))),
         random.randint(1, 2),
         random.choice((0, 1, 1, 2, 3)),
-        discards and random.random() < 0.2,
+        scope.discards and random.random() < 0.2,
     )
 
 
@@ -155,9 +168,9 @@ class Result:
     problems: list[str]
 
 
-def run_seed(seed: int, brokers: Sequence[str] = tuple(BROKERS), *, discards: bool = True) -> Result:
-    """Run the schedule of a seed; arguments as for `plan`."""
-    chosen = plan(seed, brokers, discards=discards)
+def run_seed(seed: int, scope: Scope = EVERYTHING) -> Result:
+    """Run the schedule of a seed."""
+    chosen = plan(seed, scope)
     policy = Seeded(chosen.kind, Random(seed + 1), steps=STEPS_EACH * len(chosen.actors), faults=chosen.faults)
     return run(chosen, policy, seed=seed)
 
@@ -235,7 +248,7 @@ def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
 class Free(Actor):
     """An actor that never stops, since nothing else runs."""
 
-    def stop(self, label: str, faults: Sequence[Fault] = ()) -> Fault:
+    def stop(self, label: str, faults: Sequence[Fault] = (), *, is_decisive: bool = False) -> Fault:
         return Fault.NONE
 
 

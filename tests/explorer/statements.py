@@ -156,7 +156,7 @@ def _wait(self: psycopg.Connection[Any], gen: Any, *args: Any, **options: Any) -
     label = _label(gen)
     if label is None:
         return _drive(actor, self, gen)
-    fault = actor.stop(label, FAULTS)
+    fault = actor.stop(label, FAULTS, is_decisive=_is_decisive(label))
     if fault is Fault.LOST_REQUEST:
         gen.close()
         _break([self])
@@ -235,7 +235,14 @@ def _label(gen: Any) -> str | None:
     return f"{where} {NAMES[code]}" if code in NAMES else None
 
 
+LOOKING_FOR_WORK = ("lane.py", "claim.py", "take_over.py", "checks.py", "operators.py", "steps.py:release_left")
 NAMES = {"_commit_gen": "COMMIT", "_rollback_gen": "ROLLBACK", "_enter_gen": "BEGIN", "_exit_gen": "END"}
+
+
+def _is_decisive(label: str) -> bool:
+    return not label.startswith(LOOKING_FOR_WORK) and not label.endswith("SELECT")
+
+
 WRITES = re.compile(r"(?<!FOR )(?<!DO )\b(INSERT INTO|UPDATE|DELETE FROM) (\w+)")
 
 
