@@ -43,6 +43,11 @@ class Order:
     is_rolled_back: bool = False
     is_refused_once: bool = False  # by the broker, so that the message dies and an operator replays it
 
+    def __str__(self) -> str:
+        more = [f"key {self.key}" if self.key else "", "half first" if self.half_first else ""]
+        more += ["rolled back" if self.is_rolled_back else "", "refused once" if self.is_refused_once else ""]
+        return ", ".join([f"order {self.number} to {self.topic}", *filter(None, more)])
+
 
 def process(work: Work) -> Callable[[Actor], None]:
     """Return the body of an actor that does some work, and begins again when it was killed."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import django
 import psycopg
@@ -18,7 +20,10 @@ from django.db import connections
 from tests.explorer import clock
 
 if TYPE_CHECKING:  # it imports the framework, which is imported after the clocks are replaced
+    from tests.explorer.mutants import Mutant
     from tests.explorer.schedules import Result, Scope
+
+SHRINK_SECONDS = 20.0  # of a control
 
 
 def set_up() -> None:
@@ -59,7 +64,7 @@ def explore(options: argparse.Namespace) -> int:
     if options.seed is not None:
         return _show(options.seed, scope, shrinks=options.shrink, mutant=options.mutant)
     if options.control:
-        return _control(options.seconds, options.json)
+        return _control(options)
     return _explore(options, scope)
 
 
@@ -82,7 +87,7 @@ def _show(seed: int, scope: Scope, *, shrinks: bool, mutant: str | None) -> int:
 def describe(result: Result) -> str:
     """Return a schedule as text: who took part, what happened, what is wrong."""
     plan = result.plan
-    orders = [f"  {name}: {', '.join(map(str, theirs))}" for name, theirs in plan.orders if theirs]
+    orders = [f"  {name}: {'; '.join(map(str, theirs))}" for name, theirs in plan.orders if theirs]
     before = [name for name, theirs in plan.orders if theirs and name not in plan.actors]
     early = [f"  placed before: the orders of {', '.join(before)}"] if before else []
     lines = [f"  {number:3} {line}" for number, line in enumerate(result.trace.lines, 1)]
@@ -95,18 +100,19 @@ def _explore(options: argparse.Namespace, scope: Scope) -> int:
     from tests.explorer.shrink import Shrinker
 
     began = clock.real_monotonic()
-    seed, failed, steps, counts = options.first, [], 0, Counter[str]()
-    while clock.real_monotonic() - began < options.seconds:
+    seed, failed, steps, counts, traces = options.first, [], 0, Counter[str](), hashlib.sha256()
+    last = options.first + (options.schedules or math.inf)
+    while seed < last and clock.real_monotonic() - began < options.seconds:
         result = run_seed(seed, scope)
         steps += len(result.trace.lines)
-        counts[f"{result.plan.broker} {result.plan.kind}"] += 1
+        counts[f"{result.plan.broker}, {result.plan.kind}"] += 1
+        traces.update(result.trace.digest().encode())
         if result.problems:
             failed.append(seed)
-            print(f"Seed {seed} fails. It is run again by --seed {seed} --shrink.")
+            print(f"Seed {seed} fails. To run it again: make explore ARGS='--seed {seed} --shrink'")
             print(describe(Shrinker(result, seed=seed).shrink()), flush=True)
         seed += 1
-    took = clock.real_monotonic() - began
-    done = seed - options.first
+    took, done = clock.real_monotonic() - began, seed - options.first
     report = {
         "seconds": round(took, 1),
         "schedules": done,
@@ -115,35 +121,43 @@ def _explore(options: argparse.Namespace, scope: Scope) -> int:
         "first_seed": options.first,
         "failed_seeds": failed,
         "by_broker_and_kind": dict(sorted(counts.items())),
+        "digest": traces.hexdigest(),
     }
     _write(options.json, report)
     print(f"{done} schedules with {steps} steps in {took:.0f} s, {done / took:.1f} a second; {len(failed)} failed.")
     return bool(failed)
 
 
-def _control(seconds: float, path: str | None) -> int:
-    """Take each rule out, and look for a seed that fails; return whether one was not missed."""
+def _control(options: argparse.Namespace) -> int:
+    """Take each rule out, and look for a seed that fails and for a short schedule; return whether none was found for one."""
     from tests.explorer.mutants import MUTANTS
-    from tests.explorer.schedules import run_seed
-    from tests.explorer.shrink import kinds
 
+    print("* Resend after discard is taken out, too: it is a second net under these.")
+    print(f"{'rule':14} {'seed':>5} {'seconds':>7} {'steps':>5}  without it")
     rows = []
-    print("* with resend after discard out, too: by itself that is needed only where the broker discards")
-    print(f"{'rule':14} {'seed':>6} {'s':>6}  without it")
-    for name, mutant in MUTANTS.items():
-        began, seed, found = clock.real_monotonic(), 0, []
-        with mutant.applied():
-            while not found and clock.real_monotonic() - began < seconds:
-                seed += 1
-                problems = run_seed(seed, mutant.scope).problems
-                found = problems if kinds(problems) & mutant.kinds else []
-        took = clock.real_monotonic() - began
-        rows.append(
-            {"rule": mutant.rule, "name": name, "seed": seed if found else None, "seconds": round(took, 1), "found": found}
-        )
-        print(f"{name:14} {seed if found else '-':>6} {took:6.1f}  {found[0] if found else 'NOT FOUND'}", flush=True)
-    _write(path, rows)
+    for name in [options.mutant] if options.mutant else MUTANTS:
+        with MUTANTS[name].applied():
+            rows.append(row := _find(name, MUTANTS[name], options))
+        seed, steps = row["seed"] or "-", row["steps"] or "-"
+        print(f"{name:14} {seed:>5} {row['seconds']:7.1f} {steps:>5}  {row['found'] or 'NOT FOUND'}", flush=True)
+    _write(options.json, rows)
     return any(row["seed"] is None for row in rows)
+
+
+def _find(name: str, mutant: Mutant, options: argparse.Namespace) -> dict[str, Any]:
+    from tests.explorer.schedules import run_seed
+    from tests.explorer.shrink import Shrinker, kinds
+
+    began, seed = clock.real_monotonic(), options.first
+    row: dict[str, Any] = {"name": name, "rule": mutant.rule, "seed": None, "found": "", "steps": None, "trace": ""}
+    while row["seed"] is None and clock.real_monotonic() - began < options.seconds:
+        result = run_seed(seed, mutant.scope)
+        row["seconds"] = round(clock.real_monotonic() - began, 1)
+        if kinds(result.problems) & mutant.kinds:
+            short = Shrinker(result, seed=seed, seconds=SHRINK_SECONDS).shrink() if options.shrink else result
+            row |= {"seed": seed, "found": result.problems[0], "steps": len(short.trace.lines), "trace": describe(short)}
+        seed += 1
+    return row
 
 
 def _write(path: str | None, report: object) -> None:

@@ -89,14 +89,6 @@ def _marker_not_asked() -> Sequence[Any]:
     return [patch.object(TransactionalSender, "_read", read)]
 
 
-def _lost_fence_is_rolled_back() -> Sequence[Any]:
-    def decided_before(self: Committer, result: Any) -> list[int]:
-        self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
-        return []
-
-    return [patch.object(Committer, "_decided_before", decided_before)]
-
-
 def _commit_before_decision() -> Sequence[Any]:
     decide = Committer.decide
 
@@ -148,17 +140,19 @@ LOSSES = frozenset({LOST, "unfinished"})
 
 MEMORY = ("idempotent", "forgetful", "duplicating", "stateless")
 ONCE = ("embedded", "idempotent")  # with half messages
-RELAYS = Scope(ONCE, ("check-backs",), discards=False)
+RELAYS = Scope(ONCE, ("check-backs",), refuses=False)
 
 MUTANTS: dict[str, Mutant] = {
     "fence": Mutant("The attempt is compared where a relay decides *", RELAYS, LOSSES, _also_no_resend(_without_fence)),
     "tombstone": Mutant(
         "A check-back takes the place of a missing row before it answers ROLLBACK *",
-        Scope(ONCE, ("half first",), discards=False),
+        Scope(ONCE, ("half first",), refuses=False),
         LOSSES,
         _also_no_resend(_missing_row_is_rolled_back),
     ),
-    "send-first": Mutant("A message is sent before it is marked", Scope(MEMORY, ("relays",)), LOSSES, _mark_before_send),
+    "send-first": Mutant(
+        "A message is sent before it is marked", Scope(MEMORY, ("relays",), refuses=False), LOSSES, _mark_before_send
+    ),
     "inbox": Mutant(
         "The inbox row is in the handler's transaction",
         Scope(("embedded", *MEMORY), ("consumers",)),
@@ -170,9 +164,6 @@ MUTANTS: dict[str, Mutant] = {
         Scope(("transactions",), ("relays",)),
         frozenset({DOUBLE}),
         _marker_not_asked,
-    ),
-    "read-again": Mutant(
-        "The row is read again after a lost fence *", RELAYS, LOSSES, _also_no_resend(_lost_fence_is_rolled_back)
     ),
     "decision": Mutant("A half message is committed after the decision", RELAYS, frozenset({DOUBLE}), _commit_before_decision),
     "half-id": Mutant(

@@ -107,12 +107,12 @@ class Scope:
 
     Args:
         about: empty: everything.
-        discards: whether the broker may give half messages up.
+        refuses: whether the broker may refuse messages, and give half messages up.
     """
 
     brokers: tuple[str, ...] = tuple(BROKERS)
     about: tuple[str, ...] = ()
-    discards: bool = True
+    refuses: bool = True
 
 
 EVERYTHING = Scope()
@@ -131,7 +131,7 @@ def plan(seed: int, scope: Scope = EVERYTHING) -> Plan:
     numbers = iter(range(1, 100))
     mostly = "half" if has_halves and about in ("relays", "check-backs", "half first") else ""
     orders = tuple(
-        (name, tuple(_order(random, next(numbers), kind, mostly, about) for _ in range(random.randint(1, 3))))
+        (name, tuple(_order(random, next(numbers), kind, mostly, about, scope) for _ in range(random.randint(1, 3))))
         for name in PUBLISHERS
     )
     return Plan(
@@ -143,11 +143,11 @@ def plan(seed: int, scope: Scope = EVERYTHING) -> Plan:
         tuple(random.choice(PASSES) for _ in range(random.randint(1, 5))),
         random.randint(1, 2),
         random.choice((0, 1, 1, 2, 3)),
-        scope.discards and random.random() < 0.2,
+        scope.refuses and random.random() < 0.2,
     )
 
 
-def _order(random: Random, number: int, kind: Kind, mostly: str, about: str) -> Order:
+def _order(random: Random, number: int, kind: Kind, mostly: str, about: str, scope: Scope) -> Order:
     topic = mostly if mostly and random.random() < 0.8 else random.choice(kind.topics)
     return Order(
         number,
@@ -155,7 +155,7 @@ def _order(random: Random, number: int, kind: Kind, mostly: str, about: str) -> 
         key=random.choice(KEYS) if topic == "keyed" else "",
         half_first=topic == "half" and random.random() < (0.8 if about == "half first" else 0.3),
         is_rolled_back=random.random() < 0.15,
-        is_refused_once=random.random() < 0.1,
+        is_refused_once=scope.refuses and random.random() < 0.1,
     )
 
 
