@@ -102,6 +102,12 @@ def running_relay() -> Iterator[Relay]:
             yield Relay(connection, broker, lane, random=lambda: 0.5)
 
 
+def _note_idle(is_idle: bool) -> None:
+    actor = current()
+    assert actor is not None
+    actor.is_idle = is_idle
+
+
 def relay(rounds: int) -> Work:
     """Relay and sweep until there was nothing to do so many times; after an outage, connect again."""
 
@@ -111,8 +117,10 @@ def relay(rounds: int) -> Work:
             try:
                 with running_relay() as relay:
                     while rounds > 0:
-                        rounds -= not relay.step().batches
+                        is_idle = not relay.step().batches
                         relay.sweep()
+                        rounds -= is_idle
+                        _note_idle(is_idle)
             except OUTAGES:
                 rounds -= 1
 
@@ -130,6 +138,7 @@ def sweeper(rounds: int) -> Work:
                     while rounds > 0:
                         rounds -= 1
                         relay.sweep()
+                        _note_idle(True)
             except OUTAGES:
                 rounds -= 1
 
@@ -158,7 +167,7 @@ def consumer(rounds: int) -> Work:
         while rounds > 0:
             rounds -= 1
             try:
-                worker.step(timedelta(0))
+                _note_idle(not worker.step(timedelta(0)))
             except OUTAGES:
                 worker.close()
         worker.close()

@@ -4,7 +4,7 @@ Who goes on next: three kinds of schedule, and the replay of a list of decisions
 - uniform: any actor that can, with equal chances;
 - bursts: one actor for some steps, then another;
 - preemptions (as in PCT): each actor has a priority, and the highest goes on; before a few random steps that are decisive the
-  one that goes on becomes the lowest. Most errors need one to three such changes.
+  one that goes on becomes the lowest, as does one that finds nothing to do. Most errors need one to three such changes.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ class Seeded:
     def _by_priority(self, ready: Sequence[Actor]) -> Actor:
         for one in ready:
             self._priorities.setdefault(one.name, self._random.random())
+            if one.is_idle:  # else it would look again and again before anyone else goes on
+                one.is_idle = False
+                self._priorities[one.name] = -float(self._steps)
         actor = max(ready, key=lambda one: self._priorities[one.name])
         if self._changes and actor.step.is_decisive and self._random.random() < CHANGES:
             self._changes -= 1

@@ -88,6 +88,7 @@ class Actor:
         self.step = Step("before its first step")
         self.is_killed = False
         self.must_give_up = False  # its wait for a lock ends with an error
+        self.is_idle = False  # it found nothing to do, and looks again
         self.error: BaseException | None = None
         self._body, self._bury = body, bury
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)

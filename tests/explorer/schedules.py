@@ -129,9 +129,10 @@ def plan(seed: int, scope: Scope = EVERYTHING) -> Plan:
     names = [*ABOUT[about], *others, *(one for one in EVENTS if random.random() < 0.7)]
     names = [one for one in dict.fromkeys(names) if has_halves or not one.startswith("checker")]
     numbers = iter(range(1, 100))
-    mostly = "half" if has_halves and about in ("relays", "check-backs", "half first") else ""
+    is_about_halves = about in ("check-backs", "half first") or (about == "relays" and random.random() < 0.5)
+    mostly = "half" if has_halves and is_about_halves else ""
     orders = tuple(
-        (name, tuple(_order(random, next(numbers), kind, mostly, about, scope) for _ in range(random.randint(1, 3))))
+        (name, tuple(_order(random, next(numbers), kind, mostly, about, scope) for _ in range(random.randint(1, 2))))
         for name in PUBLISHERS
     )
     return Plan(
@@ -141,7 +142,7 @@ def plan(seed: int, scope: Scope = EVERYTHING) -> Plan:
         tuple(names),
         orders,
         tuple(random.choice(PASSES) for _ in range(random.randint(1, 5))),
-        random.randint(1, 2),
+        random.randint(1, 3),
         random.choice((0, 1, 1, 2, 3)),
         scope.refuses and random.random() < 0.2,
     )
