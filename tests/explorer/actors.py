@@ -154,6 +154,7 @@ def check_loop(rounds: int) -> Work:
             rounds -= 1
             with closing(CheckLoop(BROKER, "default")) as loop, suppress(*OUTAGES):
                 loop.turn()
+            _note_idle(True)
 
     return work
 

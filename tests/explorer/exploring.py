@@ -49,7 +49,7 @@ def set_up() -> None:
     from outbox.topics import write_topics
     from tests.explorer import shop, statements
 
-    LeaseThread._run = lambda self: None  # type: ignore[method-assign]  # it lives by the machine's time
+    LeaseThread._run = lambda self: None  # it lives by the machine's time
     monitor = psycopg.connect(dbname="explorer", autocommit=True)
     monitor.execute(shop.TABLES)
     statements.install(statements.Monitor(monitor))
@@ -69,7 +69,7 @@ def explore(options: argparse.Namespace) -> int:
 
 
 def _show(seed: int, scope: Scope, *, shrinks: bool, mutant: str | None) -> int:
-    """Run one seed and print its trace, or a short one that fails alike."""
+    """Run one seed, and print its trace, or that of a short schedule that fails alike."""
     from tests.explorer.mutants import MUTANTS
     from tests.explorer.schedules import run_seed
     from tests.explorer.shrink import Shrinker
@@ -138,8 +138,10 @@ def _control(options: argparse.Namespace) -> int:
     for name in [options.mutant] if options.mutant else MUTANTS:
         with MUTANTS[name].applied():
             rows.append(row := _find(name, MUTANTS[name], options))
-        seed, steps = row["seed"] or "-", row["steps"] or "-"
+        seed, steps = ("-", "-") if row["seed"] is None else (row["seed"], row["steps"])
         print(f"{name:14} {seed:>5} {row['seconds']:7.1f} {steps:>5}  {row['found'] or 'NOT FOUND'}", flush=True)
+    if options.mutant:
+        print(rows[0]["trace"])
     _write(options.json, rows)
     return any(row["seed"] is None for row in rows)
 

@@ -14,6 +14,7 @@ from outbox.batches import split, steps
 from outbox.batches.half_first import Tombstone
 from outbox.check_backs import resolve
 from outbox.consuming import handle
+from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Resolution
 from outbox.models import State
 from outbox.relay.commit import Committer
@@ -99,6 +100,16 @@ def _commit_before_decision() -> Sequence[Any]:
     return [patch.object(Committer, "decide", commit_and_decide)]
 
 
+def _commit_before_database() -> Sequence[Any]:
+    send = HalfFirstMessage.send
+
+    def send_and_commit(self: HalfFirstMessage, prepared: Any, *, about: Any) -> None:
+        send(self, prepared, about=about)
+        self._end(Resolution.COMMIT)
+
+    return [patch.object(HalfFirstMessage, "send", send_and_commit)]
+
+
 def _half_id_not_compared() -> Sequence[Any]:
     judge = resolve._judge
 
@@ -166,6 +177,12 @@ MUTANTS: dict[str, Mutant] = {
         _marker_not_asked,
     ),
     "decision": Mutant("A half message is committed after the decision", RELAYS, frozenset({DOUBLE}), _commit_before_decision),
+    "database-first": Mutant(
+        "A half message that went first is committed after its transaction",
+        Scope(ONCE, ("half first",)),
+        frozenset({"ghost"}),
+        _commit_before_database,
+    ),
     "half-id": Mutant(
         "A check-back compares the half message with the decided one",
         Scope(("idempotent",), ("check-backs",)),

@@ -16,6 +16,7 @@ from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.memory.broker import MemoryBroker
 from outbox.brokers.memory.store import forget
+from outbox.embedded.half_state import HalfState
 from outbox.half_first import producers
 from tests.explorer import actors, clock, compare, statements
 from tests.explorer.actors import Order
@@ -194,7 +195,7 @@ def run(chosen: Plan, policy: Policy, *, seed: int) -> Result:
         _alone(actors.relay(2))
     trace = Scheduler(_actors(chosen, broker), policy).run()
     once = BROKERS[chosen.broker].once
-    _give_time(broker, lambda found: bool(compare.problems(found, once=once)))
+    _give_time(broker, once)
     found = compare.read(statements.MONITOR[0].connection, _copies(broker))
     broker.close()
     return Result(chosen, trace, compare.problems(found, once=once))
@@ -242,7 +243,7 @@ def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
         "operator": lambda: actors.operator(["pause plain", "replay", "resume", "replay"]),
     }
     for name, orders in chosen.orders:
-        works[name] = lambda orders=orders: actors.publisher(orders)  # type: ignore[misc]
+        works[name] = lambda orders=orders: actors.publisher(orders)
     return [Actor(name, actors.process(works[name]()), bury=statements.bury) for name in chosen.actors]
 
 
@@ -253,8 +254,8 @@ class Free(Actor):
         return Fault.NONE
 
 
-def _give_time(broker: Broker, is_waiting: Callable[[compare.Found], bool]) -> None:
-    """Let the requests arrive that are late, and each process work until nothing is left to do."""
+def _give_time(broker: Broker, once: frozenset[str]) -> None:
+    """Let the requests arrive that are late, and each process work until nothing is left to do or to decide."""
     if isinstance(broker, MemoryBroker):
         broker.deliver_late()
 
@@ -269,7 +270,8 @@ def _give_time(broker: Broker, is_waiting: Callable[[compare.Found], bool]) -> N
                 actors.check_loop(1)()
             actors.operator(["resume", "replay"])()
             actors.consumer(3)()
-            if not is_waiting(compare.read(statements.MONITOR[0].connection, _copies(broker))):
+            found = compare.read(statements.MONITOR[0].connection, _copies(broker))
+            if not compare.problems(found, once=once) and not _count_undecided(broker):
                 break
 
     _alone(work)
@@ -281,6 +283,14 @@ def _alone(work: actors.Work) -> None:
     actor.start()
     if actor.error is not None:
         raise actor.error
+
+
+def _count_undecided(broker: Broker) -> int:
+    """Return how many half messages the broker may still commit."""
+    if isinstance(broker, MemoryBroker):
+        return len(broker.undecided())
+    undecided = f"SELECT count(*) FROM outbox_embedded_half WHERE state = {HalfState.UNDECIDED}"
+    return int(statements.MONITOR[0].connection.execute(undecided).fetchall()[0][0])
 
 
 def _copies(broker: Broker) -> list[bytes]:

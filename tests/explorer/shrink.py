@@ -89,7 +89,8 @@ class Shrinker:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    for name in plan.actors:
+    with_orders = {name for name, orders in plan.orders if orders}  # without it they would be placed before the trace begins
+    for name in (one for one in plan.actors if one not in with_orders):
         yield replace(plan, actors=tuple(one for one in plan.actors if one != name))
     for name, orders in plan.orders:
         for order in orders:

@@ -69,15 +69,15 @@ def install(monitor: Monitor) -> None:
     from outbox.database.own_connection import OwnConnection
 
     MONITOR[:] = [monitor]
-    psycopg.Connection.wait = _wait  # type: ignore[method-assign, assignment]
-    psycopg.Connection.close = _close  # type: ignore[method-assign]
-    psycopg.Connection._connect_gen = classmethod(_connect)  # type: ignore[assignment, method-assign]
+    psycopg.Connection.wait = _wait
+    psycopg.Connection.close = _close
+    psycopg.Connection._connect_gen = classmethod(_connect)
     set_up = OwnConnection.set_up
 
     def set_up_without_timeouts(self: Any, settings: Mapping[str, str], **options: Any) -> None:
         set_up(self, {name: value for name, value in settings.items() if name not in TIMEOUTS}, **options)
 
-    OwnConnection.set_up = set_up_without_timeouts  # type: ignore[method-assign]
+    OwnConnection.set_up = set_up_without_timeouts
 
 
 class Pool:
@@ -104,13 +104,13 @@ class Pool:
 
 
 POOL = Pool()
-real_connect = psycopg.Connection._connect_gen.__func__  # type: ignore[attr-defined]
+real_connect = psycopg.Connection._connect_gen.__func__
 
 
 def _connect(cls: type[psycopg.Connection[Any]], conninfo: str = "") -> Generator[Any, Any, psycopg.Connection[Any]]:
     pgconn = POOL.take(conninfo) if current() is not None else None
     connection = cls(pgconn) if pgconn is not None else (yield from real_connect(cls, conninfo))
-    connection.explorer_conninfo = conninfo  # type: ignore[attr-defined]
+    connection.explorer_conninfo = conninfo
     return connection
 
 
@@ -120,8 +120,9 @@ def _close(self: psycopg.Connection[Any]) -> None:
     if self.closed or actor is None:
         real_close(self)
     elif self.pgconn.transaction_status == TransactionStatus.IDLE:
-        opened.get(actor, []).remove(self) if self in opened.get(actor, []) else None
-        POOL.put(self, self.explorer_conninfo)  # type: ignore[attr-defined]
+        if self in (known := opened.get(actor, [])):
+            known.remove(self)
+        POOL.put(self, self.explorer_conninfo)
     else:
         _break([self])
         real_close(self)
@@ -199,10 +200,9 @@ def _drive(actor: Actor, connection: psycopg.Connection[Any], gen: Generator[Wai
                         actor.block()
                 continue
             bits = happened[0][1]
-            ready = (Ready.R if bits & (select.POLLIN | select.POLLHUP | select.POLLERR) else Ready.NONE) | (
-                Ready.W if bits & select.POLLOUT else Ready.NONE
-            )
-            wanted = gen.send(Ready(ready))
+            can_read = Ready.R if bits & (select.POLLIN | select.POLLHUP | select.POLLERR) else Ready.NONE
+            can_write = Ready.W if bits & select.POLLOUT else Ready.NONE
+            wanted = gen.send(Ready(can_read | can_write))
             poll.modify(fd, _events(wanted))
     except StopIteration as end:
         if was_blocked:
@@ -256,9 +256,7 @@ def _caller() -> str | None:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(OUTBOX):
+        if file.startswith((OUTBOX, HERE)) and file != __file__:
             return f"{Path(file).name}:{frame.f_code.co_name}"
-        if file.startswith(HERE) and not file.endswith("statements.py"):
-            return f"{Path(file).name}:{frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
