@@ -62,7 +62,7 @@ def process(work: Work) -> Callable[[Actor], None]:
                     return
             finally:
                 _forget_connections(actor)
-            actor.live_again()
+            actor.restart()
 
     return body
 

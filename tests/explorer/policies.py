@@ -20,7 +20,7 @@ EVENTS = ("time", "network", "operator")  # they act at random steps, in all kin
 BURST = 8  # steps on average
 PREEMPTIONS = (1, 2, 2, 3)
 CHANGES = 0.3  # the share of decisive steps before which another goes on, until the preemptions are used up
-HAPPENINGS = 6
+MOST_EVENTS = 6
 LONG_STOP = 0.7  # the share of stops at which something happens meanwhile
 TIME_PASSES = 0.75  # the share of these at which it is that time passes
 
@@ -40,7 +40,7 @@ class Seeded:
         self._choose = {"uniform": self._uniform, "bursts": self._burst, "preemptions": self._by_priority}[kind]
         self._steps = 0
         self._fault_at = self._places(faults)
-        self._event_at = self._places(random.randint(1, HAPPENINGS))
+        self._event_at = self._places(random.randint(1, MOST_EVENTS))
         self._changes = random.choice(PREEMPTIONS)
         self._current: str | None = None
         self._left = 0

@@ -79,10 +79,10 @@ class Actor:
 
     Args:
         body: what it does; it calls `stop` before each step.
-        bury: closes the connections of an actor that was killed, as the end of its process would.
+        on_kill: closes the connections of an actor that was killed, as the end of its process would.
     """
 
-    def __init__(self, name: str, body: Callable[[Actor], None], *, bury: Callable[[Actor], None]) -> None:
+    def __init__(self, name: str, body: Callable[[Actor], None], *, on_kill: Callable[[Actor], None]) -> None:
         self.name = name
         self.state = State.READY
         self.step = Step("before its first step")
@@ -90,7 +90,7 @@ class Actor:
         self.must_give_up = False  # its wait for a lock ends with an error
         self.is_idle = False  # it found nothing to do, and looks again
         self.error: BaseException | None = None
-        self._body, self._bury = body, bury
+        self._body, self._on_kill = body, on_kill
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._fault = Fault.NONE
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -100,12 +100,12 @@ class Actor:
         self._thread.start()
         self._wait()
 
-    def let_go(self, fault: Fault = Fault.NONE) -> None:
+    def go_on(self, fault: Fault = Fault.NONE) -> None:
         """Let the actor go on until its next stop; called by the scheduler."""
         self._fault = fault
         if fault is Fault.KILL:
             self.is_killed = True
-            self._bury(self)
+            self._on_kill(self)
         self._go.release()
         self._wait()
 
@@ -132,7 +132,7 @@ class Actor:
         """Report that the statement has ended that waited; stop until the scheduler lets this actor go on."""
         self._pause(State.READY)
 
-    def live_again(self) -> None:
+    def restart(self) -> None:
         """Begin as a new process after the end of a killed one."""
         self.is_killed = False
         self.stop("starts again")
@@ -206,7 +206,7 @@ class Scheduler:
             decision = self.policy.choose(ready)
             actor = next(one for one in ready if one.name == decision.actor)
             step = actor.step
-            actor.let_go(decision.fault)
+            actor.go_on(decision.fault)
             self.trace.decisions.append(decision)
             self._note(actor, step, decision.fault)
             self._look_at_blocked()
@@ -228,7 +228,7 @@ class Scheduler:
     def _look_at_blocked(self) -> None:
         for actor in self.actors:
             if actor.state is State.BLOCKED:
-                actor.let_go()
+                actor.go_on()
 
     def _note(self, actor: Actor, step: Step, fault: Fault) -> None:
         ending = " (waits for a lock)" if actor.state is State.BLOCKED else f" -> {step.outcome}" if step.outcome else ""

@@ -244,10 +244,10 @@ def _actors(chosen: Plan, broker: Broker) -> list[Actor]:
     }
     for name, orders in chosen.orders:
         works[name] = lambda orders=orders: actors.publisher(orders)
-    return [Actor(name, actors.process(works[name]()), bury=statements.bury) for name in chosen.actors]
+    return [Actor(name, actors.process(works[name]()), on_kill=statements.close_all) for name in chosen.actors]
 
 
-class Free(Actor):
+class Unstepped(Actor):
     """An actor that never stops, since nothing else runs."""
 
     def stop(self, label: str, faults: Sequence[Fault] = (), *, is_decisive: bool = False) -> Fault:
@@ -279,7 +279,7 @@ def _give_time(broker: Broker, once: frozenset[str]) -> None:
 
 def _alone(work: actors.Work) -> None:
     """Do some work in an actor that does not stop, since nothing else runs."""
-    actor = Free("alone", actors.process(work), bury=statements.bury)
+    actor = Unstepped("alone", actors.process(work), on_kill=statements.close_all)
     actor.start()
     if actor.error is not None:
         raise actor.error

@@ -128,7 +128,7 @@ def _close(self: psycopg.Connection[Any]) -> None:
         real_close(self)
 
 
-def bury(actor: Actor) -> None:
+def close_all(actor: Actor) -> None:
     """Close the connections of an actor and wait until the server has noticed."""
     _break(opened.pop(actor, []))
 

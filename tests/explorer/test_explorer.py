@@ -35,7 +35,7 @@ def run(decisions: Sequence[Decision], *actors: Actor) -> list[str]:
 
 
 def actor(name: str, *labels: str, seen: list[str]) -> Actor:
-    return Actor(name, stepping(*labels, seen=seen), bury=lambda actor: seen.append(f"{actor.name} is buried"))
+    return Actor(name, stepping(*labels, seen=seen), on_kill=lambda actor: seen.append(f"{actor.name} is killed"))
 
 
 class TestTheScheduler:
@@ -54,12 +54,12 @@ class TestTheScheduler:
         assert seen == ["a1!", "a2"]
         assert [line.split(None, 1)[1] for line in lines] == ["1 [the request is lost]", "2"]
 
-    def test_buries_an_actor_that_is_killed_before_its_next_step(self):
+    def test_closes_the_connections_of_an_actor_that_is_killed_before_its_next_step(self):
         seen: list[str] = []
 
         run([Decision("a"), Decision("a", Fault.KILL)], actor("a", "1", "2", "3", seen=seen))
 
-        assert seen == ["a1", "a is buried"]
+        assert seen == ["a1", "a is killed"]
 
     def test_lets_nothing_that_a_killed_actor_still_does_have_an_effect(self):
         seen: list[str] = []
@@ -72,7 +72,7 @@ class TestTheScheduler:
                     actor.stop("tidy up")
                 seen.append("unwound")
 
-        run([Decision("a", Fault.KILL)], Actor("a", body, bury=lambda actor: None))
+        run([Decision("a", Fault.KILL)], Actor("a", body, on_kill=lambda actor: None))
 
         assert seen == ["unwound"]
 
@@ -86,7 +86,7 @@ class TestTheScheduler:
             actor.resume()
             seen.append("a went on")
 
-        run([Decision("a"), Decision("b")], Actor("a", body, bury=lambda actor: None), actor("b", "1", seen=seen))
+        run([Decision("a"), Decision("b")], Actor("a", body, on_kill=lambda actor: None), actor("b", "1", seen=seen))
 
         assert seen == ["b1", "a went on"]
 
@@ -96,7 +96,7 @@ class TestTheScheduler:
             raise ValueError
 
         with pytest.raises(RuntimeError, match="a failed after '1'"):
-            run([], Actor("a", body, bury=lambda actor: None))
+            run([], Actor("a", body, on_kill=lambda actor: None))
 
 
 class TestAReplay:
