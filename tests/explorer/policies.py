@@ -20,6 +20,7 @@ EVENTS = ("time", "network", "operator")  # they act at random steps, in all kin
 BURST = 8  # steps on average
 PREEMPTIONS = (1, 2, 2, 3)
 CHANGES = 0.3  # the share of decisive steps before which another goes on, until the preemptions are used up
+INDECISIVE = 0.2  # the chance that a fault that is due happens to a step that is not decisive
 MOST_EVENTS = 6
 LONG_STOP = 0.7  # the share of stops at which something happens meanwhile
 TIME_PASSES = 0.75  # the share of these at which it is that time passes
@@ -61,7 +62,8 @@ class Seeded:
             actor = self._choose(others)
         self._steps += 1
         fault = Fault.NONE
-        if self._fault_at and self._steps > self._fault_at[0] and actor.step.faults:
+        is_due = bool(self._fault_at) and self._steps > self._fault_at[0]
+        if is_due and actor.step.faults and (actor.step.is_decisive or self._random.random() < INDECISIVE):
             self._fault_at.pop(0)
             fault = self._random.choice(actor.step.faults)
         return Decision(actor.name, fault)
