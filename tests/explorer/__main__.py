@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
     if SHM.is_dir() and shutil.disk_usage(SHM).free > ROOM:  # its files are made anew for each schedule
         tempfile.tempdir = str(SHM)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server stops, and its files are deleted
     clock.install()
     from outbox.testing.postgres import Postgres
 
