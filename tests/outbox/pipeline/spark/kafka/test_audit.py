@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 GROUP = "cart"
 LANE = 1
+COMPACTED = 2  # messages
 SECONDS = 30
 RETRY = f"{{}}.{GROUP}.retry"
 BEFORE = datetime.now(UTC) - timedelta(hours=1)
@@ -70,6 +73,7 @@ class Sent:
         sent = {"topic": row, "state": State.SENT, "lane": LANE, "sent_at": BEFORE, "claimed_at": BEFORE}
         BatchFactory(message_ids=ids, first_seq=1, **sent)
         Lane.objects.create(topic_id=row.id, lane=LANE, last_seq=self.count)
+        self.topic_id = row.id
         self.ids = [str(one) for one in ids]
         with connection.cursor() as cursor:
             cursor.execute("SELECT id FROM outbox_source")
@@ -98,12 +102,26 @@ class Sent:
     def producer(self, **settings: Any) -> Producer:
         return Producer({"bootstrap.servers": self.servers, **QUIET, **self.client, **settings})
 
-    def begin(self) -> Producer:
+    @contextmanager
+    def transaction(self) -> Iterator[Producer]:
         """Return a producer in a transaction of its own."""
         producer = self.producer(**{"transactional.id": uuid.uuid4().hex})
         producer.init_transactions(SECONDS)
         producer.begin_transaction()
-        return producer
+        yield producer
+
+    def store_as_another(self) -> None:
+        """Store records of another producer, which look a little like ours."""
+        producer = self.producer()
+        producer.produce(self.topic, None, key=b"\xff", headers=[("ce_id", b"7"), ("ce_number", b"x"), ("ce_lane", None)])
+        producer.produce(self.topic, b"plain")
+        assert producer.flush(SECONDS) == 0
+
+    def delete_before(self, offset: int) -> None:
+        """Delete records, as the topic's retention does."""
+        place = TopicPartition(self.topic, 0, offset)
+        admin = AdminClient({"bootstrap.servers": self.servers, **QUIET})
+        admin.delete_records([place])[place].result(SECONDS)
 
     def handle(self, *numbers: int) -> None:
         """Write that the group has handled some of the messages."""
@@ -128,7 +146,7 @@ class Sent:
 
 @dataclass
 class Judge:
-    """Audits a topic of the real Kafka, and the group's inbox if asked to."""
+    """Audits topics of the real Kafka, and the group's inbox if asked to."""
 
     spark: Any
     settings: Any
@@ -137,23 +155,23 @@ class Judge:
     kind: TopicType = TopicType.NORMAL
     options: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, topic: str) -> PipelineConfig:
+    def config(self, *topics: str) -> PipelineConfig:
         options = {"SERVERS": [server().address], **self.options}
         brokers = {"kafka": {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": options}}
-        topics = {topic: {"BROKER": "kafka", "TYPE": self.kind.value}}
+        named = {topic: {"BROKER": "kafka", "TYPE": self.kind.value} for topic in topics}
         self.settings.OUTBOX = {
             **self.settings.OUTBOX,
             "BROKERS": self.settings.OUTBOX["BROKERS"] | brokers,
-            "TOPICS": self.settings.OUTBOX["TOPICS"] | topics,
+            "TOPICS": self.settings.OUTBOX["TOPICS"] | named,
         }
         made = pipeline_config(settle=timedelta(minutes=1), reader="python", shuffle_partitions=2)
         [cluster] = made.kafka
-        waiting = {GROUP: dict.fromkeys((topic, RETRY.format(topic)), topic)} if self.groups else {}
-        groups = [AuditedGroup(GROUP, [topic])] if self.groups else []
+        waiting = {GROUP: {one: topic for topic in topics for one in (topic, RETRY.format(topic))}} if self.groups else {}
+        groups = [AuditedGroup(GROUP, list(topics))] if self.groups else []
         return replace(made, kafka=[replace(cluster, waiting=waiting)], groups=groups, business=[])
 
-    def __call__(self, topic: str) -> Report:
-        config = self.config(topic)
+    def __call__(self, *topics: str) -> Report:
+        config = self.config(*topics)
         copy_history(self.spark, config, str(self.folder))
         return audit(self.spark, config, open_history(self.spark, str(self.folder)))
 
@@ -179,18 +197,50 @@ class TestWhatARelaySent:
 
 
 class TestTheAudit:
-    def test_names_what_kafka_has_not_has_twice_or_was_never_sent(self, judge):
-        sent = Sent(create_topic(), 6)
-        sent.store(1, 2, 2, 4, 6)
-        Lane.objects.update(last_seq=5)
+    def test_judges_each_topic_by_what_kafka_has(self, judge):
+        wrong, aborted, waiting, kept, compacted, deleted, shared = (
+            Sent(create_topic(config={"cleanup.policy": "compact"} if count == COMPACTED else {}), count)
+            for count in (6, 3, 3, 4, COMPACTED, 3, 1)
+        )
+        wrong.store(1, 2, 2, 4, 6)
+        Lane.objects.filter(topic_id=wrong.topic_id).update(last_seq=5)
+        with aborted.transaction() as producer:
+            aborted.produce(producer, 1, 2, 3)
+            producer.flush(SECONDS)
+            producer.abort_transaction()
+        aborted.store(1, 2, 3)
+        kept.store(1, 2)
+        kept.delete_before(2)
+        kept.store(4, at=BEFORE + timedelta(minutes=1))
+        compacted.store(2)
+        deleted.store(1, 2, 3)
+        delete_topic(deleted.topic)
+        shared.store(1)
+        shared.store_as_another()
+        waiting.store(1)
+        with waiting.transaction() as producer:
+            producer.produce(waiting.topic, b"of another", timestamp=milliseconds(BEFORE - timedelta(minutes=1)))
+            producer.flush(SECONDS)
+            waiting.store(2, 3)
 
-        report = judge(sent.topic)
+            report = judge(*(one.topic for one in (wrong, aborted, waiting, kept, compacted, deleted, shared)))
 
-        found = {(str(one.kind), one.first, one.last): one.ids for one in report.findings}
-        assert found[("lost", 3, 3)] == (sent.ids[2],)
-        assert found[("lost", 5, 5)] == (sent.ids[4],)
-        assert found[("duplicated", 2, 2)] == (sent.ids[1],)
-        assert ("beyond the last number", 6, 6) in found
+            producer.abort_transaction()
+        found = {one.topic: [] for one in report.findings}
+        for one in report.findings:
+            found[one.topic].append((str(one.kind), str(one.stage), one.first, one.last, one.ids))
+        assert sorted(found[wrong.topic]) == [
+            ("beyond the last number", "outbox", 6, 6, (wrong.ids[5],)),
+            ("duplicated", "broker", 2, 2, (wrong.ids[1],)),
+            ("lost", "broker", 3, 3, (wrong.ids[2],)),
+            ("lost", "broker", 5, 5, (wrong.ids[4],)),
+        ]
+        assert [one[:4] for one in found[waiting.topic]] == [("late", "broker", 2, 3)]
+        assert [one[:4] for one in found[deleted.topic]] == [("lost", "broker", 1, 3)]
+        assert found.keys() == {wrong.topic, waiting.topic, deleted.topic}
+        [late] = [one for one in report.findings if one.topic == waiting.topic]
+        assert late.detail.startswith("behind a transaction in partition 0 that was begun at ")
+        assert (report.counts[aborted.topic]["broker"], report.counts[shared.topic]["broker"]) == (3, 1)
 
     def test_names_what_is_out_of_order(self, judge):
         sent = Sent(create_topic(), 3)
@@ -200,90 +250,30 @@ class TestTheAudit:
 
         assert [(kind, stage) for kind, stage, *_ in said(report)] == [("out of order", "broker")]
 
-    def test_counts_no_copy_of_an_aborted_transaction(self, judge):
-        sent = Sent(create_topic(), 3)
-        aborted = sent.begin()
-        sent.produce(aborted, 1, 2, 3)
-        aborted.flush(SECONDS)
-        aborted.abort_transaction()
-        sent.store(1, 2, 3)
-
-        assert said(judge(sent.topic)) == []
-
-    def test_says_of_messages_behind_an_open_transaction_that_readers_wait(self, judge):
-        sent = Sent(create_topic(), 3)
-        sent.store(1)
-        other = sent.begin()
-        other.produce(sent.topic, b"of another", timestamp=milliseconds(BEFORE - timedelta(minutes=1)))
-        other.flush(SECONDS)
-        sent.store(2, 3)
-
-        report = judge(sent.topic)
-        other.abort_transaction()
-
-        assert said(report) == [("late", "broker", "", 2, 3, 2)]
-        assert report.findings[0].detail.startswith("behind a transaction in partition 0 that was begun at ")
-
-    def test_does_not_call_lost_what_the_retention_has_deleted(self, judge):
-        sent = Sent(create_topic(), 4)
-        sent.store(1, 2)
-        admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
-        place = TopicPartition(sent.topic, 0, 2)
-        admin.delete_records([place])[place].result(SECONDS)
-        sent.store(4, at=BEFORE + timedelta(minutes=1))
-
-        assert said(judge(sent.topic)) == []
-
-    def test_does_not_look_for_each_message_in_a_compacted_topic(self, judge):
-        sent = Sent(create_topic(config={"cleanup.policy": "compact"}), 2)
-        sent.store(2)
-
-        assert said(judge(sent.topic)) == []
-
-    def test_calls_all_of_a_topic_lost_that_was_deleted(self, judge):
-        sent = Sent(create_topic(), 3)
-        sent.store(1, 2, 3)
-        delete_topic(sent.topic)
-
-        assert said(judge(sent.topic)) == [("lost", "broker", "", 1, 3, 3)]
-
-    def test_leaves_out_records_of_other_producers(self, judge):
-        sent = Sent(create_topic(), 1)
-        sent.store(1)
-        other = sent.producer()
-        other.produce(sent.topic, None, key=b"\xff", headers=[("ce_id", b"7"), ("ce_number", b"x"), ("ce_lane", None)])
-        other.produce(sent.topic, b"plain")
-        assert other.flush(SECONDS) == 0
-
-        report = judge(sent.topic)
-
-        assert (said(report), report.counts[sent.topic]["broker"]) == ([], 1)
-
 
 class TestAGroup:
     def test_is_asked_for_what_it_has_finished_and_not_for_what_waits(self, judge):
-        sent = Sent(create_topic(), 5)
+        sent, retried = Sent(create_topic(), 5), Sent(create_topic(), 3)
         sent.store(1, 2, 3, 4, 5)
         sent.handle(1, 3)
         sent.finish(3)
+        create_topic(RETRY.format(retried.topic))
+        retried.store(1, 2, 3)
+        retried.handle(1)
+        retried.finish(3)
+        retried.store(2, retry_of=GROUP)
+        retried.store(3, retry_of="another")
 
-        report = replace(judge, groups=True)(sent.topic)
+        report = replace(judge, groups=True)(sent.topic, retried.topic)
 
-        assert said(report) == [("late", "inbox", GROUP, 4, 5, 2), ("lost", "inbox", GROUP, 2, 2, 1)]
+        found = {(one.topic, str(one.kind), str(one.stage), one.first, one.last) for one in report.findings}
+        assert found == {
+            (sent.topic, "late", "inbox", 4, 5),
+            (sent.topic, "lost", "inbox", 2, 2),
+            (retried.topic, "late", "inbox", 2, 2),
+            (retried.topic, "lost", "inbox", 3, 3),
+        }
         assert report.counts[sent.topic][f"unread by {GROUP}"] == 2
-
-    def test_has_what_waits_in_its_retry_topic(self, judge):
-        sent = Sent(create_topic(), 3)
-        create_topic(RETRY.format(sent.topic))
-        sent.store(1, 2, 3)
-        sent.handle(1)
-        sent.finish(3)
-        sent.store(2, retry_of=GROUP)
-        sent.store(3, retry_of="another")
-
-        report = replace(judge, groups=True)(sent.topic)
-
-        assert said(report) == [("late", "inbox", GROUP, 2, 2, 1), ("lost", "inbox", GROUP, 3, 3, 1)]
 
 
 class TestACluster:
