@@ -7,14 +7,14 @@ import time
 from django.conf import settings
 from django.db import connection
 
-from benchmarks.messages import Clocked, ClockedOnePhase, ClockedOnRabbitMQ, ClockedOnRocketMQ
+from benchmarks.messages import Clocked, ClockedOnePhase, ClockedOnKafka, ClockedOnRabbitMQ, ClockedOnRocketMQ
 from outbox import consumer
 
 INSERT = "INSERT INTO bench_handled (number, handled_at) VALUES (%s, %s)"
 
 
 @consumer(Clocked, ClockedOnePhase, group="bench")
-def note(message: Clocked | ClockedOnePhase | ClockedOnRabbitMQ | ClockedOnRocketMQ, context: object) -> None:
+def note(message: Clocked | ClockedOnePhase | ClockedOnKafka | ClockedOnRabbitMQ | ClockedOnRocketMQ, context: object) -> None:
     """Record the start of the handler."""
     began = time.time()
     with connection.cursor() as cursor:
@@ -56,6 +56,9 @@ def write_many(messages: list[dict[str, int]]) -> None:
 
 if "rocketmq" in settings.OUTBOX["BROKERS"]:
     consumer(ClockedOnRocketMQ, group="bench-rocketmq")(note)
+
+if "kafka" in settings.OUTBOX["BROKERS"]:
+    consumer(ClockedOnKafka, group="bench-kafka")(note)
 
 if "rabbitmq" in settings.OUTBOX["BROKERS"]:
     consumer(ClockedOnRabbitMQ, group="bench-rabbitmq")(note)

@@ -25,6 +25,7 @@ from pathlib import Path
 from django.db import transaction
 from django.test.utils import override_settings
 
+from benchmarks import latency
 from benchmarks.consumers import ONE, TABLE
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved, percentile
@@ -72,8 +73,9 @@ def measure(scale: float) -> list[Figure]:
     """Compare the ways to publish, then read; nothing where there is no Kafka to be had, which is said."""
     try:
         with _outbox() as address:
+            handled = _handled(scale)  # while its topic is empty
             in_bulk = [*_bulk(address, int(10_000 * scale)), _consumed(address, int(10_000 * scale))]
-            return [*in_bulk, *_readable(address, scale), _takeover(max(2, int(5 * scale)))]
+            return [*in_bulk, *_readable(address, scale), *handled, _takeover(max(2, int(5 * scale)))]
     except (ServerError, ImportError) as error:
         print(f"kafka is skipped: {error}", file=sys.stderr)
         return []
@@ -204,6 +206,20 @@ def _readable(address: str, scale: float) -> list[Figure]:
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             found.append(Figure(f"{title}: {name}", percentile(taken, share), "ms", None, at_most=True, note=words(taken)))
     return found
+
+
+def _handled(scale: float) -> list[Figure]:
+    """Return how long messages take from their commit to their handler, by relay and consumer."""
+    rate = RATES[0]
+    with command("outbox_relay", "--broker", EXACTLY_ONCE) as relay, command("outbox_consume", "--group", "bench-kafka"):
+        wait_until(lambda: is_up(relay), 30, "a relay")
+        taken = latency.clock(ClockedOnKafka, max(20, int(rate * SECONDS * scale)), rate)
+    return [
+        Figure(
+            f"Kafka: commit to handler, {rate}/s: {name}", percentile(taken, share), "ms", None, at_most=True, note=words(taken)
+        )
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    ]
 
 
 def _publish(numbers: range, per_second: float) -> dict[int, float]:

@@ -22,7 +22,7 @@ from benchmarks import bare_relay, sent_times
 from benchmarks.clocked_broker import VARIABLE
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty
-from benchmarks.messages import Clocked, ClockedAtBroker, ClockedOnePhase, ClockedOnRabbitMQ, ClockedOnRocketMQ
+from benchmarks.messages import Clocked, ClockedAtBroker, ClockedOnePhase, ClockedOnKafka, ClockedOnRabbitMQ, ClockedOnRocketMQ
 from benchmarks.processes import command, count, is_up, module, wait_until
 from outbox import database, publish
 
@@ -34,7 +34,7 @@ PACE = 50  # messages in a second, where nothing else is asked for
 SLOW, FAST = 10, 200
 ROUNDS = 3
 
-Kind = type[Clocked | ClockedOnePhase | ClockedOnRabbitMQ | ClockedOnRocketMQ]
+Kind = type[Clocked | ClockedOnePhase | ClockedOnKafka | ClockedOnRabbitMQ | ClockedOnRocketMQ]
 Name = TypeVar("Name", int, str)  # of a message
 
 
