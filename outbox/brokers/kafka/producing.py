@@ -96,7 +96,9 @@ def produce(
 
     try:
         for index, message in enumerate(messages):
-            results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
+            rejected = _produce_one(producer, message, partial(report, index), deadline, partition)
+            if rejected is not None:  # else its report may be there already
+                results[index] = rejected
         producer.flush(max(0.0, deadline - time.monotonic()))
     except (KafkaException, SystemError) as error:  # SystemError: from a callback, after a fatal error
         raise ProducerLost(describe(error)) from error
