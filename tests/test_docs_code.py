@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docker/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose Python blocks run just as they stand, each in a process of its own.
-ALONE = ["how-to/upgrade-message-types.md", "how-to/deploy.md"]
+ALONE = ["how-to/catalogue.md", "how-to/upgrade-message-types.md", "how-to/deploy.md"]
 
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
@@ -46,7 +46,7 @@ def commands() -> Iterator[tuple[str, str]]:
     """Return each call of a command of ours that a page shows in a console, with its page."""
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in re.findall(r"^\$ .*manage\.py (outbox_\w+[^#\n|&]*)", block, re.MULTILINE):
+            for line in re.findall(r"^\$ .*manage\.py (outbox_\w+[^#\n|&>]*)", block, re.MULTILINE):
                 yield str(page.relative_to(ROOT)), line
 
 

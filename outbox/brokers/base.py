@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+from outbox.brokers.asyncapi import BrokerInterface
 from outbox.brokers.types import (
     ACCEPTED,
     BrokerDeadLetter,
@@ -126,6 +127,11 @@ class Broker(abc.ABC):
     def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
         """Return how often the readers of such a topic see a published message."""
         return SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE
+
+    @classmethod
+    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
+        """Return how programs without the outbox read its messages, for `outbox_catalogue --asyncapi`."""
+        return BrokerInterface(cls.system)
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""
@@ -285,6 +291,7 @@ __all__ = [
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
     "BrokerDeadLetter",
+    "BrokerInterface",
     "BrokerStatus",
     "DeadLetterCount",
     "DelayedCount",

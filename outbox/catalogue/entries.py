@@ -8,15 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from outbox import conf
 from outbox.catalogue.examples import example
 from outbox.consuming.register import Consumer, groups
-from outbox.errors import ConfigurationError, UnknownTopic
-from outbox.message import Message, message_types, prepare
+from outbox.errors import ConfigurationError
+from outbox.message import Message, message_types
 from outbox.monitoring.promises import Promise, promise_of
 from outbox.monitoring.text import age
+from outbox.schema.json_schema import schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ class TopicEntry:
 
     Args:
         broker: the alias of its broker; "" where the settings do not have the topic.
-        type: of the topic; "" as above.
-        promise: what is promised about its messages; None as above, or where the broker's client is not installed.
+        type: of the topic; "" as above, or where the settings leave it to a broker whose client is not installed.
+        promise: what is promised about its messages; None where the type is "", or the broker's client is not installed.
     """
 
     name: str
@@ -86,9 +85,13 @@ class TopicEntry:
     handlers: list[HandlerEntry]
 
     def handlers_of(self, name: str) -> list[HandlerEntry]:
-        """Return the handlers that get messages of a type: those of the type, and of other groups those of the topic."""
-        found = {one.group: one for one in self.handlers if not one.takes}
-        return list((found | {one.group: one for one in self.handlers if one.takes == name}).values())
+        """
+        Return the handlers that get messages of a type: those of the type, and of other groups those of the topic.
+
+        A group whose handler of the type has tags gets the others by that of the topic.
+        """
+        taken = {one.group for one in self.handlers if one.takes == name and not one.tags}
+        return [one for one in self.handlers if one.takes == name or (not one.takes and one.group not in taken)]
 
 
 def read_entries() -> list[TopicEntry]:
@@ -100,7 +103,8 @@ def read_entries() -> list[TopicEntry]:
     """
     types = message_types().values()
     handlers = [one for group in groups().values() for one in group.consumers.values()]
-    names = {*conf.settings().topics, *(kind._meta.topic for kind in types), *(one.topic for one in handlers)}
+    named = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
+    names = {*conf.settings().topics, *named, *(one.topic for one in handlers)}
     return [
         _topic(
             name,
@@ -114,17 +118,15 @@ def read_entries() -> list[TopicEntry]:
 def _topic(name: str, types: Sequence[TypeEntry], handlers: Sequence[HandlerEntry]) -> TopicEntry:
     broker = type_ = ""
     promise = None
-    with suppress(UnknownTopic):
-        found = conf.topic_settings(name)
-        broker, type_ = found.broker, str(found.type or "")
+    if settings := conf.settings().topics.get(name):
+        broker, type_ = settings.broker, str(settings.type or "")
         with suppress(ConfigurationError):  # check E003 reports it
-            promise = promise_of(name)
+            type_, promise = str(conf.topic_settings(name).type), promise_of(name)
     by_name = sorted(handlers, key=lambda one: (one.group, one.takes))
     return TopicEntry(name, broker, type_, promise, sorted(types, key=lambda one: one.name), by_name)
 
 
 def _type(kind: type[Message]) -> TypeEntry:
-    prepare(kind)
     meta = kind._meta
     return TypeEntry(
         meta.type,
@@ -134,7 +136,7 @@ def _type(kind: type[Message]) -> TypeEntry:
         sorted(kind._upgrades),
         meta.key,
         meta.tag,
-        msgspec.json.schema(kind),
+        schema_of(kind),
         example(kind),
     )
 

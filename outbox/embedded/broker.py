@@ -14,6 +14,7 @@ from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
     BrokerDeadLetter,
+    BrokerInterface,
     BrokerStatus,
     DelayedCount,
     Delivery,
@@ -43,6 +44,8 @@ from outbox.logs import get_logger
 from outbox.message import Half, Header, Resolution, TopicType
 
 logger = get_logger(__name__)
+
+INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
 class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResources):
@@ -76,6 +79,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
         """Return problems of the OPTIONS, without connecting."""
         return problems(options)
+
+    @classmethod
+    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
+        """Return that no other programs read its messages."""
+        return BrokerInterface(cls.system, reading=INTERNAL)
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 
-from outbox.errors import InvalidMessageType, UnreadableSnapshot
-from outbox.message import Message, prepare
+from outbox.errors import UnreadableSnapshot
+from outbox.message import Message
+from outbox.schema.json_schema import nodes, schema_of
 
 FORMAT = 1
 
@@ -98,84 +98,23 @@ def take(types: Mapping[str, type[Message]]) -> Snapshot:
 
 def _take_one(kind: type[Message]) -> TypeSnapshot:
     meta = kind._meta
-    try:
-        prepare(kind)
-        written = msgspec.json.schema(kind)
-        _mark_times(inspect.type_info(kind), written, written.get("$defs", {}))
-        schema = _in_order(written, kind)
-    except RecursionError as error:
-        raise InvalidMessageType(f"{_named(kind)} is nested too deeply.", hint="Divide it into smaller classes.") from error
-    except Exception as error:  # TypeError, NameError, and what an annotation raises when it is evaluated
-        raise InvalidMessageType(
-            f"{_named(kind)} cannot be described: {str(error).rpartition(chr(10))[2]}.",
-            hint="Use a plain type such as int, str, Decimal, datetime, a list or a dict of them, or a dataclass.",
-        ) from error
-    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), schema)
+    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), _in_order(schema_of(kind)))
 
 
-def _named(kind: type[Message]) -> str:
-    return f"Message type {kind.__module__}.{kind.__qualname__}"
-
-
-def _mark_times(info: inspect.Type, node: dict[str, Any], definitions: dict[str, dict[str, Any]]) -> None:
-    """Add the format of datetimes and times with or without a time zone, which msgspec omits: they would look like any text."""
-    todo, seen = [(info, node)], set()
-    while todo:
-        kind, node = todo.pop()
-        if "$ref" in node:
-            name = node["$ref"].removeprefix("#/$defs/")
-            if name in seen:
-                continue
-            seen.add(name)
-            node = definitions[name]
-        if isinstance(kind, inspect.Metadata):
-            todo.append((kind.type, node))
-        elif isinstance(kind, inspect.DateTimeType | inspect.TimeType):
-            node.setdefault("format", "date-time" if isinstance(kind, inspect.DateTimeType) else "time")
-        elif isinstance(kind, inspect.UnionType):
-            todo += zip(kind.types, node.get("anyOf", []), strict=False)
-        elif isinstance(kind, inspect.DictType):
-            todo.append((kind.value_type, node.get("additionalProperties") or {}))
-        elif isinstance(kind, inspect.TupleType):
-            todo += zip(kind.item_types, node.get("prefixItems", []), strict=False)
-        elif isinstance(item := getattr(kind, "item_type", None), inspect.Type):
-            todo.append((item, node.get("items") or {}))
-        else:
-            fields = getattr(kind, "fields", ())
-            if "prefixItems" in node:
-                todo += zip([field.type for field in fields], node["prefixItems"], strict=False)
-            else:
-                todo += [(field.type, node.get("properties", {}).get(field.encode_name, {})) for field in fields]
-
-
-def _in_order(written: dict[str, Any], kind: type[Message]) -> Schema:
+def _in_order(written: dict[str, Any]) -> Schema:
     """Return the schema, always in the same order, with the type itself at the root: its class may be renamed."""
     definitions = written.pop("$defs", {})
     root = written
     if (own := written.get("$ref", "").removeprefix("#/$defs/")) in definitions:
         root = definitions.pop(own)
-        for node in _nodes({**root, "$defs": definitions}):
+        for node in nodes({**root, "$defs": definitions}):
             if node.get("$ref") == f"#/$defs/{own}":
                 node["$ref"] = "#"
-    for node in _nodes({**root, "$defs": definitions}):
+    for node in nodes({**root, "$defs": definitions}):
         for name in ("anyOf", "enum", "required"):
             if name in node:
                 node[name].sort(key=lambda one: json.dumps(one, sort_keys=True))
     return msgspec.convert({**root, "$defs": definitions}, Schema)
-
-
-def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all nodes of a schema, each after those that contain it."""
-    found, todo = [], [root]
-    while todo:
-        node = todo.pop()
-        found.append(node)
-        for name in ("properties", "$defs"):
-            todo += node.get(name, {}).values()
-        for name in ("anyOf", "prefixItems"):
-            todo += node.get(name, ())
-        todo += [node[name] for name in ("items", "additionalProperties") if isinstance(node.get(name), dict)]
-    return found
 
 
 def read(path: Path) -> Snapshot:
@@ -215,7 +154,7 @@ def _require_definitions(path: Path, name: str, schema: Schema) -> None:
     for defined, node in schema.definitions.items():
         if node.ref is not None:
             raise UnreadableSnapshot(f"{path} is not a snapshot: {defined!r} of {name} is only a reference.", hint=_WRITE)
-    for one in _nodes(msgspec.to_builtins(schema)):
+    for one in nodes(msgspec.to_builtins(schema)):
         ref = one.get("$ref")
         if ref not in (None, "#") and ref.removeprefix("#/$defs/") not in schema.definitions:
             raise UnreadableSnapshot(f"{path} is not a snapshot: {name} refers to {ref!r}, which it does not have.", hint=_WRITE)

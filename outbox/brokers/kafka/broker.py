@@ -25,6 +25,7 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import DeadLetters, ListsResources, Seeks, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
+from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.copies import CopyProducer
 from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
@@ -98,6 +99,11 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
             for topic in topics
             if not NAME.fullmatch(topic.name) or topic.name in (".", "..")
         ]
+
+    @classmethod
+    def interface(cls, options: Mapping[str, Any]) -> KafkaInterface:
+        """Return how other programs read its messages."""
+        return KafkaInterface.of(read_options(KafkaOptions, options))
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:

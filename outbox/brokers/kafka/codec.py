@@ -62,7 +62,7 @@ def record_key(message: Outgoing) -> bytes | None:
 
 def record_headers(message: Outgoing) -> list[tuple[str, bytes]]:
     """Return the headers of a message's record."""
-    found = [(_name(name), value.encode()) for name, value in message.headers.items()]
+    found = [(record_header(name), value.encode()) for name, value in message.headers.items()]
     if message.message_id and message.headers.get(Header.ID) != message.message_id:
         found.append((ID, message.message_id.encode()))
     if message.tag and message.headers.get(Header.TAG) != message.tag:
@@ -133,7 +133,8 @@ def text_of(value: bytes | str | None) -> str:
 
 
 @lru_cache(maxsize=1000)
-def _name(header: str) -> str:
+def record_header(header: str) -> str:
+    """Return the name of a message's header in a record."""
     return KAFKA + header.removeprefix(CLOUDEVENTS) if header.startswith(CLOUDEVENTS) else header
 
 

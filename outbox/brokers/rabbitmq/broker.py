@@ -27,6 +27,7 @@ from outbox.brokers.capabilities import DeadLetters, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
+from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.declarations import Declarations
@@ -109,6 +110,11 @@ class RabbitMQBroker(DeadLetters, ListsResources):
                 )
                 found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
         return found
+
+    @classmethod
+    def interface(cls, options: Mapping[str, Any]) -> RabbitMQInterface:
+        """Return how other programs read its messages."""
+        return RabbitMQInterface.of(read_options(RabbitMQOptions, options))
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:

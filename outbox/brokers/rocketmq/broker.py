@@ -12,6 +12,7 @@ import grpc
 
 from outbox.brokers.base import (
     BrokerDeadLetter,
+    BrokerInterface,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -48,6 +49,8 @@ from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
 from outbox.message import Half, Resolution, TopicType
+
+SUBSCRIBE = "Subscribe to it with a consumer group of your own."
 
 
 class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
@@ -114,6 +117,11 @@ class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
     def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
         """Return what is missing in OPTIONS for half messages: the brokers' own ports."""
         return problems_of_topics(read_options(RocketMQOptions, options), topics)
+
+    @classmethod
+    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
+        """Return where other programs subscribe."""
+        return BrokerInterface(cls.system, read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand
 
+from outbox.catalogue.asyncapi import document
 from outbox.catalogue.entries import TopicEntry, TypeEntry, read_entries
 from outbox.catalogue.traffic import Traffic, read_traffic
 from outbox.errors import OutboxError
@@ -29,15 +30,24 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
-        parser.add_argument("--json", action="store_true", help="print one line of JSON, with schemas and examples")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print one line of JSON, with schemas and examples")
+        form.add_argument(
+            "--asyncapi", action="store_true", help="print an AsyncAPI 3.0 document, for other languages; it reads no database"
+        )
 
     def handle(self, **options: Any) -> None:
+        if options["asyncapi"] and options["database"]:
+            raise unable("--database is not for --asyncapi.")
         try:
             topics = read_entries()
-            traffic = {alias: _read(alias) for alias in databases(options["database"])}
+            described = document(topics) if options["asyncapi"] else None
+            traffic = {} if described else {alias: _read(alias) for alias in databases(options["database"])}
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        if options["json"]:
+        if described:
+            self.stdout.write(json.dumps(described, indent=2))
+        elif options["json"]:
             newest = {alias: list(map(asdict, found)) for alias, found in traffic.items()}
             self.stdout.write(json.dumps({"topics": list(map(asdict, topics)), "newest": newest}, default=str))
         else:

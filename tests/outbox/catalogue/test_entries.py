@@ -8,6 +8,7 @@ from outbox import Message, consumer, message
 from outbox.catalogue.entries import TopicEntry, read_entries
 from outbox.consuming import register
 from outbox.consuming.register import Retry
+from outbox.errors import InvalidMessageType
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,31 @@ class TestTypes:
         assert [one.name for one in found.types] == ["Lost"]
         assert (found.broker, found.type, found.promise) == ("", "", None)
 
+    def test_without_a_topic_are_left_out(self):
+        class Draft(Message):
+            order_id: int
+
+        assert [one.name for one in read_entries()] == ["orders"]
+
+    def test_that_json_cannot_represent_are_named(self):
+        class Odd(Message):
+            number: complex
+
+            class Meta:
+                topic = "orders"
+
+        with pytest.raises(InvalidMessageType, match=r"Odd cannot be described"):
+            read_entries()
+
 
 class TestTopics:
+    def test_of_a_broker_whose_client_is_not_installed_are_shown_without_a_promise(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": {"BACKEND": "missing.Broker"}}, "TOPICS": {"orders": {}}}
+
+        found = entry("orders")
+
+        assert (found.broker, found.type, found.promise) == ("default", "", None)
+
     def test_have_their_promise(self):
         found = entry("orders")
 
@@ -104,16 +128,21 @@ class TestHandlers:
 
     def test_get_a_type_by_its_name_or_else_by_its_topic(self):
         paid, _ = declare_types()
-        consumer(paid, group="billing", tags=["b", "a"])(handle)
+        consumer(paid, group="billing")(handle)
         consumer(topic="orders", group="billing")(handle)
         consumer(topic="orders", group="archive")(handle)
 
         found = entry("orders")
 
-        assert [(one.group, one.takes, one.tags) for one in found.handlers] == [
-            ("archive", "", []),
-            ("billing", "", []),
-            ("billing", "Paid", ["a", "b"]),
-        ]
+        assert [(one.group, one.takes) for one in found.handlers] == [("archive", ""), ("billing", ""), ("billing", "Paid")]
         assert {(one.group, one.takes) for one in found.handlers_of("Paid")} == {("archive", ""), ("billing", "Paid")}
         assert {(one.group, one.takes) for one in found.handlers_of("Other")} == {("archive", ""), ("billing", "")}
+
+    def test_of_a_topic_get_the_tags_that_the_one_of_the_type_does_not_take(self):
+        paid, _ = declare_types()
+        consumer(paid, group="billing", tags=["b", "a"])(handle)
+        consumer(topic="orders", group="billing")(handle)
+
+        found = entry("orders")
+
+        assert [(one.takes, one.tags) for one in found.handlers_of("Paid")] == [("", []), ("Paid", ["a", "b"])]

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from outbox.management.commands import outbox_catalogue
 from tests.factories import MessageRowFactory, TopicFactory
@@ -32,6 +32,21 @@ class TestTheCommand:
         assert orders["promise"]["how_often"] == "once"
         assert orders["types"][0]["example"]["invoice"] == "text"
         assert {alias: len(found) for alias, found in shown["newest"].items()} == {"default": 1, "other": 0}
+
+    def test_prints_an_asyncapi_document_without_a_database(self, capsys, monkeypatch):
+        monkeypatch.setattr(outbox_catalogue, "connected", None)
+
+        call_command("outbox_catalogue", asyncapi=True)
+
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["asyncapi"], shown["channels"]["orders"]["address"]) == ("3.0.0", "orders")
+
+    @pytest.mark.parametrize(
+        ("more", "text"), [(["--json"], "not allowed with"), (["--database", "default"], "--database is not for --asyncapi")]
+    )
+    def test_refuses_options_that_do_not_go_with_asyncapi(self, more, text):
+        with pytest.raises(CommandError, match=text):
+            call_command("outbox_catalogue", "--asyncapi", *more)
 
     def test_ends_with_1_where_a_topic_is_not_in_the_settings(self, settings, capsys):
         topics = {name: topic for name, topic in settings.OUTBOX["TOPICS"].items() if name != "orders"}

@@ -1,0 +1,68 @@
+"""
+What an AsyncAPI document says about RabbitMQ.
+
+Source: AsyncAPI's AMQP bindings 0.3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from outbox.brokers.asyncapi import TEXT, BrokerInterface
+from outbox.brokers.base import TopicSpec
+from outbox.brokers.rabbitmq.envelope import KEY, PERSISTENT, STORED_AT, TAG
+from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
+from outbox.message import TopicType
+
+EXCHANGE = "It is the topic exchange {topic!r}, and the routing key is the tag. Bind a queue of your own to it, by a tag or by #."
+DELAYED = "The exchange {topic!r} gets only messages of other programs: delayed ones go to the queues of the consumer groups."
+TAGS = "The message's tag; empty without one. A queue that is bound to # gets all messages."
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitMQInterface(BrokerInterface):
+    """How other programs read RabbitMQ's messages."""
+
+    virtual_host: str = "/"
+
+    @classmethod
+    def of(cls, options: RabbitMQOptions) -> RabbitMQInterface:
+        """Return what the options tell."""
+        pathname = f"/{quote(options.virtual_host, safe='')}"
+        return cls("amqps" if options.tls else "amqp", addresses(options), pathname, virtual_host=options.virtual_host)
+
+    def how_to_read(self, topic: TopicSpec) -> str:
+        """Return what a queue is bound to."""
+        return (DELAYED if topic.type is TopicType.DELAY else EXCHANGE).format(topic=topic.name)
+
+    def more_headers(self) -> Mapping[str, Any]:
+        """Return what AMQP has no property for."""
+        return {
+            KEY: TEXT | {"description": "The key; empty without one."},
+            TAG: TEXT | {"description": "The tag; empty without one."},
+            STORED_AT: {"type": "integer", "description": "When it was sent: microseconds since 1970."},
+        }
+
+    def channel(self, topic: TopicSpec) -> dict[str, Any]:
+        """Return the exchange, and the routing key as the address, which AsyncAPI means by it."""
+        exchange = {"name": topic.name, "type": "topic", "durable": True, "autoDelete": False, "vhost": self.virtual_host}
+        return {
+            "address": "{tag}",
+            "parameters": {"tag": {"description": TAGS}},
+            "bindings": _bindings({"is": "routingKey", "exchange": exchange}),
+        }
+
+    def send(self) -> dict[str, Any]:
+        """Return that messages survive the server, and come back where no queue takes them."""
+        return _bindings({"deliveryMode": PERSISTENT, "mandatory": True})
+
+    def receive(self, group: str) -> dict[str, Any]:
+        """Return that deliveries are acknowledged."""
+        return _bindings({"ack": True})
+
+
+def _bindings(of_amqp: dict[str, Any]) -> dict[str, Any]:
+    return {"amqp": of_amqp | {"bindingVersion": "0.3.0"}}
