@@ -119,8 +119,9 @@ test-spark: $(VENV)/.spark $(VENV)/.kafka ## run the tests that need Spark, and 
 test-setups: $(VENV)/.dev ## play a small shop in other set-ups and on each version of Django; asks the package index (PYTHON=..., ARGS="...")
 	@$(BIN)/python -m pytest -m setups --numprocesses 2 $(BY_FILE) $(or $(ARGS),tests/setups)
 
-test-wheel: $(VENV)/.dev ## build the package, install it in an empty environment, follow the README there; asks the package index
-	@$(BIN)/python -m pytest -m wheel tests/journeys/test_wheel.py $(ARGS)
+# AsyncAPI documents are made of each broker's part, so their clients are here.
+test-wheel: $(VENV)/.dev $(VENV)/.kafka $(VENV)/.rocketmq ## follow the README with the built package, hold AsyncAPI documents to their schema; asks the package index, and npm's
+	@$(BIN)/python -m pytest -m wheel $(or $(ARGS),tests/journeys/test_wheel.py tests/journeys/test_asyncapi.py)
 
 kafka: $(VENV)/.kafka ## run a Kafka node till Ctrl-C; needs Java and Maven (ARGS="--nodes 3")
 	@$(BIN)/python -m project.servers.kafka $(ARGS)
