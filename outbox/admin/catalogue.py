@@ -65,7 +65,7 @@ def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "promises": [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else [],
         "types": [_type(kind, topic, traffic) for kind in topic.types],
         "others": [_published(one) | {"name": one.type or "without a type"} for one in traffic if _is_of_others(one, named)],
-        "handlers": [_handler(one, "", traffic) for one in topic.handlers if not one.takes],
+        "handlers": [_handler(one, _rest(one, topic, traffic)) for one in topic.handlers if not one.takes],
     }
 
 
@@ -73,8 +73,14 @@ def _is_of_others(one: Traffic, named: set[str]) -> bool:
     return not one.consumer_group and one.type not in named
 
 
+def _rest(handler: HandlerEntry, topic: TopicEntry, traffic: list[Traffic]) -> list[Traffic]:
+    """Return what a handler of a topic gets: all but the types that other handlers of its group take."""
+    return [one for one in traffic if handler in topic.handlers_of(one.type)]
+
+
 def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
-    published = [_published(one) for one in traffic if one.type == kind.name and not one.consumer_group]
+    of_type = [one for one in traffic if one.type == kind.name]
+    published = [_published(one) for one in of_type if not one.consumer_group]
     return {
         "name": kind.name,
         "location": kind.location,
@@ -83,18 +89,18 @@ def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[st
         "upgrades": ", ".join(map(str, kind.upgrades)),
         "key": kind.key,
         "published": published[0] if published else None,
-        "handlers": [_handler(one, kind.name, traffic) for one in topic.handlers_of(kind.name)],
+        "handlers": [_handler(one, of_type) for one in topic.handlers_of(kind.name)],
         "example": "" if kind.example is None else json.dumps(kind.example, indent=2),
         "schema": shown(json.dumps(kind.schema, indent=2), MOST_SHOWN),
     }
 
 
 def _published(one: Traffic) -> dict[str, Any]:
-    return {"messages": one.messages, "at": moment(one.last_at)}
+    return {"messages": f"{one.messages:,}", "at": moment(one.last_at)}
 
 
-def _handler(one: HandlerEntry, type_: str, traffic: list[Traffic]) -> dict[str, Any]:
-    found = [row for row in traffic if row.consumer_group == one.group and (row.type == type_ or not type_)]
+def _handler(one: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
+    found = [row for row in traffic if row.consumer_group == one.group]
     messages, failed = sum(row.messages for row in found), sum(row.failed for row in found)
     last = max((row.last_at for row in found if row.last_at), default=None)
     return {
@@ -103,7 +109,7 @@ def _handler(one: HandlerEntry, type_: str, traffic: list[Traffic]) -> dict[str,
         "tags": ", ".join(one.tags),
         "retry": one.retry,
         "using": one.using,
-        "messages": messages,
+        "messages": f"{messages:,}",
         "at": moment(last),
         "failed": f"{failed / messages:.1%}" if messages else "",
         "has_failed": failed > 0,

@@ -1,7 +1,10 @@
 import pytest
 from django.urls import reverse
 
+from outbox import consumer
 from outbox.admin import catalogue
+from outbox.catalogue.entries import TopicEntry, TypeEntry
+from outbox.consuming import register
 from outbox.errors import InvalidMessageType
 from outbox.models import FailedDelivery, Inbox
 from tests.factories import MessageRowFactory
@@ -29,6 +32,26 @@ class TestThePage:
         assert "1 published, the last one at" in page
         assert '<span class="outbox-badge outbox-waiting">100.0%</span>' in page
         assert "&quot;invoice&quot;: &quot;text&quot;" in page
+
+    def test_counts_for_the_handler_of_a_topic_what_no_other_one_of_its_group_takes(self, look, orders, monkeypatch):
+        monkeypatch.setattr(register, "registered", dict(register.registered))
+        consumer(topic="orders", group="cart")(lambda message, context: None)
+        for type_ in ("OrderPlaced", "OrderPlaced", "Old"):
+            row = MessageRowFactory(topic=orders, headers=f'{{"ce-type": "{type_}"}}')
+            Inbox.objects.create(consumer_group="cart", dedupe_key=row.id, message_id=row.id, topic="orders")
+
+        _, _, rest = look().text.partition("Whatever else is published there")
+
+        assert '<td class="outbox-number">1</td>' in rest.partition("</table>")[0]
+
+    def test_shows_topics_and_types_with_any_name_and_without_a_docstring(self, look, monkeypatch):
+        kind = TypeEntry("a b", "shop.AB", "", 1, [], "", "", {}, None)
+        monkeypatch.setattr(catalogue, "read_entries", lambda: [TopicEntry('orders "1"', "", "", None, [kind], [])])
+
+        page = look().text
+
+        assert 'id="topic-orders%20%221%22"' in page
+        assert "<p></p>" not in page
 
     def test_shows_types_that_no_class_here_has(self, look, orders):
         MessageRowFactory(topic=orders, headers='{"ce-type": "<b>Old</b>"}')
