@@ -27,9 +27,11 @@ OTHER = "Any other message"
 OF_OTHERS = "Its type is not defined in this project, or it has none."
 JSON = "application/json"
 
-# Of each message, and of those with a type; all others may be missing.
-ALWAYS = [Header.ID, Header.SOURCE, Header.TIME, Header.CORRELATION_ID, Header.CONTENT_TYPE]
-TYPED = [Header.TYPE, Header.VERSION, Header.SPEC_VERSION]
+# Of each message with a type; all others may be missing.
+REQUIRED = [
+    *(Header.ID, Header.SOURCE, Header.TYPE, Header.SPEC_VERSION, Header.TIME),
+    *(Header.VERSION, Header.CORRELATION_ID, Header.CONTENT_TYPE),
+]
 
 HEADERS: dict[str, dict[str, str]] = {
     Header.ID: {"format": "uuid", "description": "The message's id. Drop those whose source and id you have seen."},
@@ -137,7 +139,7 @@ class _Document:
         for kind in topic.types:
             yield self._messages[kind.name,], self._message(topic, kind)
         if not topic.types or any(not one.takes for one in topic.handlers):
-            headers = self._headers(topic, ALWAYS, {})
+            headers = self._headers(topic, [], {})  # another program may leave out each
             yield self._messages[topic.name, "other"], _without_empty(title=OTHER, summary=OF_OTHERS, **headers)
 
     def _message(self, topic: TopicEntry, kind: TypeEntry) -> dict[str, Any]:
@@ -158,7 +160,7 @@ class _Document:
             payload=self._payloads[kind.name],
             examples=[] if kind.example is None else [{"payload": kind.example}],
             bindings=self._interface(topic).message(kind.key),
-            **self._headers(topic, [*ALWAYS, *TYPED], known),
+            **self._headers(topic, REQUIRED, known),
         )
 
     def _headers(self, topic: TopicEntry, required: Sequence[str], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""The page about messages for other programs, and the type of a message that tests compare with it."""
+"""The page and the document about messages for other programs, and the type of a message that tests compare with them."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 from django.conf import settings
 
 from outbox import Message
+from outbox.catalogue.asyncapi import document
+from outbox.catalogue.entries import read_entries
 
 PAGE = Path(settings.BASE_DIR) / "docs/brokers/messages.md"
 
@@ -33,3 +38,12 @@ def type_of(name: str) -> type[Any]:
             tag = "placed"
 
     return OrderPlaced
+
+
+def require_described(name: str, headers: Mapping[str, object], body: bytes) -> None:
+    """Raise unless the AsyncAPI document has a message of that name with these headers and this body."""
+    found = document(read_entries())
+    (message,) = [one for one in found["components"]["messages"].values() if one.get("name") == name]
+    assert set(headers) <= set(message["headers"]["properties"])
+    jsonschema.Draft7Validator(message["headers"]).validate(headers)
+    jsonschema.Draft7Validator({**found, **message["payload"]}).validate(json.loads(body))

@@ -1,16 +1,23 @@
-"""What an AsyncAPI document says about Kafka. Needs no server."""
+"""What an AsyncAPI document says about Kafka."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from outbox import atomic, conf, database, publish
 from outbox.brokers.base import Outgoing
 from outbox.brokers.kafka import KafkaBroker
-from outbox.brokers.kafka.codec import record_headers
+from outbox.brokers.kafka.codec import record_headers, text_of
 from outbox.message import Header, TopicSpec, TopicType
+from outbox.relay.lane import HeldLane
+from outbox.relay.rounds import Relay
+from tests.kafka_node import server
+from tests.outbox.brokers.kafka.cluster import create_topic, read
+from tests.outbox.brokers.messages_page import require_described, type_of
 
 SERVERS = {"SERVERS": ["kafka-1:9092", "kafka-2:9092"]}
 ORDERS = TopicSpec("orders", TopicType.FIFO, queues=12, retention=timedelta(days=1))
@@ -54,3 +61,23 @@ class TestTheInterface:
     def test_has_readers_leave_out_what_was_not_committed(self):
         assert "read_committed" in KafkaBroker.interface(SERVERS).how_to_read(ORDERS)
         assert KafkaBroker.interface({**SERVERS, "TRANSACTIONS": False}).how_to_read(ORDERS) == ""
+
+
+@pytest.mark.kafka
+@pytest.mark.django_db
+@pytest.mark.timeout(120)
+class TestAMessage:
+    def test_is_as_the_document_describes_it(self, monkeypatch, settings):
+        monkeypatch.setattr("outbox.message.registered", {})
+        monkeypatch.setattr("outbox.consuming.register.registered", {})
+        topic = create_topic()
+        broker = {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": {"SERVERS": [server().address]}}
+        settings.OUTBOX = {**settings.OUTBOX, "BROKERS": {"default": broker}, "TOPICS": {topic: {}}}
+        with atomic():
+            publish(type_of(topic)(order_id=4711))
+        with closing(conf.make_broker("default")) as made:
+            Relay(database.raw("default"), made, HeldLane(1)).drain()
+
+        [record] = read(topic)
+
+        require_described("shop.OrderPlaced", {name: text_of(value) for name, value in record.headers()}, record.value())

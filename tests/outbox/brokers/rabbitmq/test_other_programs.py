@@ -22,7 +22,7 @@ from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
-from tests.outbox.brokers.messages_page import names, type_of
+from tests.outbox.brokers.messages_page import names, require_described, type_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
@@ -242,3 +242,11 @@ class TestOurMessage:
         assert (headers["ce-type"], headers["ce-subject"], headers["x-tenant"]) == ("shop.OrderPlaced", "4711", "eu")
         assert "ce-type" not in plain.headers
         assert bytes(plain.body) == b"plain"
+
+    def test_is_as_the_asyncapi_document_describes_it(self, topic, ours):
+        with atomic():
+            publish(type_of(topic)(order_id=4711))
+
+        [message] = ours()
+
+        require_described("shop.OrderPlaced", message.headers, message.body)
