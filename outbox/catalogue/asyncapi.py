@@ -150,12 +150,12 @@ class _Document:
             Header.SUBJECT: {"description": f"The key: the field {kind.key}, as text."} if kind.key else {},
             Header.TAG: {"examples": [kind.tag]} if kind.tag else {},
         }
-        summary, _, more = kind.description.partition("\n")
+        summary, _, more = kind.description.partition("\n\n")
         return _without_empty(
             name=kind.name,
             title=kind.location.rpartition(".")[2],
-            summary=summary,
-            description=more.strip(),
+            summary=summary.replace("\n", " "),
+            description=more,
             contentType=JSON,
             payload=self._payloads[kind.name],
             examples=[] if kind.example is None else [{"payload": kind.example}],
@@ -189,7 +189,7 @@ class _Document:
         for one in topic.handlers:
             only = f" It handles only messages with the tag {' or '.join(one.tags)}." if one.tags else ""
             yield (
-                ("receive", one.group, one.takes or topic.name),
+                ("receive", one.group, *([one.takes] if one.takes else [topic.name, "other"])),
                 self._operation(
                     "receive",
                     topic,

@@ -18,7 +18,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.message import TopicType
 
 EXCHANGE = "It is the topic exchange {topic!r}, and the routing key is the tag. Bind a queue of your own to it, by a tag or by #."
-DELAYED = "The exchange {topic!r} gets only messages of other programs: delayed ones go to the queues of the consumer groups."
+DELAYED = "Its messages do not pass the topic exchange {topic!r}, only the queues of the consumer groups."
 TAGS = "The message's tag; empty without one. A queue that is bound to # gets all messages."
 
 

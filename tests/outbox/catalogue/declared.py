@@ -84,7 +84,8 @@ def declare() -> None:
 
     class Placed(Message):
         """
-        An order was placed.
+        An order was
+        placed.
 
         Once for each order.
         """

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from outbox import Message, message
+from outbox import Message, consumer, message
 from outbox.catalogue.asyncapi import HEADERS, ON_TOPICS, document
 from outbox.catalogue.entries import read_entries
 from outbox.consuming import register
@@ -42,6 +42,10 @@ def resolve(root: dict[str, Any], reference: str) -> Any:
     for part in reference.removeprefix("#/").split("/"):
         found = found[part]
     return found
+
+
+def read(message: object, context: object) -> None:
+    """Handle nothing."""
 
 
 def messages_of(operation: dict[str, Any]) -> set[str]:
@@ -238,12 +242,30 @@ class TestOperations:
         assert {key: messages_of(one) for key, one in found.items() if one["action"] == "receive"} == {
             "receive.cart.shop-Order-Placed": {"shop-Order-Placed"},
             "receive.cart.Cancelled": {"Cancelled"},
-            "receive.cart.orders": {"orders.other"},
-            "receive.copies.orders": {"Cancelled", "shop-Order-Placed", "orders.other"},
-            "receive.copies.imports": {"imports.other"},
+            "receive.cart.orders.other": {"orders.other"},
+            "receive.copies.orders.other": {"Cancelled", "shop-Order-Placed", "orders.other"},
+            "receive.copies.imports.other": {"imports.other"},
             "receive.lost.Lost": {"Lost"},
         }
-        assert found["receive.copies.orders"]["description"].endswith("only messages with the tag cancelled or late.")
+        assert found["receive.copies.orders.other"]["description"].endswith("only messages with the tag cancelled or late.")
+
+    def test_are_not_mixed_up_where_a_type_has_the_name_of_its_topic(self):
+        class Import(Message):
+            number: int
+
+            class Meta:
+                topic = type = "imports"
+
+        consumer(topic="imports", group="copies")(read)
+        consumer(Import, group="copies")(read)
+
+        found = made()["operations"]
+
+        assert {key: messages_of(one) for key, one in found.items()} == {
+            "send.imports": {"imports"},
+            "receive.copies.imports": {"imports"},
+            "receive.copies.imports.other": {"imports.other"},
+        }
 
 
 class TestSchemas:
