@@ -220,6 +220,14 @@ class TestMessages:
         assert set(channels["orders"]["messages"]) == {"Cancelled", "shop-Order-Placed", "orders.other"}
         assert set(channels["reminders"]["messages"]) == {"Due"}
 
+    def test_of_other_programs_need_no_headers(self):
+        declare()
+
+        other = made()["components"]["messages"]["imports.other"]
+
+        assert other["headers"]["required"] == []
+        assert "payload" not in other
+
 
 class TestOperations:
     def test_send_each_type(self):
