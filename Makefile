@@ -3,7 +3,7 @@ PY ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := outbox project tests docs/generate manage.py $(wildcard benchmarks)
+SOURCES := outbox project tests docs/generate manage.py hatch_build.py $(wildcard benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery explore screenshots kafka rocketmq audit bench bench-peers docs check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery explore screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -135,6 +135,11 @@ bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")
 bench-peers: $(VENV)/.dev .peers/.installed ## measure other packages beside ours; asks the package index (ARGS="...", PY=python3.12 measures all)
 	@$(BIN)/python -m benchmarks peers $(ARGS)
 
+dist: $(VENV)/.dev .tools/bin/twine ## build wheel and sdist into dist/, and check what the package index will show
+	@rm -rf dist
+	@$(BIN)/python -m build --quiet --outdir dist .
+	@PYTHONPATH=.tools $(PY) .tools/bin/twine check --strict dist/*
+
 check: check-style check-types check-walls check-migrations check-schema ## style, types, import walls, missing migrations, message types of the shop
 
 docs: $(VENV)/.dev ## write docs/reference/ again from the code
@@ -189,6 +194,9 @@ $(BIN)/python:
 
 .tools/bin/uv:
 	@$(PY) -m pip install --quiet --target .tools uv
+
+.tools/bin/twine:
+	@$(PY) -m pip install --quiet --target .tools twine
 
 $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)

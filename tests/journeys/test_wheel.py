@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from email import message_from_string
 from email.message import Message
+from hashlib import sha256
 from pathlib import Path
 
 import psycopg
@@ -108,6 +109,16 @@ def metadata_of(wheel: Path) -> Message:
     return message_from_string(archive.read(name).decode())
 
 
+class TestTheBuild:
+    def test_gives_the_same_bytes_each_time(self, built, tmp_path):
+        subprocess.run([sys.executable, "-m", "build", "--quiet", "--outdir", tmp_path, ROOT], check=True)
+
+        digests = [
+            {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} for folder in (built, tmp_path)
+        ]
+        assert digests[0] == digests[1]
+
+
 class TestBuilt:
     def test_wheel_holds_the_package_and_nothing_else(self, wheel):
         names = set(zipfile.ZipFile(wheel).namelist())
@@ -120,7 +131,7 @@ class TestBuilt:
         (path,) = built.glob("*.tar.gz")
         with tarfile.open(path) as archive:
             names = {name.partition("/")[2] for name in archive.getnames()}
-        explained = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+        explained = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml"}
 
         assert names == FILES | explained
 
