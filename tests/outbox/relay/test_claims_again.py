@@ -14,6 +14,8 @@ from tests.factories import BatchFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import claims
 from tests.waiting import wait_until
 
+NEXT_CENTURY = 4_200_000_000.0  # seconds since 1970
+
 
 @pytest.mark.django_db(transaction=True)
 class TestReclaim:
@@ -48,6 +50,13 @@ class TestReclaim:
 
     def test_leaves_a_batch_whose_lease_and_owner_live(self, connect, held):
         BatchFactory(owner=held)
+
+        assert claims(connect(), 2).reclaim() is None
+
+    def test_goes_by_the_clock_of_the_database(self, connect, held, monkeypatch):
+        BatchFactory(owner=held)
+        monkeypatch.setattr("time.time", lambda: NEXT_CENTURY)
+        monkeypatch.setattr("time.monotonic", lambda: NEXT_CENTURY)
 
         assert claims(connect(), 2).reclaim() is None
 
