@@ -26,7 +26,7 @@ class HandlerEntry:
     Args:
         name: module and qualified name of the function.
         takes: the name of the type that it handles; "" for the messages of its topic that have no other handler in the group.
-        retry: how often and when it is tried again, in words.
+        retry: how often and when a message is retried, in words.
         tags: the only tags that it takes; empty: all.
         using: the database of its writes and of the group's inbox.
     """
@@ -149,10 +149,10 @@ def _handler(one: Consumer) -> HandlerEntry:
 def _retry_in_words(one: Consumer) -> str:
     retry = one.retry
     if retry.limit == 0:
-        return "never tried again"
+        return "no retry"
     ends = retry.delays[0], retry.delays[min(retry.limit, len(retry.delays)) - 1]
     first, last = (age(delay.total_seconds()) for delay in ends)
-    times = "once more" if retry.limit == 1 else f"{retry.limit} times more"
+    times = "1 retry" if retry.limit == 1 else f"{retry.limit} retries"
     after = f"after {first}" if first == last else f"after {first} to {last}"
     then = "then blocks its key" if one.ordered and one.on_dead == "block" else "then a dead letter"
     return f"{times}, {after}, {then}"

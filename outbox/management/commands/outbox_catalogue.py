@@ -69,7 +69,7 @@ def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str
     parts += map(_type, topic.types)
     handlers = [[one.group, one.takes or "all others", one.name, ", ".join(one.tags), one.retry] for one in topic.handlers]
     if handlers:
-        parts.append(table(["group", "handles", "handler", "tags", "tried again"], handlers))
+        parts.append(table(["group", "handles", "handler", "tags", "retries"], handlers))
     else:
         parts.append("Nobody handles its messages here.")
     newest = [_newest(alias, one) for alias, found in traffic.items() for one in found if one.topic == topic.name]
