@@ -84,7 +84,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Filter the rows of a list further. `bounds`: the lookups of the keyset, which are applied already."""
         return rows
 
-    def complete(self, rows: list[Any]) -> None:
+    def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         """Add values from other tables to the rows of a page."""
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -9,10 +11,13 @@ from django.utils.safestring import SafeString
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
 from outbox.admin.links import message_link
+from outbox.admin.open_transactions import transaction_cell
+from outbox.admin.pages import may_see
 from outbox.admin.text import badge, moment, shown
 from outbox.admin.times import Time
 from outbox.message import Resolution
-from outbox.models import CheckBack
+from outbox.models import CheckBack, MessageRow
+from outbox.monitoring.open_transactions import read_open_transactions
 
 ASKED_BY = ["endpoint", "broker", "command", "admin"]
 TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting"}
@@ -20,7 +25,7 @@ TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting
 
 @admin.register(CheckBack)
 class CheckBackAdmin(ReadOnlyAdmin):
-    list_display = ["answered", "shown_answer", "shown_reason", "asked", "message", "topic", "half", "row"]
+    list_display = ["answered", "shown_answer", "shown_reason", "asked", "message", "topic", "half", "row", "transaction"]
     list_display_links = None
     list_filter = [choice_filter("answer", [*Resolution]), choice_filter("asked_by", ASKED_BY), TopicFilter]
     time = "answered_at"
@@ -33,6 +38,13 @@ class CheckBackAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[CheckBack], bool]:
         term = search_term.strip()
         return (queryset.filter(message_id=term) if term else queryset), False
+
+    def complete(self, request: HttpRequest, rows: list[Any]) -> None:
+        found = read_open_transactions((row.message_id, row.token) for row in rows if row.answer == Resolution.UNKNOWN)
+        with_query = may_see(self.admin_site, MessageRow, request)
+        for row in rows:
+            is_shown = row.answer == Resolution.UNKNOWN and row.message_id not in found.ended  # as most of the past have
+            row.transaction = transaction_cell(found, row.message_id, with_query=with_query) if is_shown else ""
 
     def answered(self, row: CheckBack) -> SafeString:
         return moment(row.answered_at)
@@ -58,3 +70,9 @@ class CheckBackAdmin(ReadOnlyAdmin):
     @admin.display(description="row")
     def row(self, row: CheckBack) -> str:
         return row.about
+
+    @admin.display(description="transaction now")
+    def transaction(self, row: Any) -> SafeString:
+        """Return the transaction of a message that went half first, while it is open."""
+        found: SafeString = row.transaction
+        return found

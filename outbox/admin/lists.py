@@ -106,7 +106,7 @@ class Newest(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.result_list = list(self.result_list)
-        self.model_admin.complete(self.result_list)
+        self.model_admin.complete(request, self.result_list)
 
     @property
     def before(self) -> Any:

@@ -161,7 +161,7 @@ class MessageAdmin(ReadOnlyAdmin):
             return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
         return rows
 
-    def complete(self, rows: list[MessageRow]) -> None:
+    def complete(self, request: HttpRequest, rows: list[MessageRow]) -> None:
         ids = [row.id for row in rows]
         current, ended = MessageState.objects.in_bulk(ids), read_ends(ids, router.db_for_read(MessageRow))
         for row in rows:

@@ -17,17 +17,20 @@ from django.db.backends.utils import CursorWrapper
 from psycopg.rows import class_row
 
 from outbox.database import Connection
+from outbox.database.locks import Lock
 from outbox.database.message_rows import INSERT_ROW, INSERT_TOMBSTONE
 from outbox.models import State
 
-# Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail.
+# Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail. Nobody waits for the lock: it
+# shows which transaction is open behind the message (`monitoring/open_transactions.py`).
 INSERT_PREPARED = f"""
 WITH message AS ({INSERT_ROW}),
 batch AS (
     INSERT INTO outbox_batch (topic_id, message_ids, half_ids, state, decided_at, ends_until)
     VALUES (%s, ARRAY[%s]::uuid[], ARRAY[%s], {State.PREPARED}, clock_timestamp(), clock_timestamp() + %s::interval)
     RETURNING id)
-SELECT batch.id, source.id FROM batch, outbox_source source
+SELECT batch.id, source.id
+FROM batch, outbox_source source, pg_advisory_xact_lock_shared({Lock.HALF_FIRST}, hashtext(%s::text))
 """
 
 # In the transaction that has written the batch, so that every committed batch has its place.
@@ -111,7 +114,7 @@ def insert_prepared(
     Raises:
         django.db.IntegrityError: there is a tombstone; the transaction is aborted.
     """
-    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window]
+    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window, str(message_id)]
     cursor.execute(INSERT_PREPARED, values)
     row = cursor.fetchone()
     assert row is not None, "outbox_source is empty; its row is written by the first migration"

@@ -16,12 +16,16 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.impact import write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
+from outbox.admin.open_transactions import transaction_cell
+from outbox.admin.pages import may_see
 from outbox.admin.text import badge, moment, plain, shown, since
 from outbox.check_backs.ask import in_process
 from outbox.embedded import EmbeddedBroker
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic
 from outbox.errors import BrokerUnavailable
+from outbox.models import MessageRow
+from outbox.monitoring.open_transactions import read_open_transactions
 
 TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
 
@@ -52,7 +56,7 @@ class UnresolvedFilter(Filter):
 
 @admin.register(EmbeddedHalf)
 class HalfAdmin(ReadOnlyAdmin):
-    list_display = ["id", "shown_state", "topic", "message", "shown_key", "age", "asks", "next_ask"]
+    list_display = ["id", "shown_state", "topic", "message", "shown_key", "age", "asks", "next_ask", "transaction"]
     list_display_links = None
     list_filter = [UnresolvedFilter]
     time = "born_at"
@@ -60,16 +64,20 @@ class HalfAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[EmbeddedHalf]:
         broker = _broker()
-        halves = super().get_queryset(request).defer("body", "headers", "token")
+        halves = super().get_queryset(request).defer("body", "headers")
         return halves.using(_database_of(broker)) if broker else halves.none()
 
     def has_ask_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "ask")
 
-    def complete(self, rows: list[Any]) -> None:
+    def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         names = dict(EmbeddedTopic.objects.using(rows[0]._state.db).values_list("id", "name")) if rows else {}
         for row in rows:
             row.topic_name = names.get(row.topic_id, "")
+        found = read_open_transactions((row.message_id, row.token) for row in rows if row.state in TONES)
+        with_query = may_see(self.admin_site, MessageRow, request)
+        for row in rows:
+            row.transaction = transaction_cell(found, row.message_id, with_query=with_query)
 
     @admin.display(description="state")
     def shown_state(self, row: EmbeddedHalf) -> SafeString:
@@ -93,6 +101,11 @@ class HalfAdmin(ReadOnlyAdmin):
 
     def next_ask(self, row: EmbeddedHalf) -> SafeString:
         return moment(row.ask_at if row.state == HalfState.UNDECIDED else None)
+
+    def transaction(self, row: Any) -> SafeString:
+        """Return the transaction that a check-back waits for."""
+        found: SafeString = row.transaction
+        return found
 
     @admin.action(description="Check back now", permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:

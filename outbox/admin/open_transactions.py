@@ -1,0 +1,84 @@
+"""The open transaction behind a message that went half first, as a cell of a list."""
+
+from __future__ import annotations
+
+import re
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from outbox.admin.body_preview import HIDDEN
+from outbox.admin.text import shown
+from outbox.monitoring.open_transactions import OpenTransaction, OpenTransactions, Session
+from outbox.monitoring.text import age
+
+ENDED = "None is open: it has ended, or its connection was lost. The next check-back tells how it ended."
+BLOCKING_SHOWN = 3
+
+# A statement in parts. Only the first two are shown; all others are values, or may contain one. PostgreSQL cuts long statements
+# off, so any part may lack its end. Whether a backslash in a plain string escapes the quote behind it depends on a setting, so
+# from there on all is hidden. Comments may be nested, so they last until the last end of one.
+_PARTS = re.compile(
+    r"""
+    (?P<name> "(?:[^"]|"")*(?:"|\Z) | (?![eE]')[^\W\d][\w$]* | \$\d+ )
+    | (?P<other> [^\w"'$/.\-] | /(?!\*) | -(?!-) | \.(?!\d) )
+    | [eE]'(?:[^'\\]|''|\\.)*+'
+    | '(?:[^'\\]|'')*+'
+    | \$(?P<tag>(?:[^\W\d]\w*)?)\$ .*? \$(?P=tag)\$
+    | --[^\n]*
+    | /\*.*\*/
+    | \.?\d[\w.]*
+    | .*
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def transaction_cell(found: OpenTransactions, message_id: str, *, with_query: bool) -> SafeString:
+    """
+    Return what is known of a message's transaction; empty for one that did not go half first.
+
+    Args:
+        with_query: the user may see texts that may contain data of messages.
+    """
+    if transaction := found.open.get(message_id):
+        return _open(transaction, with_query=with_query)
+    if message_id in found.ended:
+        return SafeString(ENDED)
+    return shown(found.unknown.get(message_id, ""), 500)
+
+
+def masked(query: str) -> str:
+    """Return a statement with `HIDDEN` in the place of each value and comment."""
+    return _PARTS.sub(lambda part: part.group() if part["name"] or part["other"] else HIDDEN if part.group() else "", query)
+
+
+def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
+    session, blocking = transaction.session, transaction.blocked_by
+    since = f"Open for {age(session.open_seconds)}: " if session.open_seconds is not None else "Open: "
+    lines = [format_html("{}{}", since, _described(session))]
+    if with_query and not session.is_hidden:
+        named = "Runs" if session.state == "active" else "Last statement"
+        lines.append(format_html("{}: <code>{}</code>", named, shown(masked(session.query), 300)))
+    for one in blocking[:BLOCKING_SHOWN]:
+        lines.append(format_html("It waits for {}", _described(one)))
+        if with_query and not one.is_hidden and one.query:
+            lines.append(format_html("<code>{}</code>", shown(masked(one.query), 300)))
+    if len(blocking) > BLOCKING_SHOWN:
+        lines.append(format_html("It waits for {} more", len(blocking) - BLOCKING_SHOWN))
+    if any(one.is_hidden for one in (session, *blocking)):
+        lines.append(format_html("The rest is hidden from the admin: GRANT pg_read_all_stats TO {}.", shown(session.reader)))
+    return format_html_join(SafeString("<br>"), "{}", ((line,) for line in lines))
+
+
+def _described(session: Session) -> SafeString:
+    """Return who a session is, and what it does."""
+    if not session.pid:
+        return SafeString("a prepared transaction, which has no process")
+    parts = [
+        f"process {session.pid}" + (f" ({session.application})" if session.application else ""),
+        f"role {session.role}" if session.role else "",
+        "" if session.is_hidden else f"from {session.client}" if session.client else "from the server's own host",
+        f"{session.state} for {age(session.state_seconds)}" if session.state else "",
+    ]
+    return shown(", ".join(part for part in parts if part))

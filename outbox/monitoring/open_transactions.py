@@ -1,0 +1,160 @@
+"""
+The open transactions behind messages that went half first.
+
+A check-back about such a message waits for its transaction. Which one that is, the lock tells that the transaction has taken
+with the message row: to look it up, nothing is written and nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from outbox import database
+from outbox.check_backs.sources import alias_of
+from outbox.database.locks import Lock
+from outbox.errors import OutboxError
+from outbox.message import Token
+
+STATEMENT_SECONDS = 15  # as long as a person waits for a page
+
+# Rows of a message: first the session whose transaction holds its lock, then those for which that session waits. Another role's
+# session is visible only in part, without pg_read_all_stats. The blocking sessions are looked up only for one that waits.
+READ = f"""
+WITH lock AS MATERIALIZED (SELECT * FROM pg_locks),
+holder AS MATERIALIZED (
+    SELECT asked.id, held.pid, CASE WHEN EXISTS (SELECT FROM lock wanted WHERE wanted.pid = held.pid AND NOT wanted.granted)
+        THEN pg_blocking_pids(held.pid) ELSE '{{}}' END AS blocking
+    FROM unnest(%s::text[]) AS asked (id) JOIN lock held
+    ON held.locktype = 'advisory' AND held.granted
+    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND held.classid = {Lock.HALF_FIRST} AND held.objid = hashtext(asked.id)::oid
+)
+SELECT holder.id, one.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''),
+    coalesce(a.client_hostname || ' (' || host(a.client_addr) || ')', host(a.client_addr), ''),
+    coalesce(a.state, ''), coalesce(a.query, ''),
+    extract(epoch FROM clock_timestamp() - a.xact_start)::float8,
+    extract(epoch FROM clock_timestamp() - a.state_change)::float8,
+    coalesce(a.query = '<insufficient privilege>', false), current_user
+FROM holder CROSS JOIN LATERAL unnest(holder.pid || holder.blocking) WITH ORDINALITY AS one (pid, nth)
+LEFT JOIN pg_stat_activity a ON a.pid = one.pid
+WHERE one.nth > 1 OR a.pid IS NOT NULL
+ORDER BY holder.id, one.nth
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """
+    A session of PostgreSQL, as `pg_stat_activity` has it.
+
+    Args:
+        pid: of the server's process; 0 for a prepared transaction, which has no session.
+        client: its address, also its host name where the server looks names up; empty for a socket on the server.
+        state: active, idle in transaction, …
+        query: its statement, or the last one while it is idle, with the values in it.
+        open_seconds: since its transaction began. None: it has none, or it is hidden.
+        state_seconds: since its state changed.
+        is_hidden: `reader` may not see its client, state, times and query.
+    """
+
+    pid: int
+    role: str
+    application: str
+    client: str
+    state: str
+    query: str
+    open_seconds: float | None
+    state_seconds: float | None
+    is_hidden: bool
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An open transaction, and the sessions that it waits for."""
+
+    session: Session
+    blocked_by: Sequence[Session]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """
+    What is known of the transactions of messages, by message id.
+
+    Args:
+        ended: messages without an open transaction: it has ended, or its connection was lost.
+        unknown: why nothing is known.
+    """
+
+    open: dict[str, OpenTransaction] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+def read_open_transactions(halves: Iterable[tuple[str, str]]) -> OpenTransactions:
+    """
+    Return what is known of the transactions of half messages, by one statement in each database that their tokens name.
+
+    Args:
+        halves: message ids with tokens. Those that did not go half first are left out.
+    """
+    asked: dict[str, set[str]] = {}
+    for message_id, token in halves:
+        if source := _source_of(token):
+            asked.setdefault(source, set()).add(message_id)
+    found = OpenTransactions()
+    for source, message_ids in asked.items():
+        _read(found, source, message_ids)
+    return found
+
+
+def _source_of(token: str) -> str:
+    """Return the source that the token of a half-first message names; empty for every other token."""
+    try:
+        parsed = Token.parse(token)
+    except ValueError:
+        return ""
+    return parsed.source if parsed.is_half_first else ""
+
+
+def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) -> None:
+    """Add what is known of messages of one database."""
+    alias = alias_of(f"{source}:0:1:1", otherwise="")
+    if not alias:
+        text = f"No database of this project with the source {source} answers."
+        found.unknown.update(dict.fromkeys(message_ids, text))
+        return
+    try:
+        sessions = _read_sessions(alias, message_ids)
+    except psycopg.errors.QueryCanceled:
+        text = f"Database {alias!r} did not answer within {STATEMENT_SECONDS} s."
+        found.unknown.update(dict.fromkeys(message_ids, text))
+        return
+    except (OutboxError, psycopg.Error) as error:
+        text = f"Database {alias!r} cannot be asked: {str(error).strip()}"
+        found.unknown.update(dict.fromkeys(message_ids, text))
+        return
+    for message_id in message_ids:
+        if of_message := sessions.get(message_id):
+            [holder, *blocking] = of_message
+            found.open[message_id] = OpenTransaction(holder, blocking)
+        else:
+            found.ended.add(message_id)
+
+
+def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[Session]]:
+    """Return the sessions of each message: the one that has its transaction, then those that block it."""
+    limit = {"statement_timeout": f"{STATEMENT_SECONDS}s"}
+    with database.connect(alias, application_name="outbox open transactions", settings=limit) as connection:
+        rows = connection.execute(READ, [list(message_ids)]).fetchall()
+    sessions: dict[str, list[Session]] = {}
+    for message_id, *values in rows:
+        of_message = sessions.setdefault(message_id, [])
+        session = Session(*values)
+        if session.pid not in [one.pid for one in of_message]:  # a parallel query is named once for each worker
+            of_message.append(session)
+    return sessions
