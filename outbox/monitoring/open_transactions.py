@@ -123,20 +123,17 @@ def _source_of(token: str) -> str:
 
 def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) -> None:
     """Add what is known of messages of one database."""
-    alias = alias_of(f"{source}:0:1:1", otherwise="")
-    if not alias:
-        text = f"No database of this project with the source {source} answers."
-        found.unknown.update(dict.fromkeys(message_ids, text))
-        return
+    alias = alias_of(str(Token(source, 0, 1, 1)), otherwise="")
+    trouble = "" if alias else f"No database of this project with the source {source} answers."
+    sessions: dict[str, list[Session]] = {}
     try:
-        sessions = _read_sessions(alias, message_ids)
+        sessions = _read_sessions(alias, message_ids) if alias else {}
     except psycopg.errors.QueryCanceled:
-        text = f"Database {alias!r} did not answer within {STATEMENT_SECONDS} s."
-        found.unknown.update(dict.fromkeys(message_ids, text))
-        return
+        trouble = f"Database {alias!r} did not answer within {STATEMENT_SECONDS} s."
     except (OutboxError, psycopg.Error) as error:
-        text = f"Database {alias!r} cannot be asked: {str(error).strip()}"
-        found.unknown.update(dict.fromkeys(message_ids, text))
+        trouble = f"Database {alias!r} cannot be asked: {str(error).strip()}"
+    if trouble:
+        found.unknown.update(dict.fromkeys(message_ids, trouble))
         return
     for message_id in message_ids:
         if of_message := sessions.get(message_id):
