@@ -67,7 +67,7 @@ def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
     if len(blocking) > BLOCKING_SHOWN:
         lines.append(format_html("It waits for {} more", len(blocking) - BLOCKING_SHOWN))
     if any(one.is_hidden for one in (session, *blocking)):
-        lines.append(format_html("The rest is hidden from the admin: GRANT pg_read_all_stats TO {}.", shown(session.reader)))
+        lines.append(format_html("The rest is hidden from role {0}: GRANT pg_read_all_stats TO {0}.", shown(session.reader)))
     return format_html_join(SafeString("<br>"), "{}", ((line,) for line in lines))
 
 

@@ -1,8 +1,8 @@
 """
 The open transactions behind messages that went half first.
 
-A check-back about such a message waits for its transaction. Which one that is, the lock tells that the transaction has taken
-with the message row: to look it up, nothing is written and nobody waits.
+A check-back about such a message waits for its transaction. The transaction takes an advisory lock with its message row, and
+holds it until it ends, so it is found without a write and without waiting.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from outbox.message import Token
 
 STATEMENT_SECONDS = 15  # as long as a person waits for a page
 
-# Rows of a message: first the session whose transaction holds its lock, then those for which that session waits. Another role's
-# session is visible only in part, without pg_read_all_stats. The blocking sessions are looked up only for one that waits.
+# The rows of a message: first the session that holds its lock, then the sessions that this one waits for, if it waits. Without
+# pg_read_all_stats, a session of another role is visible only in part.
 READ = f"""
 WITH lock AS MATERIALIZED (SELECT * FROM pg_locks),
 holder AS MATERIALIZED (
@@ -57,7 +57,7 @@ class Session:
         query: its statement, or the last one while it is idle, with the values in it.
         open_seconds: since its transaction began. None: it has none, or it is hidden.
         state_seconds: since its state changed.
-        is_hidden: `reader` may not see its client, state, times and query.
+        is_hidden: its client, state, times and query are hidden from `reader`, the role that asked.
     """
 
     pid: int

@@ -199,7 +199,7 @@ class TestAnOpenTransaction:
 
         text = text_of(transaction_cell(found, half.message_id, with_query=True))
         assert text.startswith(f"Open: process {pid} (shop web), role ")
-        assert text.endswith(f"\nThe rest is hidden from the admin: GRANT pg_read_all_stats TO {ROLE}.")
+        assert text.endswith(f"\nThe rest is hidden from role {ROLE}: GRANT pg_read_all_stats TO {ROLE}.")
         assert text.count("\n") == 1
 
 
