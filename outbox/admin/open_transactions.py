@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString
 
 from outbox.admin.body_preview import HIDDEN
 from outbox.admin.text import shown
-from outbox.monitoring.open_transactions import OpenTransaction, OpenTransactions, Session
+from outbox.monitoring.open_transactions import DatabaseSession, OpenTransaction, OpenTransactions
 from outbox.monitoring.text import age
 
 ENDED = "None is open: it has ended, or its connection was lost. The next check-back tells how it ended."
@@ -71,7 +71,7 @@ def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
     return format_html_join(SafeString("<br>"), "{}", ((line,) for line in lines))
 
 
-def _described(session: Session) -> SafeString:
+def _described(session: DatabaseSession) -> SafeString:
     """Return who a session is, and what it does."""
     if not session.pid:
         return SafeString("a prepared transaction, which has no process")

@@ -46,7 +46,7 @@ ORDER BY holder.id, one.nth
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class DatabaseSession:
     """
     A session of PostgreSQL, as `pg_stat_activity` has it.
 
@@ -76,8 +76,8 @@ class Session:
 class OpenTransaction:
     """An open transaction, and the sessions that it waits for."""
 
-    session: Session
-    blocked_by: Sequence[Session]
+    session: DatabaseSession
+    blocked_by: Sequence[DatabaseSession]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) ->
     """Add what is known of messages of one database."""
     alias = alias_of(str(Token(source, 0, 1, 1)), otherwise="")
     trouble = "" if alias else f"No database of this project with the source {source} answers."
-    sessions: dict[str, list[Session]] = {}
+    sessions: dict[str, list[DatabaseSession]] = {}
     try:
         sessions = _read_sessions(alias, message_ids) if alias else {}
     except psycopg.errors.QueryCanceled:
@@ -143,15 +143,15 @@ def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) ->
             found.ended.add(message_id)
 
 
-def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[Session]]:
+def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[DatabaseSession]]:
     """Return the sessions of each message: the one that has its transaction, then those that block it."""
     limit = {"statement_timeout": f"{STATEMENT_SECONDS}s"}
     with database.connect(alias, application_name="outbox open transactions", settings=limit) as connection:
         rows = connection.execute(READ, [list(message_ids)]).fetchall()
-    sessions: dict[str, list[Session]] = {}
+    sessions: dict[str, list[DatabaseSession]] = {}
     for message_id, *values in rows:
         of_message = sessions.setdefault(message_id, [])
-        session = Session(*values)
+        session = DatabaseSession(*values)
         if session.pid not in [one.pid for one in of_message]:  # a parallel query is named once for each worker
             of_message.append(session)
     return sessions

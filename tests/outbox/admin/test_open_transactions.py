@@ -3,13 +3,13 @@
 import pytest
 
 from outbox.admin.open_transactions import BLOCKING_SHOWN, masked, transaction_cell
-from outbox.monitoring.open_transactions import OpenTransaction, OpenTransactions, Session
+from outbox.monitoring.open_transactions import DatabaseSession, OpenTransaction, OpenTransactions
 
 
 def session(pid, **fields):
     shared = {"role": "shop", "application": "web", "client": "10.0.0.5", "state": "active", "query": "SELECT 'secret'"}
     times = {"open_seconds": 200.0, "state_seconds": 2.0, "is_hidden": False, "reader": "admin"}
-    return Session(pid, **shared | times | fields)
+    return DatabaseSession(pid, **shared | times | fields)
 
 
 def cell(*sessions, with_query=True):
