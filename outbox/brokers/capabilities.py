@@ -434,7 +434,7 @@ class Seeks(Capability):
     @abc.abstractmethod
     def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
         """
-        Have a group go on at other places. Copies of its messages that wait for a retry, and its dead letters, stay as they are.
+        Move a group to other places. Copies of its messages that wait for a retry, and its dead letters, stay as they are.
 
         Raises:
             BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is done.

@@ -1,4 +1,4 @@
-"""Tell whether other releases can read the messages of this one, and this one theirs."""
+"""Compare message types with those of other releases, and with what is stored."""
 
 from __future__ import annotations
 
