@@ -42,10 +42,7 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
         context["trouble"] = "The newest messages take too long to look at, so this is only what the code says."
     except (OutboxError, psycopg.Error) as error:
         context["trouble"] = shown(str(error).strip())
-    try:
-        context["topics"] = [_topic(topic, [one for one in traffic if one.topic == topic.name]) for topic in read_entries()]
-    except OutboxError as error:
-        context["trouble"] = shown(str(error).strip())
+    context["topics"] = [_topic(topic, [one for one in traffic if one.topic == topic.name]) for topic in read_entries()]
     return TemplateResponse(request, "admin/outbox/catalogue.html", context)
 
 
@@ -90,6 +87,7 @@ def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[st
         "key": kind.key,
         "published": published[0] if published else None,
         "handlers": [_handler(one, of_type) for one in topic.handlers_of(kind.name)],
+        "trouble": shown(kind.trouble),
         "example": "" if kind.example is None else json.dumps(kind.example, indent=2),
         "schema": shown(json.dumps(kind.schema, indent=2), MOST_SHOWN),
     }

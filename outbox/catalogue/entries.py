@@ -11,7 +11,7 @@ from typing import Any
 from outbox import conf
 from outbox.catalogue.examples import example
 from outbox.consuming.register import Consumer, groups
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, InvalidMessageType
 from outbox.message import Message, message_types
 from outbox.monitoring.promises import Promise, promise_of
 from outbox.monitoring.text import age
@@ -53,6 +53,7 @@ class TypeEntry:
         key, tag: as in its `class Meta`.
         schema: the JSON Schema of its body.
         example: a body; None where the type's constraints do not tell one.
+        trouble: why its body cannot be described; "": it can.
     """
 
     name: str
@@ -64,6 +65,7 @@ class TypeEntry:
     tag: str
     schema: dict[str, Any]
     example: dict[str, Any] | None
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,7 @@ class TopicEntry:
 
 
 def read_entries() -> list[TopicEntry]:
-    """
-    Return all topics, by name.
-
-    Raises:
-        InvalidMessageType: the annotations of a type cannot be read.
-    """
+    """Return all topics, by name."""
     types = message_types().values()
     handlers = [one for group in groups().values() for one in group.consumers.values()]
     named = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
@@ -127,7 +124,11 @@ def _topic(name: str, types: Sequence[TypeEntry], handlers: Sequence[HandlerEntr
 
 
 def _type(kind: type[Message]) -> TypeEntry:
-    meta = kind._meta
+    meta, schema, made, trouble = kind._meta, {}, None, ""
+    try:
+        schema, made = schema_of(kind), example(kind)
+    except InvalidMessageType as error:  # check E047 reports it; the other types are shown all the same
+        trouble = str(error)
     return TypeEntry(
         meta.type,
         f"{kind.__module__}.{kind.__qualname__}",
@@ -136,8 +137,9 @@ def _type(kind: type[Message]) -> TypeEntry:
         sorted(kind._upgrades),
         meta.key,
         meta.tag,
-        schema_of(kind),
-        example(kind),
+        schema,
+        made,
+        trouble,
     )
 
 

@@ -24,8 +24,8 @@ from outbox.relay.hosts import databases
 class Command(BaseCommand):
     help = (
         "Show which messages are sent, who handles them, what is promised about each topic, and what became of the newest ones. "
-        "Exit code: 0 shown, 1 a topic of a type or a handler is not in the settings, 2 a message type cannot be read, or a "
-        "database cannot be reached."
+        "Exit code: 0 shown, 1 a topic of a type or a handler is not in the settings, or a type cannot be described, 2 a "
+        "database cannot be reached, or an AsyncAPI document cannot be made."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -52,7 +52,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"topics": list(map(asdict, topics)), "newest": newest}, default=str))
         else:
             self.stdout.write("\n\n".join(_as_text(topic, traffic) for topic in topics) or "There is no topic.")
-        if not all(topic.broker for topic in topics):
+        if not all(topic.broker for topic in topics) or any(kind.trouble for topic in topics for kind in topic.types):
             raise SystemExit(1)
 
 
@@ -81,7 +81,8 @@ def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str
 def _type(kind: TypeEntry) -> str:
     upgrades = f", reads version {', '.join(map(str, kind.upgrades))}, too" if kind.upgrades else ""
     key = f", key {kind.key}" if kind.key else ""
-    return f"{kind.name}, version {kind.version}{upgrades}{key}: {kind.location}"
+    trouble = f"\n! {kind.trouble}" if kind.trouble else ""
+    return f"{kind.name}, version {kind.version}{upgrades}{key}: {kind.location}{trouble}"
 
 
 def _newest(alias: str, one: Traffic) -> list[object]:

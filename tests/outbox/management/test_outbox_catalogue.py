@@ -3,10 +3,18 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox import Message, message
 from outbox.management.commands import outbox_catalogue
 from tests.factories import MessageRowFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _types_of_the_shop(monkeypatch):
+    """Forget the types that other tests define, whose topics are not in the settings."""
+    types = {name: kind for name, kind in message.registered.items() if kind.__module__.startswith("project.")}
+    monkeypatch.setattr(message, "registered", types)
 
 
 @pytest.fixture
@@ -57,6 +65,23 @@ class TestTheCommand:
 
         assert exit_.value.code == 1
         assert "Topic 'orders', which is not in settings" in capsys.readouterr().out
+
+    def test_shows_all_types_where_one_cannot_be_described(self, capsys):
+        class Odd(Message):
+            thing: complex
+
+            class Meta:
+                topic = "orders"
+
+        with pytest.raises(SystemExit) as exit_:
+            call_command("outbox_catalogue", database=["default"])
+
+        assert exit_.value.code == 1
+        shown = capsys.readouterr().out
+        assert "! Message type tests.outbox.management.test_outbox_catalogue" in shown
+        assert "OrderPlaced, version 1" in shown
+        with pytest.raises(CommandError, match="Odd cannot be described"):
+            call_command("outbox_catalogue", asyncapi=True)
 
     def test_says_that_nothing_is_there(self, monkeypatch, capsys):
         monkeypatch.setattr(outbox_catalogue, "read_entries", list)
