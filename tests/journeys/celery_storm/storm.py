@@ -28,6 +28,7 @@ from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.journeys.celery_storm.given import GOOD, POISON, POISON_TYPE, VARIABLE
+from tests.journeys.outcome import Outcome
 from tests.journeys.processes import Processes, send
 from tests.waiting import wait_until
 
@@ -360,6 +361,22 @@ class Count:
         found += [f"not sent: {number} {why}" for number, why in self.not_sent.items()]
         found += [f"not refused with the server's words: {number} {why}" for number, why in self.not_refused.items()]
         return found
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Return the figures of the report; what Redis or a worker loses by itself is not counted."""
+        return Outcome(
+            run="tasks",
+            broker=f"celery on {type(self.storm.server).__name__.removeprefix('On')}",
+            seconds=seconds,
+            faults=self.storm.acts,
+            messages=len(self.published),
+            lost=len(self.lost) + len(self.not_sent),
+            ghosts=len(self.ghosts),
+            copies=len(self.repeated),
+            applied_twice=None,
+            out_of_order=None,
+            settled_seconds=self.storm.settled_after,
+        )
 
     def report(self) -> dict[str, Any]:
         """Return the figures."""

@@ -53,5 +53,6 @@ def test_a_storm_leaves_each_good_task_run_and_each_poisonous_one_refused(storm:
 
     count = Count(storm)
     print("\nSTORM", json.dumps(count.report(), indent=1))  # noqa: T201  (with -s)
+    count.outcome(SECONDS).write()
     assert count.wrong() == []
     assert count.refused

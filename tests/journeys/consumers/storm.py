@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import Counter
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from outbox.message import Header
 from outbox.models import FailedDelivery, FailureCount, Inbox, Process
 from tests.database_url import url_of
 from tests.journeys.consumers.given import VARIABLE, names
+from tests.journeys.outcome import Outcome
 from tests.waiting import wait_until
 
 A_SECOND = 20  # messages
@@ -56,6 +58,7 @@ KINDS: dict[str, tuple[int, str | None]] = {
     "loop": (1, "TimeLimitExceeded"),
     "kill": (1, "begun 5 times, never ended"),
 }
+HARMFUL = ("exit", "loop", "kill")  # end the process, or have it interrupted
 TYPES = {"Told": 8, "Older": 1, "Newer": 1}
 
 
@@ -70,6 +73,7 @@ class Storm:
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * PROCESSES
         self.frozen: dict[int, float] = {}  # place -> when to thaw it
         self.chance = random.Random(storm["unique"])
+        self.settled_after = 0.0
 
     def play(self, seconds: float) -> None:
         """Send and hurt for so long, once both releases are there: what no live process takes is ignored."""
@@ -90,6 +94,7 @@ class Storm:
         for place in self.frozen:
             self._signal(place, signal.SIGCONT)
         self.frozen.clear()
+        began_at = time.monotonic()
         try:
             wait_until(self._is_settled, patience)
         except AssertionError:
@@ -107,6 +112,7 @@ class Storm:
             raise AssertionError(
                 f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {counted}"
             ) from None
+        self.settled_after = time.monotonic() - began_at
 
     def close(self) -> None:
         for process in self.processes:
@@ -149,6 +155,24 @@ class Storm:
             "dead letters": len(self.dead()),
             "fine, p50 and slowest (s)": (round(took[len(took) // 2], 2), round(took[-1], 1)),
         }
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Return the figures of the report."""
+        effects, dead = Counter(message_id for message_id, *_ in self._effects()), self.dead()
+        kinds = Counter(kind for kind, *_ in self.sent.values())
+        return Outcome(
+            run="consumers",
+            broker=self.storm["backend"].split(".")[-2],
+            seconds=seconds,
+            faults={**self.acts, **{f"handler: {kind}": kinds[kind] for kind in HARMFUL}},
+            messages=len(self.sent),
+            lost=len(self.sent.keys() - effects.keys() - dead.keys()),
+            ghosts=len(effects.keys() - self.sent.keys()),
+            copies=None,
+            applied_twice=sum(times > 1 for times in effects.values()),
+            out_of_order=sum(later < earlier for numbers in self._steps().values() for earlier, later in pairwise(numbers)),
+            settled_seconds=self.settled_after,
+        )
 
     def dead(self) -> dict[str, str]:
         """Return the reasons of dead letters by message; where the broker keeps none, the last failure that is on record."""

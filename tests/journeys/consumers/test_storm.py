@@ -37,6 +37,7 @@ def play(storm: Storm) -> None:
     with closing(storm):
         storm.play(SECONDS)
         storm.settle(PATIENCE)
+    storm.outcome(SECONDS).write()
     print("\n" + json.dumps(storm.report(), indent=1))  # noqa: T201  (with -s)
     assert storm.wrong() == []
 

@@ -69,6 +69,7 @@ class Storm:
     def __init__(self, nodes: list[Kafka], folder: Path, *, control: str = "", seed: int = 0) -> None:
         self.nodes = nodes
         self.acts: Counter[str] = Counter()
+        self.settled_after = 0.0
         self.ordered, self.plain = (create_topic(partitions=PARTITIONS, at=nodes[0].address) for _ in range(2))
         self.processes = Processes(folder, "tests.journeys.kafka.settings")
         self._chance = random.Random(seed)
@@ -127,7 +128,9 @@ class Storm:
             time.sleep(0.5)
             return not MessageState.objects.exclude(state="sent").exists()
 
+        began_at = time.monotonic()
         wait_until(is_settled, patience)
+        self.settled_after = time.monotonic() - began_at
 
     def count(self) -> dict[str, int]:
         """Count what was published, and each copy of it in the topics."""

@@ -18,6 +18,7 @@ from django.db import connection
 from project.servers.kafka import Cluster
 from tests.journeys.kafka.given import CONTROLS
 from tests.journeys.kafka.storm import DROP, TABLES, Storm
+from tests.journeys.outcome import Outcome
 from tests.kafka_node import JARS
 
 SECONDS = float(os.environ.get("STORM_SECONDS", 35))
@@ -52,8 +53,23 @@ def test_a_storm_leaves_one_copy_of_each_message(storm: Storm):
     storm.settle(PATIENCE)
 
     count = storm.count()
+    reached = sum(storm.reached().values())
+    Outcome(
+        run="relays",
+        broker="kafka",
+        nodes=NODES,
+        seconds=SECONDS,
+        faults={**storm.acts, "point permitted": 0, "relay killed or stopped at a point": reached},
+        messages=count["published"],
+        lost=count["lost"],
+        ghosts=count["rolled back and seen"],
+        copies=count["doubled"],
+        applied_twice=None,
+        out_of_order=count["out of order"],
+        settled_seconds=storm.settled_after,
+    ).write()
     print("\nSTORM", json.dumps({**count, "acts": storm.acts, "reached": storm.reached()}))  # noqa: T201  (with -s)
     assert count["published"]
-    assert sum(storm.reached().values()) >= 3  # else it was no storm
+    assert reached >= 3  # else it was no storm
     assert (count["lost"], count["rolled back and seen"], count["out of order"]) == (0, 0, 0)
     assert (count["doubled"] > 0) is bool(CONTROL)

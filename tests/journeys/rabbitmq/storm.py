@@ -30,6 +30,7 @@ from outbox.consuming.outcome import EARLY
 from outbox.models import Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
+from tests.journeys.outcome import Outcome
 from tests.journeys.processes import Processes, send
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
 from tests.waiting import wait_until
@@ -409,6 +410,23 @@ class Count:
             "most runs to use them up": max((times for _, times, _ in self._spans()), default=0),
             "longest until sending went on, after (s)": self._pauses(),
         }
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Return the figures of the report."""
+        return Outcome(
+            run="relays and consumers",
+            broker="rabbitmq",
+            nodes=len(self.storm.cluster.nodes),
+            seconds=seconds,
+            faults=self.storm.acts,
+            messages=len(self.published),
+            lost=len(self.lost()) + len(self.not_applied),
+            ghosts=len(self.ghosts()),
+            copies=self.copies.total() - len(self.copies),
+            applied_twice=sum(times > 1 for times in self.effects.values()),
+            out_of_order=sum(later < earlier for numbers in self._keys().values() for earlier, later in pairwise(numbers)),
+            settled_seconds=self.storm.settled_after,
+        )
 
     def lost(self) -> set[int]:
         """Return what no exchange has seen, nor a handler."""

@@ -51,5 +51,6 @@ def test_a_storm_leaves_each_message_applied_once_or_a_dead_letter(storm: Storm)
 
     count = Count(storm)
     print("\nSTORM", json.dumps(count.report(), indent=1))  # noqa: T201  (with -s)
+    count.outcome(SECONDS).write()
     assert count.wrong() == []
     assert count.published

@@ -28,6 +28,7 @@ from outbox.models import CheckBack, MessageState
 from project.servers.remoting import read_all
 from project.servers.rocketmq import RocketMQ
 from project.servers.rocketmq_proxy import ClusterProxy
+from tests.journeys.outcome import Outcome
 from tests.journeys.rocketmq.conftest import TABLES, Journey
 from tests.journeys.rocketmq.names import outbox
 from tests.rocketmq_node import PROXY, own_node
@@ -156,7 +157,7 @@ def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
     committed = set(numbers("journey_published"))
     copies, applied = copies_in(node, journey.work), Counter(numbers("journey_effect"))
     more = copies.total() - len(copies)
-    report = {
+    report: dict[str, Any] = {
         "kills": dict(storm.kills),
         "seconds to settle": round(time.monotonic() - calm_at),
         "committed": len(committed),
@@ -170,6 +171,19 @@ def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
         "check-backs": CheckBack.objects.count(),
         "seconds from publish to sent, p50 and p99": sending_times(),
     }
+    Outcome(
+        run="relays and consumers",
+        broker="rocketmq",
+        seconds=SECONDS,
+        faults=storm.kills,
+        messages=len(committed),
+        lost=report["lost"] + report["not applied"],
+        ghosts=report["ghosts"],
+        copies=more,
+        applied_twice=report["applied twice"],
+        out_of_order=None,
+        settled_seconds=report["seconds to settle"],
+    ).write()
     print("STORM", json.dumps(report))  # noqa: T201
     assert [report[name] for name in ("lost", "ghosts", "applied twice", "not applied", "not sent")] == [0] * 5
     assert committed
