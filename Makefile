@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery explore screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -101,6 +101,13 @@ storm-celery: $(VENV)/.dev ## hurt RabbitMQ and Redis, relays, workers and publi
 # It makes a PostgreSQL of its own. A failing seed is shrunk, and printed with its trace.
 explore: $(VENV)/.dev ## run seeded schedules of relays, consumers, publishers, faults for SECONDS (120), and compare (ARGS="--control")
 	@$(BIN)/python -m tests.explorer --seconds $(or $(SECONDS),120) $(ARGS)
+
+mutants: $(VENV)/.dev $(VENV)/.kafka ## take rules out of a copy, one at a time: a test of each has to fail (ARGS="--some 5", or names)
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
+# About an hour and a half; needs Java, Maven, rabbitmq-server and redis-server.
+report: $(VENV)/.dev $(VENV)/.kafka $(VENV)/.rocketmq ## attack the outbox on each broker for SECONDS (300) each, and write docs/report.md
+	@$(BIN)/python -m tests.report --seconds $(or $(SECONDS),300) $(ARGS)
 
 # One process plays the demo and looks at it, another fills the tables.
 test-browser: $(VENV)/.browser ## look at the played demo in Chromium, and at a million messages (ARGS="...")

@@ -18,3 +18,10 @@ class TestRuns:
             Run(5, 5, SplitReason.UNSURE, "late"),
             Run(6, 6, SplitReason.UNSURE, "other"),
         ]
+
+    def test_leave_out_a_position_between_two_of_the_same_reason(self):
+        unsure = Unaccepted(SplitReason.UNSURE, "late")
+
+        found = runs({1: unsure, 3: unsure})
+
+        assert [(run.lo, run.hi) for run in found] == [(1, 1), (3, 3)]

@@ -348,6 +348,18 @@ class TestFailure:
         assert result.outcome is Outcome.RETRY
         assert "BrokenTransaction" in FailedDelivery.objects.get().error
 
+    def test_of_a_transaction_that_the_handler_has_rolled_back_is_seen(self):
+        @consumer(Placed, group="cart")
+        def undo(message, context):
+            CartEntry.objects.create(invoice="A1", change=-1)
+            transaction.set_rollback(True)
+
+        result = handle(group("cart"), delivery(Placed("A1")))
+
+        assert result.outcome is Outcome.RETRY
+        assert not CartEntry.objects.exists()
+        assert "BrokenTransaction" in FailedDelivery.objects.get().error
+
     def test_of_a_savepoint_is_the_handlers_own_affair(self):
         UniqueRow.objects.create(name="taken")
 

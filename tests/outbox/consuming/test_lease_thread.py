@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
@@ -16,12 +16,13 @@ from django.db import connections
 from outbox import Retry, TimeLimitExceeded, conf, consumer, shutdown, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import lease_thread
+from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.models import FailedDelivery, FailureCount
 from outbox.shutdown import ShutdownWatch
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import outgoing
+from tests.outbox.consuming.deliveries import delivery, outgoing
 from tests.outbox.consuming.messages import Placed
 from tests.waiting import wait_until
 
@@ -68,8 +69,32 @@ def applied() -> list[str]:
     return sorted(CartEntry.objects.values_list("invoice", flat=True))
 
 
+@pytest.fixture
+def renewed(monkeypatch) -> set[str]:
+    """The ids of the messages that were renewed."""
+    found: set[str] = set()
+    renew = MemoryBroker.renew
+
+    def note(client, deliveries, invisible_for):
+        found.update(delivery.message_id for delivery in deliveries)
+        return renew(client, deliveries, invisible_for)
+
+    monkeypatch.setattr(MemoryBroker, "renew", note)
+    return found
+
+
 class TestSlowHandler:
-    def test_is_renewed_and_nobody_else_gets_its_message(self, broker, beside):
+    def test_is_renewed(self, broker, renewed):
+        sent = outgoing(Placed("A1"))
+        consumer(Placed, group="slow")(lambda message, context: wait_until(lambda: sent.message_id in renewed))
+        broker.send([sent])
+
+        with closing(Worker(group("slow"), "default")) as worker:
+            worker.step(NO_WAIT)
+
+        assert worker.counts.handled == 1
+
+    def test_lets_nobody_else_have_its_message(self, broker, beside):
         @consumer(Placed, group="slow")
         def work(message, context):
             threading.Event().wait(3 * INVISIBLE)
@@ -142,20 +167,27 @@ class TestSlowHandler:
         assert "set a time_limit" in heard[0]["reason"]
         assert worker.counts.handled == 1
 
-    def test_keeps_what_is_done_and_not_yet_acknowledged(self, broker):
+    def test_renews_what_is_done_and_not_yet_acknowledged(self, broker, renewed):
+        done, slow = outgoing(Placed("A0")), outgoing(Placed("A1"))
+
         @consumer(Placed, group="slow")
         def work(message, context):
-            CartEntry.objects.create(invoice=message.invoice, change=1)
             if message.invoice == "A1":
-                threading.Event().wait(2 * INVISIBLE)
+                wait_until(lambda: done.message_id in renewed)
 
-        broker.send([outgoing(Placed("A0")), outgoing(Placed("A1"))])
-        worker = Worker(group("slow"), "default")
-
-        worker.step(NO_WAIT)
-        worker.close()
+        broker.send([done, slow])
+        with closing(Worker(group("slow"), "default")) as worker:
+            worker.step(NO_WAIT)
 
         assert (worker.counts.handled, worker.counts.late) == (2, 0)
+
+
+def test_a_message_whose_time_is_over_is_not_begun(broker):
+    held = LeaseThread()
+
+    held.hold(broker, [[delivery(Placed("A1"))]], received_at=time.monotonic() - INVISIBLE)
+
+    assert held.take() == []
 
 
 class TestTimeLimit:

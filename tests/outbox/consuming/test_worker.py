@@ -210,6 +210,38 @@ class TestWorker:
 
         assert broker.backlog("cart") == {"orders": 1}
 
+    def test_acknowledges_what_was_done_before_a_message_that_may_kill_it(self, broker):
+        waiting = []
+
+        @consumer(Placed, group="points", retry=Retry(limit=2, delays=[NO_WAIT], jitter=0))
+        def collect(message, context):
+            waiting.append(sum(broker.backlog("points").values()))
+            if message.invoice == "bad":
+                raise ValueError(message.invoice)
+
+        with closing(Worker(group("points"), "default")) as points:
+            broker.send([outgoing(Placed("bad"))])
+            points.step(NO_WAIT)
+            broker.send([outgoing(Placed("A1"))])
+            points.step(NO_WAIT)
+
+        assert waiting == [1, 2, 1]  # A1 is done, and not there any more, when the other one begins again
+
+    def test_acknowledges_each_message_of_an_ordered_topic(self, broker, settings):
+        topics = {**settings.OUTBOX["TOPICS"], "orders": {**settings.OUTBOX["TOPICS"]["orders"], "TYPE": "fifo"}}
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": topics}
+        waiting = []
+
+        @consumer(Placed, group="points")
+        def collect(message, context):
+            waiting.append(sum(broker.backlog("points").values()))
+
+        broker.send([outgoing(Placed(invoice), key=invoice) for invoice in ("A1", "A2")])
+        with closing(Worker(group("points"), "default")) as points:
+            points.step(NO_WAIT)
+
+        assert waiting == [2, 1]
+
     def test_makes_a_new_broker_after_trouble_with_it(self, worker, broker, monkeypatch):
         troubles = [BrokerUnavailable("gone"), BrokerUnavailable("still gone")]
         receive = MemoryBroker.receive

@@ -9,8 +9,10 @@ from uuid import uuid4
 
 import pytest
 from django.db.models import F
+from django.utils import timezone
 
 from outbox import database
+from outbox.batches.operators import resend
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import LaneKey, forget
 from outbox.database.identity import read_identity
@@ -357,20 +359,59 @@ class TestDeath:
 
         assert shown(broker, topic) == ids(tickets)
 
+    @pytest.mark.parametrize("lane", [LANE, OTHER], ids=["same-lane", "other-lane"])
     def test_after_a_resend_is_not_settled_by_the_marker_of_the_first_time(
-        self, relay, relay_beside, broker, make_topic, monkeypatch
+        self, relay, relay_beside, broker, make_topic, monkeypatch, lane
     ):
         topic = make_topic("normal")
         relay.step()
         [ticket] = TicketFactory.create_batch(1, topic=topic)
         relay.drain()
-        Batch.objects.update(state=State.RELEASED, due_at=F("sent_at"), tx_lane=None, tx_attempt=None)  # lost, says an audit
+        resend(database.raw("default"), [ticket.message_id], lost_before=timezone.now() + LONG)
         die(relay, monkeypatch, "relay.before_transaction")
         end_leases()
 
-        relay_beside().drain()
+        relay_beside(lane=lane).drain()
 
         assert shown(broker, topic) == ids([ticket, ticket])
+
+    def test_that_was_only_assumed_cannot_commit_after_another_lane_took_over(self, relay, relay_beside, broker, make_topic):
+        topic = make_topic("normal")
+        relay.step()
+        tickets = TicketFactory.create_batch(2, topic=topic)
+        broker.fail("send_transaction", "unsure", late=True)
+        relay.step()
+        end_leases()
+
+        relay_beside(lane=OTHER).drain()
+        broker.deliver_late()
+
+        assert shown(broker, topic) == ids(tickets)
+
+    def test_of_the_one_before_is_not_resolved_by_a_relay_that_lost_the_batch(
+        self, relay, relay_beside, broker, make_topic, monkeypatch
+    ):
+        topic = make_topic("normal")
+        relay.step()
+        tickets = TicketFactory.create_batch(2, topic=topic)
+        die(relay, monkeypatch, "relay.before_transaction")
+        end_leases()
+        late = relay_beside(lane=OTHER)
+        fence = late.broker.fence_lane
+
+        def fence_slowly(source, lane):
+            marker = fence(source, lane)
+            end_leases()
+            die(relay_beside(lane=HeldLane(3)), monkeypatch, "relay.after_transaction")  # it had fenced lane 1, too
+            return marker
+
+        monkeypatch.setattr(late.broker, "fence_lane", fence_slowly)
+
+        late.step()
+        end_leases()
+        relay_beside(lane=HeldLane(3)).drain()
+
+        assert shown(broker, topic) == ids(tickets)
 
 
 class TestLostMarker:

@@ -1,0 +1,482 @@
+"""
+The rules, and the texts by which each is taken out.
+
+A mutant is a text of one file that is replaced in a copy of the checkout. Its tests are those that belong to the rule, so that one
+takes seconds. `tests/explorer/mutants.py` takes other rules out while the explorer runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    A rule that is taken out.
+
+    Args:
+        rule: what the framework does.
+        file: where, below the root.
+        old, new: the text that is replaced, which the file has once, and what stands there without the rule.
+        tests: arguments of pytest.
+    """
+
+    rule: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+RELAY, CONSUMING = "tests/outbox/relay", "tests/outbox/consuming"
+TRANSACTIONS = (f"{RELAY}/test_transactions.py",)
+STEPS, CLAIM, SPLIT = "outbox/batches/steps.py", "outbox/batches/claim.py", "outbox/batches/split.py"
+RESOLVE, HANDLE = "outbox/check_backs/resolve.py", "outbox/consuming/handle.py"
+
+MUTANTS: dict[str, Mutant] = {
+    "decision-fence": Mutant(
+        "A decision names the attempt of its claim",
+        STEPS,
+        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n\ndef decide(',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n\ndef decide(',
+        (f"{RELAY}/test_decide.py", f"{RELAY}/faults/test_races.py"),
+    ),
+    "mark-fence": Mutant(
+        "A batch is marked as sent by the attempt that sent it",
+        STEPS,
+        "WHERE b.id = s.id AND b.state = %s AND b.attempt = s.attempt RETURNING b.id",
+        "WHERE b.id = s.id AND b.state = %s RETURNING b.id",
+        (f"{RELAY}/test_mark.py",),
+    ),
+    "return-fence": Mutant(
+        "A batch is returned by the attempt that holds it",
+        STEPS,
+        "failures = failures + %(counted)s::int, due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s\n"
+        "WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id",
+        "failures = failures + %(counted)s::int, due_at = clock_timestamp() + %(wait)s, lease_until = NULL, last_error = %(error)s\n"
+        "WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id",
+        (f"{RELAY}/test_splitter.py", f"{RELAY}/test_mark.py"),
+    ),
+    "split-fence": Mutant(
+        "Positions are split off by the attempt that holds the batch",
+        SPLIT,
+        "WHERE id = %(id)s AND state = {state} AND attempt = %(attempt)s\n",
+        "WHERE id = %(id)s AND state = {state}\n",
+        (f"{RELAY}/test_splitter.py", f"{RELAY}/test_decide.py", f"{RELAY}/faults/test_races.py"),
+    ),
+    "split-once": Mutant(
+        "A position is split off once",
+        SPLIT,
+        "AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1",
+        "AND cardinality(message_ids) > 1",
+        (f"{RELAY}/test_splitter.py", f"{RELAY}/test_commit.py"),
+    ),
+    "split-numbers": Mutant(
+        "A position that is split off keeps its number",
+        SPLIT,
+        "first_seq + run.lo - 1",
+        "first_seq",
+        (f"{RELAY}/test_splitter.py",),
+    ),
+    "reclaim-lease": Mutant(
+        "A batch is claimed again when its lease is over, or its relay gone",
+        CLAIM,
+        'AND (batch.lease_until < clock_timestamp() OR {IS_LANE_FREE.format(lane="batch.owner")}))',
+        ")",
+        (f"{RELAY}/test_claims_again.py",),
+    ),
+    "reclaim-attempt": Mutant(
+        "Each claim is another attempt",
+        CLAIM,
+        "attempt = attempt + 1, owner = %(lane)s, due_at = NULL",
+        "owner = %(lane)s, due_at = NULL",
+        (f"{RELAY}/test_claims_again.py",),
+    ),
+    "reclaim-transaction": Mutant(
+        "A claim leaves the transaction that may hold the batch as it is",
+        CLAIM,
+        "tx_lane = CASE WHEN %(in_transactions)s THEN tx_lane END, tx_attempt = CASE WHEN %(in_transactions)s THEN tx_attempt END,",
+        "tx_lane = CASE WHEN %(in_transactions)s THEN %(lane)s END,\n"
+        "        tx_attempt = CASE WHEN %(in_transactions)s THEN attempt + 1 END,",
+        TRANSACTIONS,
+    ),
+    "reclaim-order": Mutant(
+        "A batch waits for earlier ones of its keys",
+        CLAIM,
+        "            AND earlier.order_keys && batch.order_keys\n",
+        "            AND false\n",
+        (f"{RELAY}/test_claims_again.py",),
+    ),
+    "free-keys": Mutant(
+        "A ticket waits for the unfinished batches of its key",
+        CLAIM,
+        "SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state IN {UNFINISHED} AND key IS NOT NULL",
+        "SELECT key FROM outbox_batch, unnest(order_keys) key WHERE false",
+        (f"{RELAY}/test_claims_ordered.py",),
+    ),
+    "dead-heads": Mutant(
+        "A ticket waits for the dead batches of its key",
+        CLAIM,
+        "SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state = {State.DEAD} AND key IS NOT NULL))",
+        "SELECT key FROM outbox_batch, unnest(order_keys) key WHERE false))",
+        (f"{RELAY}/test_claims_ordered.py",),
+    ),
+    "skip-locked": Mutant(
+        "A claim passes over tickets that another one has locked",
+        CLAIM,
+        'ORDER BY pos LIMIT (SELECT per_topic FROM share) FOR UPDATE SKIP LOCKED) ticket)"""',
+        'ORDER BY pos LIMIT (SELECT per_topic FROM share)) ticket)"""',
+        (f"{RELAY}/test_claims.py",),
+    ),
+    "check-back-missing": Mutant(
+        "A check-back about a batch that is missing is UNKNOWN",
+        RESOLVE,
+        'return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)',
+        'return _rollback(f"Batch {token.batch} is missing.")',
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "check-back-fence": Mutant(
+        "A check-back fences a batch before it answers ROLLBACK",
+        RESOLVE,
+        "            fence(connection, token.batch, token.attempt)\n",
+        "",
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "check-back-half": Mutant(
+        "A check-back commits only the half message that was decided",
+        RESOLVE,
+        "    if batch.half_id != half.half_id:\n",
+        "    if False:\n",
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "check-back-attempt": Mutant(
+        "A half message of an earlier attempt is rolled back",
+        RESOLVE,
+        "    if token.attempt < batch.attempt:\n",
+        "    if False:\n",
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "check-back-replica": Mutant(
+        "A replica answers no check-back",
+        RESOLVE,
+        "    if is_read_only:\n",
+        "    if False:\n",
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "check-back-window": Mutant(
+        "A check-back is UNKNOWN while a commit may be in progress",
+        RESOLVE,
+        "    if is_being_ended:\n",
+        "    if False:\n",
+        ("tests/outbox/check_backs/test_resolve.py",),
+    ),
+    "tombstone": Mutant(
+        "A transaction fails whose tombstone was written first",
+        "outbox/batches/half_first.py",
+        "WITH message AS ({INSERT_ROW}),\nbatch AS (",
+        "WITH message AS ({INSERT_ROW} ON CONFLICT DO NOTHING),\nbatch AS (",
+        ("tests/outbox/half_first/test_tombstone.py",),
+    ),
+    "commit-fence": Mutant(
+        "The lane is settled by the transaction that the marker names, whoever has claimed the batch since",
+        "outbox/batches/transactions.py",
+        "AND b.tx_lane = %(lane)s AND b.tx_attempt = sent.attempt AND b.{MAY_BE_HELD} RETURNING b.id",
+        "AND b.attempt = sent.attempt AND b.{MAY_BE_HELD} RETURNING b.id",
+        TRANSACTIONS,
+    ),
+    "marker-not-asked": Mutant(
+        "The marker decides what a lane left in doubt",
+        "outbox/relay/transactions.py",
+        "        settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)\n",
+        "        settled = settle_lane(self.connection, lane, self.broker.alias, ())\n",
+        TRANSACTIONS,
+    ),
+    "nobody-fenced": Mutant(
+        "The lane of another relay is fenced before its marker is read",
+        "outbox/relay/transactions.py",
+        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.look_at_lane(self.source, held.lane), held.lane)",
+        TRANSACTIONS,
+    ),
+    "marker-lost": Mutant(
+        "A lost marker is no answer",
+        "outbox/relay/transactions.py",
+        "            self._give_up_lane()\n",
+        "            self._settle(Marker())\n",
+        TRANSACTIONS,
+    ),
+    "withdraw": Mutant(
+        "What was certainly not committed is in no transaction any more",
+        "outbox/relay/transactions.py",
+        "        withdraw(self.connection, self.lane.number, [one.batch for one in loaded])\n",
+        "",
+        TRANSACTIONS,
+    ),
+    "inbox-row": Mutant(
+        "A message that the inbox has is not handled again",
+        HANDLE,
+        "    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING\n    RETURNING 1",
+        "    ON CONFLICT (consumer_group, dedupe_key) DO UPDATE SET message_id = excluded.message_id\n    RETURNING 1",
+        (f"{CONSUMING}/test_inbox.py", f"{CONSUMING}/test_handle.py"),
+    ),
+    "inbox-transaction": Mutant(
+        "The inbox row is committed with what the handler writes",
+        HANDLE,
+        "            claims = _claim(entries, consumer.using)\n",
+        '            claims = _claim(entries, consumer.using)\n            connections[consumer.using].connection.execute("COMMIT")\n',
+        (f"{CONSUMING}/test_inbox.py", f"{CONSUMING}/test_handle.py"),
+    ),
+    "ordered-work": Mutant(
+        "Two messages of a key are not handled at once",
+        HANDLE,
+        "        %(order)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text)) AS is_next,",
+        "        true AS is_next,",
+        (f"{CONSUMING}/test_handle.py", f"{CONSUMING}/test_worker.py", f"{CONSUMING}/test_inbox.py"),
+    ),
+    "key-lock": Mutant(
+        "A publisher of a key waits for the one before to commit",
+        "outbox/publishing/key_locks.py",
+        "pg_advisory_xact_lock({Lock.KEY}, hashtext(%s)),",
+        "hashtext(%s),",
+        ("tests/outbox/publishing/test_order.py",),
+    ),
+    "retention-hold": Mutant(
+        "A day with unfinished batches is kept",
+        "outbox/database/retention_holds.py",
+        "WHERE state IN (0, 1, 2) AND member.id",
+        "WHERE false AND member.id",
+        (f"{RELAY}/test_prune.py",),
+    ),
+    "dead-copy": Mutant(
+        "A day with dead messages that have no copy is kept",
+        "outbox/database/retention_holds.py",
+        "WHERE state = 4 AND member.id",
+        "WHERE false AND member.id",
+        (f"{RELAY}/test_prune.py",),
+    ),
+    "held-key": Mutant(
+        "After a message that was not accepted, no later one of its key is sent",
+        "outbox/relay/send.py",
+        "            if key in held:\n",
+        "            if False:\n",
+        (f"{RELAY}/test_send.py",),
+    ),
+    "late-commit": Mutant(
+        "A lane is left after a commit that may have been sent twice",
+        "outbox/brokers/kafka/lanes.py",
+        "if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not found.is_one_by_one:",
+        "if not found.is_one_by_one:",
+        ("-m", "kafka", "tests/outbox/brokers/kafka/test_transactions.py"),
+    ),
+    "early-report": Mutant(
+        "A delivery report counts that comes before the call that produces returns",
+        "outbox/brokers/kafka/producing.py",
+        "            if rejected is not None:  # else its report may be there already\n                results[index] = rejected\n",
+        "            results[index] = rejected\n",
+        ("tests/outbox/brokers/kafka/test_producing.py",),
+    ),
+    "runs": Mutant(
+        "Only adjacent positions leave a batch together",
+        SPLIT,
+        "if last and last.hi == position - 1 and",
+        "if last and",
+        ("tests/outbox/batches/test_split.py",),
+    ),
+    "dead-only-refused": Mutant(
+        "Only what the broker refuses, or cannot be proved, becomes dead",
+        SPLIT,
+        "return self.reason in (SplitReason.REFUSED, SplitReason.UNPROVEN)",
+        "return self.reason.is_failure",
+        (f"{RELAY}/test_splitter.py",),
+    ),
+    "marker-attempt": Mutant(
+        "The marker of another lane names the attempt, too",
+        "outbox/relay/transactions.py",
+        "if (batch.id, held.attempt) in marker.sent:",
+        "if batch.id in dict(marker.sent):",
+        TRANSACTIONS,
+    ),
+    "adopt-attempt": Mutant(
+        "A batch is adopted by the attempt that has claimed it",
+        "outbox/batches/transactions.py",
+        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n# It names',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n# It names',
+        TRANSACTIONS,
+    ),
+    "other-marker-lost": Mutant(
+        "A lost marker of another lane is no answer",
+        "outbox/relay/transactions.py",
+        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane) or Marker()",
+        TRANSACTIONS,
+    ),
+    "first-marker": Mutant(
+        "A lane without a marker gets one before its first transaction",
+        "outbox/relay/transactions.py",
+        "            self._give_up_lane()\n            self._reset_marker()\n",
+        "            self._give_up_lane()\n",
+        TRANSACTIONS,
+    ),
+    "resend-transaction": Mutant(
+        "A message that is sent again is in no transaction",
+        "outbox/batches/operators.py",
+        "half_places = NULL, ends_until = NULL, tx_lane = NULL, tx_attempt = NULL\nWHERE id = %(batch)s AND state = {State.SENT}",
+        "half_places = NULL, ends_until = NULL\nWHERE id = %(batch)s AND state = {State.SENT}",
+        ("tests/outbox/batches/test_resend.py", *TRANSACTIONS),
+    ),
+    "commit-window": Mutant(
+        "No end is sent after the broker's window is over",
+        "outbox/relay/commit.py",
+        "        if self.is_over(since):\n            return []\n",
+        "",
+        (f"{RELAY}/test_commit.py",),
+    ),
+    "commit-once": Mutant(
+        "Where a second commit makes a copy, only the writer of the decision commits",
+        "outbox/relay/commit.py",
+        "[decision.batch for decision in decisions if decision.is_fresh]",
+        "[decision.batch for decision in decisions]",
+        (f"{RELAY}/test_commit.py",),
+    ),
+    "other-end": Mutant(
+        "Only a broker that remembers ends is believed that a half message was rolled back",
+        "outbox/relay/commit.py",
+        "        if self.may_repeat_ends:\n            reason =",
+        "        if True:\n            reason =",
+        (f"{RELAY}/test_commit.py",),
+    ),
+    "missing-row-rollback": Mutant(
+        "Half messages of a batch whose row is gone are not rolled back",
+        "outbox/relay/commit.py",
+        "        if step is not None:\n            self.end(",
+        "        if True:\n            self.end(",
+        (f"{RELAY}/test_decide.py",),
+    ),
+    "read-again": Mutant(
+        "A decision whose answer was lost stands",
+        "outbox/relay/commit.py",
+        "step.half_ids is not None and step.is_decided_by(batch.attempt)",
+        "step.half_ids is None",
+        (f"{RELAY}/test_decide.py",),
+    ),
+    "late-ends": Mutant(
+        "A batch is taken over some time after its window, since a frozen broker may still perform an end",
+        "outbox/batches/take_over.py",
+        "< clock_timestamp() - %(late_ends)s",
+        "< clock_timestamp()",
+        (f"{RELAY}/test_sweep_take_over.py",),
+    ),
+    "renew-own": Mutant(
+        "Two sweeps do not end the same batch",
+        "outbox/batches/take_over.py",
+        "AND batch.ends_until = held.ends_until RETURNING",
+        "RETURNING",
+        (f"{RELAY}/test_sweep_take_over.py",),
+    ),
+    "broken-transaction": Mutant(
+        "A handler that marks its transaction for rollback has failed",
+        HANDLE,
+        "if connection.needs_rollback or status != TransactionStatus.INTRANS:",
+        "if status != TransactionStatus.INTRANS:",
+        (f"{CONSUMING}/test_handle.py",),
+    ),
+    "inbox-lock": Mutant(
+        "Two processes do not handle a message at once",
+        HANDLE,
+        "    SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(key)s::text)) AS is_mine,",
+        "    SELECT true AS is_mine,",
+        (f"{CONSUMING}/test_inbox.py",),
+    ),
+    "copies-in-a-batch": Mutant(
+        "Of two copies in one call of a handler, one is dropped",
+        HANDLE,
+        "Claim.MINE if is_new and not is_copy else Claim.HANDLED",
+        "Claim.MINE if is_new else Claim.HANDLED",
+        (f"{CONSUMING}/test_batches.py", f"{CONSUMING}/test_inbox.py"),
+    ),
+    "other-release": Mutant(
+        "A message that another release of the group handles is handed back",
+        "outbox/consuming/subscriptions.py",
+        "p.subscriptions && string_to_array(g.matching, chr(10))",
+        "false",
+        (f"{CONSUMING}/test_subscriptions.py",),
+    ),
+    "acknowledge-first": Mutant(
+        "A message is acknowledged after the handler's commit",
+        "outbox/consuming/worker.py",
+        "        deliveries = [held.delivery for held in taken]\n        if len(deliveries) > 1 and find",
+        "        deliveries = [held.delivery for held in taken]\n        broker.ack(deliveries)\n        if len(deliveries) > 1 and find",
+        (f"{CONSUMING}/test_worker.py",),
+    ),
+    "acknowledge-others": Mutant(
+        "Handled messages are acknowledged before one that may kill the process",
+        "outbox/consuming/worker.py",
+        "if taken[0].delivery.delivery_count > 1:",
+        "if False:",
+        (f"{CONSUMING}/test_worker.py",),
+    ),
+    "acknowledge-in-order": Mutant(
+        "A message of an ordered topic is acknowledged before the next one begins",
+        "outbox/consuming/worker.py",
+        "if self._is_ordered(taken[0].delivery) or time.monotonic()",
+        "if time.monotonic()",
+        (f"{CONSUMING}/test_worker.py",),
+    ),
+    "time-over": Mutant(
+        "A message whose time is over is not begun",
+        "outbox/consuming/lease_thread.py",
+        "if time.monotonic() - self._renewed_at >= self._invisible:",
+        "if False:",
+        (f"{CONSUMING}/test_lease_thread.py",),
+    ),
+    "renew-taken": Mutant(
+        "The message of a slow handler is renewed",
+        "outbox/consuming/lease_thread.py",
+        "*(() if is_given_up else self._taken))",
+        ")",
+        (f"{CONSUMING}/test_lease_thread.py",),
+    ),
+    "renew-done": Mutant(
+        "A handled message is renewed until it is acknowledged",
+        "outbox/consuming/lease_thread.py",
+        "for one in (*self._done, *waiting,",
+        "for one in (*waiting,",
+        (f"{CONSUMING}/test_lease_thread.py",),
+    ),
+    "silent-rollback": Mutant(
+        "A transaction that would silently be rolled back raises",
+        "outbox/database/guarded.py",
+        '            yield\n            require_alive(alias, "The transaction")\n',
+        "            yield\n",
+        ("tests/outbox/database/test_guarded.py",),
+    ),
+    "dedupe-expiry": Mutant(
+        "A dedupe key is given to one message until it expires",
+        "outbox/publishing/dedupe.py",
+        "WHERE d.expires_at <= clock_timestamp()\n",
+        "",
+        ("tests/outbox/publishing/test_dedupe.py",),
+    ),
+    "unconfirmed-end": Mutant(
+        "The embedded broker keeps a message whose end is not confirmed",
+        "outbox/embedded/retention.py",
+        "least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')",
+        "least({NOW} - %(retention)s, coalesce(%(keep_since)s::timestamptz, 'infinity') + interval '100 years')",
+        ("tests/outbox/embedded/test_unconfirmed.py",),
+    ),
+    "unread": Mutant(
+        "The embedded broker keeps what a group has not read",
+        "outbox/embedded/retention.py",
+        "AND m.pos > %(after)s AND m.pos <= coalesce((",
+        "AND m.pos > %(after)s AND m.pos <= greatest(m.pos, (",
+        ("tests/outbox/embedded/test_retention.py",),
+    ),
+    "held-delivery": Mutant(
+        "The embedded broker keeps what a group has not finished",
+        "outbox/embedded/retention.py",
+        "m.pos = slice.pos AND is_old AND NOT is_kept RETURNING",
+        "m.pos = slice.pos AND is_old RETURNING",
+        ("tests/outbox/embedded/test_retention.py",),
+    ),
+}
