@@ -1,0 +1,158 @@
+"""The report as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from docs.generate.markdown import table
+
+HEAD = """# Report
+
+<!-- Written by `make report` from `docs/report.json`. -->
+
+After this page you know what was done to the outbox on each broker, and what was lost, made up or doubled by it.
+Every count is made without the framework's own counters: from tables that the publishers' transactions and the handlers wrote,
+and by the brokers' own clients. `make report` repeats all runs, which takes about an hour and a half."""
+
+PROMISES = """## What was promised
+
+The sum of all runs on each broker: what broke one of [the guarantees](guarantees.md), of how many messages, under how many
+faults. On RabbitMQ, on RocketMQ and for Celery's tasks copies break no promise; the inbox drops them."""
+
+RUNS = """## Runs
+
+Each run ends when faults have stopped and nothing is left to do; *settled* says after how many seconds. A dash: not counted."""
+
+FAULTS = """## Faults"""
+
+EXPLORER = """## Schedules
+
+[The explorer](how-to/explore-schedules.md) ran {schedules:,} seeded schedules with {steps:,} steps in {seconds:,.0f} s, {rate} a
+second; {failed} failed."""
+
+MUTANTS = """## Rules that were taken out
+
+`make mutants` took {count} rules out, one at a time. A test has failed for each of {killed}. The first that failed:"""
+
+# A promise, and the count that breaks it.
+GUARANTEES = {
+    "no message for a transaction that was rolled back": "ghosts",
+    "every committed message is published, and handled": "lost",
+    "published at most once": "copies",
+    "effects of a handler happen once": "applied_twice",
+    "order per key": "out_of_order",
+}
+BROKERS = {
+    "embedded": "embedded broker",
+    "kafka": "Kafka",
+    "rabbitmq": "RabbitMQ",
+    "rocketmq": "RocketMQ",
+    "celery on RabbitMQ": "Celery's tasks on RabbitMQ",
+    "celery on Redis": "Celery's tasks on Redis",
+}
+COLUMNS = ("messages", "lost", "ghosts", "copies", "applied_twice", "out_of_order")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What was counted on a broker, in all runs that count it."""
+
+    broken: int
+    messages: int
+    faults: int
+
+
+def page(records: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> str:
+    """Return the page of the runs' records, by their names."""
+    outcomes = [outcome for record in records.values() for outcome in record["outcomes"]]
+    parts = [HEAD, _versions(records, versions), PROMISES, _promises(outcomes), RUNS, _runs(records), FAULTS, _faults(outcomes)]
+    if found := records.get("explorer", {}).get("found"):
+        parts += [_explorer(found)]
+    if found := records.get("mutants", {}).get("found"):
+        parts += [_mutants(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _versions(records: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) -> str:
+    days = sorted({record["at"] for record in records.values()})
+    between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    commits = ", ".join(dict.fromkeys(f"`{record['commit']}`" for record in records.values()))
+    with_ = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return f"Runs of {between}, at commit {commits}, on two cores, with {with_}."
+
+
+def _promises(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [promise, *(_cell(_sum([one for one in outcomes if one["broker"] == broker], count)) for broker in BROKERS)]
+        for promise, count in GUARANTEES.items()
+    ]
+    return table(["broken, of messages, under faults", *BROKERS.values()], rows)
+
+
+def _sum(outcomes: Iterable[Mapping[str, Any]], count: str) -> Sum | None:
+    counted = [one for one in outcomes if one[count] is not None]
+    if not counted:
+        return None
+    return Sum(
+        sum(one[count] for one in counted),
+        sum(one["messages"] for one in counted),
+        sum(sum(one["faults"].values()) for one in counted),
+    )
+
+
+def _cell(found: Sum | None) -> str:
+    return "-" if found is None else f"{found.broken:,} of {found.messages:,}, {found.faults:,} faults"
+
+
+def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
+    return table(
+        ["run", "broker", "seconds", "faults", *(name.replace("_", " ") for name in COLUMNS), "settled"], _run_rows(records)
+    )
+
+
+def _run_rows(records: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    for name, record in records.items():
+        for one in record["outcomes"]:
+            counts = [_number(one[column]) for column in COLUMNS]
+            faults = _number(sum(one["faults"].values()))
+            yield [name, BROKERS[one["broker"]], _number(one["seconds"]), faults, *counts, _number(one["settled_seconds"])]
+        if record["exit_code"]:
+            yield [f"**{name} has failed**, exit code {record['exit_code']}", *["-"] * (4 + len(COLUMNS))]
+
+
+def _faults(outcomes: Iterable[Mapping[str, Any]]) -> str:
+    by_broker: dict[str, Counter[str]] = {}
+    for one in outcomes:
+        by_broker.setdefault(one["broker"], Counter()).update(one["faults"])
+    rows = [
+        [BROKERS[broker], ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.items()) if count)]
+        for broker, found in by_broker.items()
+    ]
+    return table(["broker", "how often"], rows)
+
+
+def _explorer(found: Mapping[str, Any]) -> str:
+    text = EXPLORER.format(
+        schedules=found["schedules"],
+        steps=found["steps"],
+        seconds=found["seconds"],
+        rate=found["schedules_per_second"],
+        failed=len(found["failed_seeds"]),
+    )
+    by_broker: Counter[str] = Counter()
+    for name, count in found["by_broker_and_kind"].items():
+        by_broker[name.partition(",")[0]] += count
+    return f"{text}\n\n" + table(["broker", "schedules"], [[name, f"{count:,}"] for name, count in sorted(by_broker.items())])
+
+
+def _mutants(found: Sequence[Mapping[str, Any]]) -> str:
+    text = MUTANTS.format(count=len(found), killed=sum(bool(one["killed_by"]) for one in found))
+    rows = [[one["rule"], f"`{one['killed_by'].rpartition('/')[2]}`" if one["killed_by"] else "**none**"] for one in found]
+    return f"{text}\n\n" + table(["rule", "test"], rows)
+
+
+def _number(count: float | None) -> str:
+    return "-" if count is None else f"{count:,.0f}"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from tests.journeys.outcome import Outcome
+from tests.report.page import page
+
+STORM = Outcome(
+    run="relays",
+    broker="kafka",
+    seconds=60,
+    faults={"broker killed": 3, "relay frozen": 0},
+    messages=1000,
+    lost=0,
+    ghosts=0,
+    copies=1,
+    applied_twice=None,
+    out_of_order=2,
+    settled_seconds=4.4,
+)
+
+
+def record(*outcomes: Outcome, exit_code: int = 0, found: object = None) -> dict[str, object]:
+    return {
+        "at": "2026-01-31",
+        "commit": "1234abcd",
+        "seconds": 70,
+        "exit_code": exit_code,
+        "outcomes": list(map(asdict, outcomes)),
+        "found": found,
+    }
+
+
+class TestThePage:
+    def test_sums_what_broke_a_promise_by_broker(self):
+        lost = replace(STORM, lost=1, faults={"relay killed": 2})
+
+        shown = page({"storm on Kafka": record(STORM), "demo on Kafka": record(lost)}, {"Python": "3.11"})
+
+        assert "| every committed message is published, and handled | - | 1 of 2,000, 5 faults | - |" in shown
+        assert "| effects of a handler happen once | - | - |" in shown
+
+    def test_has_a_row_for_each_run(self):
+        shown = page({"storm on Kafka": record(STORM)}, {})
+
+        assert "| storm on Kafka | Kafka | 60 | 3 | 1,000 | 0 | 0 | 1 | - | 2 | 4 |" in shown
+        assert "| Kafka | broker killed 3 |" in shown
+
+    def test_names_a_run_that_has_failed(self):
+        shown = page({"storm on Kafka": record(exit_code=1)}, {})
+
+        assert "**storm on Kafka has failed**, exit code 1" in shown
+
+    def test_shows_which_rule_no_test_knows(self):
+        found = [
+            {"name": "fence", "rule": "A decision is fenced", "killed_by": "tests/outbox/test_a.py::test_b", "seconds": 1},
+            {"name": "order", "rule": "A key is ordered", "killed_by": "", "seconds": 1},
+        ]
+
+        shown = page({"mutants": record(found=found)}, {})
+
+        assert "took 2 rules out" in shown
+        assert "| A decision is fenced | `test_a.py::test_b` |" in shown
+        assert "| A key is ordered | **none** |" in shown
+
+    def test_counts_schedules_by_broker(self):
+        kinds = {"embedded, uniform": 3, "embedded, bursts": 2, "transactions, uniform": 1}
+        found = {"seconds": 10.0, "schedules": 6, "schedules_per_second": 0.6, "steps": 240, "failed_seeds": []}
+
+        shown = page({"explorer": record(found=found | {"by_broker_and_kind": kinds})}, {})
+
+        assert "ran 6 seeded schedules with 240 steps in 10 s, 0.6 a\nsecond; 0 failed." in shown
+        assert "| embedded | 5 |" in shown
