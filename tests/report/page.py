@@ -11,11 +11,10 @@ from docs.generate.markdown import table
 
 HEAD = """# Report
 
-<!-- Written by `make report` from `docs/report.json`. -->
-
 After this page you know what was done to the outbox on each broker, and what was lost, made up or doubled by it.
 Every count is made without the framework's own counters: from tables that the publishers' transactions and the handlers wrote,
-and by the brokers' own clients. `make report` repeats all runs, which takes about an hour and a half."""
+and by the brokers' own clients. `make report` repeats all runs, which takes about an hour and a half; `docs/report.json` has
+what this page is written from."""
 
 PROMISES = """## What was promised
 
