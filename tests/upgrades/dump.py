@@ -22,6 +22,7 @@ from tests.upgrades.shop import TABLES, Shop
 
 FOLDER = Path(__file__).parent
 HOUR = 3600
+RELAY = ("django", "outbox_relay", "--once", "--broker", "default")
 
 HEAD = "-- A database of release {release} with work in flight. Written by python -m tests.upgrades.dump.\n-- Made at {now}.\n\n"
 
@@ -43,10 +44,12 @@ def play(shop: Shop) -> None:
     with psycopg.connect(shop.url) as connection:
         connection.execute(TABLES)
     finish_some(shop)
-    leave_halves(shop)
-    leave_deliveries(shop)
-    leave_transactions(shop)
-    leave_batches(shop)
+    with ExitStack() as stopped:
+        leave_handled(shop, stopped)
+        leave_halves(shop)
+        leave_deliveries(shop)
+        leave_transactions(shop)
+        leave_batches(shop, stopped)
     leave_waiting(shop)
 
 
@@ -57,6 +60,14 @@ def finish_some(shop: Shop) -> None:
     shop.relay()
     shop.consume()
     shop.consume("stock")
+
+
+def leave_handled(shop: Shop, stopped: ExitStack) -> None:
+    """Let a consumer handle what relays have sent, and not marked."""
+    for point, topic in (("relay.after_commit", "orders"), ("relay.after_send", "notes")):
+        shop.publish("handled, though not marked as sent", topic)
+        stopped.enter_context(shop.stopped(*RELAY, at=point))
+    shop.consume()
 
 
 def leave_halves(shop: Shop) -> None:
@@ -116,26 +127,24 @@ def leave_transactions(shop: Shop) -> None:
     shop.publish("waits behind a dead one of its key", "accounts", ends="sent after the dead one")
 
 
-def leave_batches(shop: Shop) -> None:
-    """Kill relays at each of their points, all at once, so that none finishes the work of another."""
-    relay = ("django", "outbox_relay", "--once", "--broker", "default")
-    with ExitStack() as stack:
-        for point, topics in {
-            "relay.after_decide": ("orders",),
-            "relay.after_commit": ("orders",),
-            "relay.after_send": ("notes", "alarms"),
-            "relay.after_half": ("orders", "notes"),
-            "relay.after_claim": ("orders", "notes", "steps", "alarms"),
-        }.items():
-            for which in ("first", "last"):
-                shop.publish(f"its relay was killed at {point}, {which}", *topics)
-            stack.enter_context(shop.stopped(*relay, at=point))
-        shop.publish("claimed for a transaction that began or not", "entries", ends="dead")
-        stack.enter_context(shop.stopped("django", "outbox_relay", "--once", "--broker", "ledger", at="relay.before_transaction"))
-        shop.publish("refused because its topic's type was wrong", "moods")
-        Shop(shop.url, **shop.variables, MOODS="transaction").relay()
-        shop.publish("waits", "orders", "notes", "steps", "alarms")
-        shop.publish("waits for a transaction", "entries", ends="sent")
+def leave_batches(shop: Shop, stopped: ExitStack) -> None:
+    """Stop relays at each of their points, to be killed together, so that none finishes the work of another."""
+    for point, topics in {
+        "relay.after_decide": ("orders",),
+        "relay.after_commit": ("orders",),
+        "relay.after_send": ("notes", "alarms"),
+        "relay.after_half": ("orders", "notes"),
+        "relay.after_claim": ("orders", "notes", "steps", "alarms"),
+    }.items():
+        for which in ("first", "last"):
+            shop.publish(f"its relay was killed at {point}, {which}", *topics)
+        stopped.enter_context(shop.stopped(*RELAY, at=point))
+    shop.publish("claimed for a transaction that began or not", "entries", ends="dead")
+    stopped.enter_context(shop.stopped(*RELAY[:-1], "ledger", at="relay.before_transaction"))
+    shop.publish("refused because its topic's type was wrong", "moods")
+    Shop(shop.url, **shop.variables, MOODS="transaction").relay()
+    shop.publish("waits", "orders", "notes", "steps", "alarms")
+    shop.publish("waits for a transaction", "entries", ends="sent")
 
 
 def leave_waiting(shop: Shop) -> None:

@@ -24,15 +24,15 @@ DATABASES = {"default": DATABASE}
 SECRET_KEY = "for-a-shop-of-tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+SILENCED_SYSTEM_CHECKS = ["outbox.W049"]
 INSTALLED_APPS = ["django.contrib.postgres", "outbox", "outbox.embedded", "outbox.pipeline", "tests.upgrades"]
 
 PATIENCE = timedelta(hours=1) if "MISBEHAVES" in os.environ else timedelta(seconds=3)
-LEDGER = {"NAME": "ledger", "TRANSACTIONS": True}
 OUTBOX = {
     "PROJECT": "upgrades",
     "BROKERS": {
         "default": {"BACKEND": "outbox.embedded.EmbeddedBroker", "OPTIONS": {"CHECK_AFTER": PATIENCE}},
-        "ledger": {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": LEDGER},
+        "ledger": {"BACKEND": "outbox.brokers.memory.MemoryBroker", "OPTIONS": {"NAME": "ledger", "TRANSACTIONS": True}},
     },
     "TOPICS": {
         "orders": {"TYPE": "transaction"},
@@ -44,7 +44,7 @@ OUTBOX = {
         "entries": {"TYPE": "normal", "BROKER": "ledger"},
         "accounts": {"TYPE": "fifo", "BROKER": "ledger"},
     },
-    "RELAY": {"LEASE": PATIENCE, "SWEEP_AGE": PATIENCE},
+    "RELAY": {"LEASE": max(PATIENCE, timedelta(seconds=30)), "SWEEP_AGE": PATIENCE},
     "CONSUMER": {"INVISIBLE": PATIENCE},
     "CELERY_WAKEUP": False,
 }

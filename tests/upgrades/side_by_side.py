@@ -20,8 +20,10 @@ from tests.upgrades.consumers import GROUPS
 from tests.upgrades.shop import TABLES, left_to_do
 from tests.waiting import wait_until
 
+PATIENCE = 60.0  # seconds, until what a stage has published is handled
+
 # Relays and consumers of a stage, by release. All that ran in the stage before are killed.
-STAGES = ((("old",), ("old",)), (("old",), ("new",)), (("new",), ("old",)), (("old", "new"), ("old", "new")))
+STAGES = ((("old",), ("new",)), (("new",), ("old",)), (("old", "new"), ("old", "new")))
 
 
 def git(*arguments: str) -> str:
@@ -62,7 +64,7 @@ class SideBySide:
 
     def run(self, release: str, *command: str) -> None:
         process = self.start(release, *command)
-        assert process.wait(60) == 0, self.processes.logs()
+        assert process.wait(PATIENCE) == 0, self.processes.logs()
 
     def play(self, seconds: float) -> None:
         """Migrate from the old release to the new one while the old one works, then play the stages."""
@@ -70,15 +72,15 @@ class SideBySide:
         with psycopg.connect(self.url) as connection:
             connection.execute(TABLES)
         publishers = [self.start("old", "tests.upgrades.acts", "go_on", "old")]
-        for number, stage in enumerate(STAGES):
-            workers = self._start_workers(*stage)
-            if number == 0:
-                wait_until(lambda: self._count("upgrade_effect"), 30)
-                self.run("new", "django", "migrate", "--verbosity", "0")
-                publishers.append(self.start("new", "tests.upgrades.acts", "go_on", "new"))
+        workers = self._start_workers(("old",), ("old",))
+        wait_until(lambda: self._read("SELECT FROM upgrade_effect LIMIT 1"), PATIENCE)
+        self.run("new", "django", "migrate", "--verbosity", "0")
+        publishers.append(self.start("new", "tests.upgrades.acts", "go_on", "new"))
+        self._work([*workers, *publishers], 0)
+        for relays, consumers in STAGES:
+            self._kill(workers)
+            workers = self._start_workers(relays, consumers)
             self._work([*workers, *publishers], seconds / len(STAGES))
-            if number < len(STAGES) - 1:
-                self._kill(workers)
         self._kill(publishers)
 
     def settle(self, patience: float) -> None:
@@ -91,11 +93,18 @@ class SideBySide:
         return workers + [self.start(release, "django", "outbox_consume", "--threads", "2") for release in consumers]
 
     def _work(self, processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        """Let processes work for so long, once effects are written."""
-        before, began = self._count("upgrade_effect"), time.monotonic()
-        wait_until(lambda: self._count("upgrade_effect") > before or self._ended(processes), 30)
-        wait_until(lambda: time.monotonic() - began > seconds or self._ended(processes), seconds + 30)
-        assert not self._ended(processes), f"{self._ended(processes)} ended\n{self.processes.logs()}"
+        """Let processes work for so long, until a message is handled that was published meanwhile, and that a relay sends."""
+        [(last,)] = self._read("SELECT coalesce(max(number), 0) FROM upgrade_case")
+        handled = (
+            f"SELECT FROM upgrade_effect JOIN upgrade_case c USING (what) WHERE c.number > {last} AND c.topic = 'notes' LIMIT 1"
+        )
+        began = time.monotonic()
+        try:
+            wait_until(lambda: self._read(handled) or self._ended(processes), PATIENCE)
+            wait_until(lambda: time.monotonic() - began > seconds or self._ended(processes), seconds + PATIENCE)
+            assert not self._ended(processes), f"{self._ended(processes)} ended"
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.processes.logs()}") from error
 
     def _ended(self, processes: Sequence[subprocess.Popen[bytes]]) -> list[object]:
         return [process.args for process in processes if process.poll() is not None]
@@ -105,19 +114,16 @@ class SideBySide:
             send(process, signal.SIGKILL)
             process.wait()
 
-    def _count(self, table: str) -> int:
+    def _read(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url) as connection:
-            [(count,)] = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
-        return int(count)
+            return connection.execute(query.encode()).fetchall()
 
     def _published(self) -> Counter[tuple[str, str]]:
-        with psycopg.connect(self.url) as connection:
-            rows = connection.execute("SELECT what, topic FROM upgrade_case").fetchall()
+        rows = self._read("SELECT what, topic FROM upgrade_case")
         return Counter((group, what) for what, topic in rows for group, topics in GROUPS.items() if topic in topics)
 
     def _handled(self) -> Counter[tuple[str, str]]:
-        with psycopg.connect(self.url) as connection:
-            return Counter(connection.execute("SELECT consumer_group, what FROM upgrade_effect").fetchall())
+        return Counter((group, what) for group, what in self._read("SELECT consumer_group, what FROM upgrade_effect"))
 
     def counts(self) -> dict[str, Any]:
         """Return what was committed and not handled, handled and not committed, handled twice, and out of its key's order."""
@@ -130,8 +136,8 @@ class SideBySide:
         }
 
     def report(self) -> dict[str, int]:
-        """Return how much was published and handled."""
-        return {"messages": self._count("upgrade_case"), "effects": self._count("upgrade_effect")}
+        """Return how many messages were committed, and handled, once for each group."""
+        return {"messages": sum(self._published().values()), "handled": sum(self._handled().values())}
 
     def _out_of_order(self) -> list[str]:
         """Return keys whose messages were handled in another order than that in which they were committed."""
@@ -139,7 +145,6 @@ class SideBySide:
             "SELECT c.key, c.number FROM upgrade_effect e JOIN upgrade_case c USING (what) WHERE c.key <> '' ORDER BY e.number"
         )
         found: dict[str, list[int]] = {}
-        with psycopg.connect(self.url) as connection:
-            for key, number in connection.execute(of_key):
-                found.setdefault(key, []).append(number)
+        for key, number in self._read(of_key):
+            found.setdefault(key, []).append(number)
         return [key for key, numbers in found.items() if numbers != sorted(numbers)]

@@ -12,12 +12,12 @@ from django.conf import settings
 
 from tests.upgrades.side_by_side import SideBySide, git, release_before, unpack
 
-SECONDS = float(os.environ.get("UPGRADE_SECONDS", 8))
+SECONDS = float(os.environ.get("UPGRADE_SECONDS", 6))
 PATIENCE = 60 + SECONDS  # until all is settled
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(SECONDS + PATIENCE + 120),
+    pytest.mark.timeout(SECONDS + PATIENCE + 240),
     pytest.mark.skipif(not (settings.BASE_DIR / ".git").exists(), reason="There is no git repository, so no other release."),
 ]
 
