@@ -1,5 +1,5 @@
 -- A database of release 0.1.0 with work in flight. Written by python -m tests.upgrades.dump.
--- Made at 2026-11-27 15:31:33+00:00.
+-- Made at 2026-11-27 16:17:25+00:00.
 
 
 
@@ -772,123 +772,127 @@ ALTER TABLE ONLY public.upgrade_case ALTER COLUMN number SET DEFAULT nextval('pu
 ALTER TABLE ONLY public.upgrade_effect ALTER COLUMN number SET DEFAULT nextval('public.upgrade_effect_number_seq'::regclass);
 
 INSERT INTO public.django_migrations (id, app, name, applied) VALUES
-	(1, 'outbox', '0001_initial', '2026-11-27 15:26:49.281904+00'),
-	(2, 'outbox', '0002_records', '2026-11-27 15:26:49.468647+00'),
-	(3, 'outbox_embedded', '0001_initial', '2026-11-27 15:26:49.569135+00'),
-	(4, 'outbox_pipeline', '0001_initial', '2026-11-27 15:26:49.731862+00');
+	(1, 'outbox', '0001_initial', '2026-11-27 16:02:37.415358+00'),
+	(2, 'outbox', '0002_records', '2026-11-27 16:02:37.78445+00'),
+	(3, 'outbox_embedded', '0001_initial', '2026-11-27 16:02:38.130701+00'),
+	(4, 'outbox_pipeline', '0001_initial', '2026-11-27 16:02:38.418687+00');
 
 INSERT INTO public.outbox_batch (id, topic_id, lane, first_seq, message_ids, order_keys, origin_id, half_ids, half_places, split, open, state, attempt, failures, owner, lease_until, due_at, decided_at, ends_until, claimed_at, sent_at, last_error, tx_lane, tx_attempt) VALUES
-	(1, 1, 1, 1, '{01a21d9d-dd74-73d4-ad70-a8355532218c}', NULL, NULL, '{1}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 15:26:59.406675+00', NULL, '2026-11-27 15:26:59.351372+00', '2026-11-27 15:26:59.420956+00', NULL, NULL, NULL),
-	(2, 2, 1, 1, '{01a21d9d-dd7a-7115-a461-6548b613cf6d,01a21d9d-e53b-73c7-88ac-9dc0189cc9df}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:26:59.351946+00', '2026-11-27 15:26:59.429783+00', NULL, NULL, NULL),
-	(3, 6, 1, 1, '{01a21d9d-dd7f-7644-8673-8eb51befb707}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:26:59.351988+00', '2026-11-27 15:26:59.429932+00', NULL, NULL, NULL),
-	(4, 3, 1, 1, '{01a21d9d-dd7c-772d-aff0-6280392fa043}', '{-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:26:59.363707+00', '2026-11-27 15:26:59.442217+00', NULL, NULL, NULL),
-	(6, 1, NULL, NULL, '{01a21d9e-95dd-75e4-b527-af181a1a9e1b}', NULL, NULL, '{201}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 15:27:42.121032+00', NULL, '2026-11-27 15:27:42.121032+00', NULL, NULL, NULL, NULL),
-	(10, 1, NULL, NULL, '{01a21d9e-c905-712d-9ea9-84c53559989f}', NULL, NULL, '{601}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 15:27:55.21497+00', NULL, '2026-11-27 15:27:55.21497+00', NULL, NULL, NULL, NULL),
-	(11, 1, NULL, NULL, '{01a21d9e-d5b8-720e-a27d-99d1b000edb3}', NULL, NULL, '{701}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 15:27:58.452011+00', NULL, '2026-11-27 15:27:58.452011+00', NULL, NULL, NULL, NULL),
-	(12, 1, 1, 2, '{01a21d9e-e5a4-7347-9856-74830472ebc6}', NULL, NULL, '{801}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 15:28:27.136117+00', NULL, '2026-11-27 15:28:27.008721+00', '2026-11-27 15:28:27.154894+00', NULL, NULL, NULL),
-	(13, 2, 1, 3, '{01a21d9e-e59e-749c-98ac-a72ea72d2bf1,01a21d9f-00a8-76c1-82cb-a73aae216b3c,01a21d9f-08fb-764a-b452-742033279c2a,01a21d9f-212f-713e-b94c-b6abf0a40ab0}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:28:27.009128+00', '2026-11-27 15:28:27.176723+00', NULL, NULL, NULL),
-	(14, 3, 1, 2, '{01a21d9e-e5aa-7082-a2d8-95eff0e63bd1,01a21d9e-f49d-7522-9704-234eff4dcf8c}', '{-3249926563169018939,-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:28:27.041589+00', '2026-11-27 15:28:27.194594+00', NULL, NULL, NULL),
-	(15, 2, 1, 7, '{01a21d9f-8ccc-776f-8ed6-26f3d0804bb8}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:28:56.024886+00', '2026-11-27 15:28:56.108348+00', NULL, NULL, NULL),
-	(16, 1, 1, 3, '{01a21d9f-eec4-764d-aa15-14becb71c00e}', NULL, NULL, '{901}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 15:29:18.968086+00', NULL, '2026-11-27 15:29:18.921977+00', '2026-11-27 15:29:18.975405+00', NULL, NULL, NULL),
-	(17, 2, 1, 8, '{01a21d9f-ee95-7759-80b1-00548e178659,01a21da0-0450-7285-b0d0-dfdef5c5c3d4}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:29:18.922278+00', '2026-11-27 15:29:18.981451+00', NULL, NULL, NULL),
-	(18, 1, 1, 4, '{01a21da0-3814-7271-b7ca-263aad5c9dc1}', NULL, NULL, '{1001}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 15:29:38.417227+00', NULL, '2026-11-27 15:29:38.393561+00', '2026-11-27 15:29:38.427468+00', NULL, NULL, NULL),
-	(19, 2, 1, 10, '{01a21da0-37f4-763b-9520-a2bddef37f43,01a21da0-4bfc-73a8-8700-57ab008a6c1b}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:29:38.39385+00', '2026-11-27 15:29:38.434717+00', NULL, NULL, NULL),
-	(20, 1, 1, 5, '{01a21da0-8014-7576-8054-ff2d0a052422}', NULL, NULL, '{1101}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 15:30:01.435957+00', NULL, '2026-11-27 15:30:01.325336+00', '2026-11-27 15:30:01.46399+00', NULL, NULL, NULL),
-	(21, 2, 1, 12, '{01a21da0-800a-724e-a12f-4ea296c737df,01a21da0-914c-74b2-ac48-6dd13f3349bc}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:30:01.329538+00', '2026-11-27 15:30:01.496083+00', NULL, NULL, NULL),
-	(23, 8, 1, 1, '{01a21da0-faca-71aa-b0bf-b56031570324}', '{-1590344559198799591}', NULL, NULL, NULL, '{}', NULL, 4, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:30:31.727044+00', NULL, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
-	(22, 7, 1, 1, '{01a21da0-fab5-710d-bf7e-6e45469a3acd,01a21da1-0d20-76a7-bad7-33f9a48cf7d8,01a21da1-1b9a-7011-8c28-3dca851a5b5d}', NULL, NULL, NULL, NULL, '{3,2}', NULL, 4, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 15:30:31.71428+00', NULL, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
-	(25, 7, 1, 2, '{01a21da1-0d20-76a7-bad7-33f9a48cf7d8}', NULL, 22, NULL, NULL, '{}', NULL, 5, 1, 0, NULL, NULL, NULL, NULL, NULL, '2026-11-27 15:30:39.687871+00', NULL, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
-	(26, 1, 1, 6, '{01a21da1-5c33-76b7-b1cc-26f1821f60d3,01a21da1-643b-74e8-82e3-fa8fc206bb8e}', NULL, NULL, '{1201,1202}', NULL, '{}', NULL, 2, 1, 0, 1, NULL, NULL, '2026-11-27 15:30:49.813542+00', NULL, '2026-11-27 15:30:49.766912+00', NULL, NULL, NULL, NULL),
-	(27, 1, 2, 1, '{01a21da1-8218-75e6-b2f7-3914bfef8ec9,01a21da1-8a0d-75ce-9ab2-42679bb63454}', NULL, NULL, '{1301,1302}', NULL, '{}', NULL, 2, 1, 0, 2, NULL, NULL, '2026-11-27 15:30:59.703628+00', NULL, '2026-11-27 15:30:59.662234+00', NULL, NULL, NULL, NULL),
-	(28, 2, 3, 1, '{01a21da1-a177-76f1-9431-4179bfb82dbc,01a21da1-a72f-77c4-8174-d7820e2a2f3b}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 3, '2026-11-27 16:31:07.575464+00', NULL, NULL, NULL, '2026-11-27 15:31:07.575503+00', NULL, NULL, NULL, NULL),
-	(29, 4, 3, 1, '{01a21da1-a18f-7105-a6b2-ea967ad8f0ee,01a21da1-a73d-7613-b295-54e6e776b9d0}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 3, '2026-11-27 16:31:07.575769+00', NULL, NULL, NULL, '2026-11-27 15:31:07.575771+00', NULL, NULL, NULL, NULL),
-	(30, 1, 4, 1, '{01a21da1-c40b-73ab-9106-14dfd07deba6,01a21da1-ccf4-74f0-b961-e8fff5ed47c2}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 4, '2026-11-27 16:31:14.721014+00', NULL, NULL, NULL, '2026-11-27 15:31:14.721052+00', NULL, NULL, NULL, NULL),
-	(31, 2, 4, 1, '{01a21da1-c41f-75b4-b679-67dd25456bc9,01a21da1-ccff-72e1-9553-c2e33565dce2}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 4, '2026-11-27 16:31:14.721311+00', NULL, NULL, NULL, '2026-11-27 15:31:14.721314+00', NULL, NULL, NULL, NULL),
-	(32, 1, 5, 1, '{01a21da1-d91f-76ce-b915-49baf2f25cb1,01a21da1-dff9-770e-b500-0157abad3a3e}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 16:31:19.23666+00', NULL, NULL, NULL, '2026-11-27 15:31:19.236688+00', NULL, NULL, NULL, NULL),
-	(24, 7, 1, 3, '{01a21da1-1b9a-7011-8c28-3dca851a5b5d}', NULL, 22, NULL, NULL, '{}', NULL, 1, 2, 0, 6, '2026-11-27 16:31:21.793579+00', NULL, NULL, NULL, '2026-11-27 15:31:21.793579+00', NULL, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', 6, 2),
-	(33, 2, 5, 1, '{01a21da1-d928-7215-aadf-5c6d7b7e2319,01a21da1-e005-7444-99c7-9b82f608ee25}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 16:31:19.236955+00', NULL, NULL, NULL, '2026-11-27 15:31:19.236957+00', NULL, NULL, NULL, NULL),
-	(34, 4, 5, 1, '{01a21da1-d92d-72f6-8a3a-306cd904179b,01a21da1-e00e-73a7-a612-305282c07aa5}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 16:31:19.23711+00', NULL, NULL, NULL, '2026-11-27 15:31:19.237111+00', NULL, NULL, NULL, NULL),
-	(35, 3, 5, 1, '{01a21da1-d92a-738f-b14a-779fdbd96038,01a21da1-e009-76a9-a5af-580884a200a6}', '{-3249926563169018939,-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 16:31:19.24056+00', NULL, NULL, NULL, '2026-11-27 15:31:19.240565+00', NULL, NULL, NULL, NULL),
-	(36, 7, 6, 1, '{01a21da1-ea42-76b9-9bf6-3b04e5bd3b4e}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 6, '2026-11-27 16:31:21.797444+00', NULL, NULL, NULL, '2026-11-27 15:31:21.797481+00', NULL, NULL, 6, 1),
-	(37, 6, 7, 1, '{01a21da1-f466-7596-bfeb-efd301ba60f0}', NULL, NULL, NULL, NULL, '{}', NULL, 0, 1, 0, 7, NULL, '2026-11-27 15:31:54.561352+00', NULL, NULL, '2026-11-27 15:31:24.539748+00', NULL, 'Topic ''moods'' is of type transaction in settings and of type normal in the broker.', NULL, NULL);
+	(1, 1, 1, 1, '{01a21dbe-b258-73ae-8a8f-29204886ee2b}', NULL, NULL, '{1}', NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, '2026-11-27 16:02:58.983931+00', NULL, '2026-11-27 16:02:58.875122+00', '2026-11-27 16:02:59.00457+00', NULL, NULL, NULL),
+	(2, 2, 1, 1, '{01a21dbe-b26a-74fe-9e3d-715bcfae4bdc,01a21dbe-c6e3-7612-b3de-5b3ab9b32a23}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 16:02:58.8778+00', '2026-11-27 16:02:59.030456+00', NULL, NULL, NULL),
+	(3, 6, 1, 1, '{01a21dbe-b27f-749d-9beb-0b57eb351961}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 16:02:58.877835+00', '2026-11-27 16:02:59.031127+00', NULL, NULL, NULL),
+	(4, 3, 1, 1, '{01a21dbe-b272-727b-886d-325f0cc3af28}', '{-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 1, NULL, NULL, NULL, NULL, '2026-11-27 16:02:58.903022+00', '2026-11-27 16:02:59.047334+00', NULL, NULL, NULL),
+	(5, 1, 1, 2, '{01a21dbf-2796-722a-9a6e-fb96f3870b43}', NULL, NULL, '{101}', NULL, '{}', NULL, 2, 1, 0, 1, NULL, NULL, '2026-11-27 16:03:19.346165+00', NULL, '2026-11-27 16:03:19.319602+00', NULL, NULL, NULL, NULL),
+	(6, 2, 2, 1, '{01a21dbf-3c92-764d-9c3b-b9e33a721d9c}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 2, '2026-11-27 17:03:27.171514+00', NULL, NULL, NULL, '2026-11-27 16:03:27.171574+00', NULL, NULL, NULL, NULL),
+	(8, 1, NULL, NULL, '{01a21dbf-93f5-74dc-9c0d-06fb8df44e38}', NULL, NULL, '{301}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 16:03:44.489027+00', NULL, '2026-11-27 16:03:44.489027+00', NULL, NULL, NULL, NULL),
+	(12, 1, NULL, NULL, '{01a21dc0-2701-7406-bdf9-39e9d038e3e8}', NULL, NULL, '{701}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 16:04:22.00023+00', NULL, '2026-11-27 16:04:22.00023+00', NULL, NULL, NULL, NULL),
+	(13, 1, NULL, NULL, '{01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd}', NULL, NULL, '{801}', NULL, '{}', NULL, 2, 1, 0, NULL, NULL, NULL, '2026-11-27 16:04:31.633449+00', NULL, '2026-11-27 16:04:31.633449+00', NULL, NULL, NULL, NULL),
+	(14, 1, 3, 1, '{01a21dc0-7cb1-74c1-a063-749a4af05d6c}', NULL, NULL, '{901}', NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, '2026-11-27 16:05:45.912521+00', NULL, '2026-11-27 16:05:45.847611+00', '2026-11-27 16:05:45.922811+00', NULL, NULL, NULL),
+	(15, 2, 3, 1, '{01a21dc0-7c62-73cd-af7d-5d7c99dc2502,01a21dc0-e6d7-723e-bde0-53acfd4e3bfe,01a21dc1-05b1-75a2-9c4c-3eea7ce2045c,01a21dc1-45d8-7792-97f1-5aee58405e44}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:05:45.847823+00', '2026-11-27 16:05:45.934517+00', NULL, NULL, NULL),
+	(16, 3, 3, 1, '{01a21dc0-7cc1-7162-9d7c-4548d6515255,01a21dc0-b499-75c2-a0a0-bfed426905e5}', '{-3249926563169018939,-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:05:45.865363+00', '2026-11-27 16:05:45.964334+00', NULL, NULL, NULL),
+	(17, 2, 3, 5, '{01a21dc1-ceb8-758e-a1ba-089cc5a7a103}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:06:21.793569+00', '2026-11-27 16:06:21.907109+00', NULL, NULL, NULL),
+	(18, 1, 3, 2, '{01a21dc2-726b-7387-a55c-a095034a5c61}', NULL, NULL, '{1001}', NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, '2026-11-27 16:07:27.369383+00', NULL, '2026-11-27 16:07:27.198097+00', '2026-11-27 16:07:27.432617+00', NULL, NULL, NULL),
+	(19, 2, 3, 6, '{01a21dc2-7214-77fd-9bb1-a64905a2b212,01a21dc2-aa0c-7211-b93e-81e81f0ea443}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:07:27.198384+00', '2026-11-27 16:07:27.472171+00', NULL, NULL, NULL),
+	(20, 1, 3, 3, '{01a21dc3-b72a-7171-a3a0-312b0acf3d8a}', NULL, NULL, '{1101}', NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, '2026-11-27 16:08:57.6085+00', NULL, '2026-11-27 16:08:57.435082+00', '2026-11-27 16:08:57.651478+00', NULL, NULL, NULL),
+	(21, 2, 3, 8, '{01a21dc3-b6cc-7125-9008-78ebec23431f,01a21dc4-1429-72ef-bd87-1f6b6302a28b}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:08:57.435622+00', '2026-11-27 16:08:57.689082+00', NULL, NULL, NULL),
+	(22, 1, 3, 4, '{01a21dc4-c6d7-7121-9c2c-c91fd31becd8}', NULL, NULL, '{1201}', NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, '2026-11-27 16:09:57.596024+00', NULL, '2026-11-27 16:09:57.456442+00', '2026-11-27 16:09:57.655305+00', NULL, NULL, NULL),
+	(23, 2, 3, 10, '{01a21dc4-c69e-7588-a17b-c8bbc1d2f56b,01a21dc4-fc81-7556-8e12-25ba4029cfb7}', NULL, NULL, NULL, NULL, '{}', NULL, 3, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:09:57.456744+00', '2026-11-27 16:09:57.699869+00', NULL, NULL, NULL),
+	(25, 8, 3, 1, '{01a21dc5-b40f-77aa-9ef9-5fdf656b84bd}', '{-1590344559198799591}', NULL, NULL, NULL, '{}', NULL, 4, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:10:51.372373+00', NULL, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
+	(26, 7, 3, 3, '{01a21dc5-ea5a-7530-9423-bc8e6e782e3c}', NULL, 24, NULL, NULL, '{}', NULL, 1, 2, 0, 8, '2026-11-27 17:16:12.044142+00', NULL, NULL, NULL, '2026-11-27 16:16:12.044142+00', NULL, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', 8, 2),
+	(24, 7, 3, 1, '{01a21dc5-b3ec-7233-a7d5-c60e6b3f8546,01a21dc5-cb17-71f0-9ec8-a5acaea939a6,01a21dc5-ea5a-7530-9423-bc8e6e782e3c}', NULL, NULL, NULL, NULL, '{3,2}', NULL, 4, 1, 0, 3, NULL, NULL, NULL, NULL, '2026-11-27 16:10:51.334573+00', NULL, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
+	(27, 7, 3, 2, '{01a21dc5-cb17-71f0-9ec8-a5acaea939a6}', NULL, 24, NULL, NULL, '{}', NULL, 5, 1, 0, NULL, NULL, NULL, NULL, NULL, '2026-11-27 16:11:27.610449+00', NULL, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', NULL, NULL),
+	(28, 1, 3, 5, '{01a21dc7-0cf3-718a-a04f-9d15d68b437f,01a21dc7-3ec4-7211-b518-db5d048577e4}', NULL, NULL, '{1301,1302}', NULL, '{}', NULL, 2, 1, 0, 3, NULL, NULL, '2026-11-27 16:12:18.492367+00', NULL, '2026-11-27 16:12:18.376762+00', NULL, NULL, NULL, NULL),
+	(29, 1, 4, 1, '{01a21dc7-8dc5-7261-954b-5ade5980da24,01a21dc7-bac2-7758-a89a-579406823b2a}', NULL, NULL, '{1401,1402}', NULL, '{}', NULL, 2, 1, 0, 4, NULL, NULL, '2026-11-27 16:12:58.989318+00', NULL, '2026-11-27 16:12:58.758393+00', NULL, NULL, NULL, NULL),
+	(30, 2, 5, 1, '{01a21dc8-36b8-754f-874e-3d5ad3609993,01a21dc8-67d1-7635-8f25-2002c3af597a}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 17:13:37.436337+00', NULL, NULL, NULL, '2026-11-27 16:13:37.43639+00', NULL, NULL, NULL, NULL),
+	(31, 4, 5, 1, '{01a21dc8-36ed-73c2-a616-bea3bc533922,01a21dc8-681f-72a3-bff4-9d17290dc443}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 5, '2026-11-27 17:13:37.442929+00', NULL, NULL, NULL, '2026-11-27 16:13:37.442937+00', NULL, NULL, NULL, NULL),
+	(32, 1, 6, 1, '{01a21dc8-d15b-7585-a830-803bcb745947,01a21dc9-0d9a-747e-88c1-2fbedae13663}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 6, '2026-11-27 17:14:24.853006+00', NULL, NULL, NULL, '2026-11-27 16:14:24.853055+00', NULL, NULL, NULL, NULL),
+	(33, 2, 6, 1, '{01a21dc8-d19f-7096-8e26-72e0f4f4659a,01a21dc9-0e17-75e1-9a19-73314d3e6613}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 6, '2026-11-27 17:14:24.861446+00', NULL, NULL, NULL, '2026-11-27 16:14:24.861458+00', NULL, NULL, NULL, NULL),
+	(34, 1, 7, 1, '{01a21dc9-9121-74c9-b7c1-dddc6ef0f234,01a21dc9-e655-76ca-b3cb-eaea8ed7b592}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 7, '2026-11-27 17:15:22.526397+00', NULL, NULL, NULL, '2026-11-27 16:15:22.526468+00', NULL, NULL, NULL, NULL),
+	(35, 2, 7, 1, '{01a21dc9-9162-70bb-807e-49c79e4ca843,01a21dc9-e734-77f2-a991-14e5a3c537e7}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 7, '2026-11-27 17:15:22.528563+00', NULL, NULL, NULL, '2026-11-27 16:15:22.528573+00', NULL, NULL, NULL, NULL),
+	(36, 4, 7, 1, '{01a21dc9-9198-767d-a403-cdc55d1b6747,01a21dc9-e7bd-7034-9ba8-2dc9e2b0fbd8}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 7, '2026-11-27 17:15:22.529475+00', NULL, NULL, NULL, '2026-11-27 16:15:22.529482+00', NULL, NULL, NULL, NULL),
+	(37, 3, 7, 1, '{01a21dc9-917c-73b9-8f5a-941efc11c8e2,01a21dc9-e772-73eb-9536-6c44e87f56d2}', '{-3249926563169018939,-3249926563169018939}', NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 7, '2026-11-27 17:15:22.596295+00', NULL, NULL, NULL, '2026-11-27 16:15:22.596306+00', NULL, NULL, NULL, NULL),
+	(38, 7, 8, 1, '{01a21dca-8787-70fb-9eff-e07364edc2bb}', NULL, NULL, NULL, NULL, '{}', NULL, 1, 1, 0, 8, '2026-11-27 17:16:12.112692+00', NULL, NULL, NULL, '2026-11-27 16:16:12.112748+00', NULL, NULL, 8, 1),
+	(39, 6, 9, 1, '{01a21dcb-4a21-760e-9731-947317d71d5b}', NULL, NULL, NULL, NULL, '{}', NULL, 0, 1, 0, 9, NULL, '2026-11-27 16:17:26.519276+00', NULL, NULL, '2026-11-27 16:16:56.318059+00', NULL, 'Topic ''moods'' is of type transaction in settings and of type normal in the broker.', NULL, NULL);
 
 INSERT INTO public.outbox_check_back (id, request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason, about, milliseconds, answered_at) VALUES
-	(1, '0d2c5c0e-bed0-44b9-a5f6-fe8bd1feef29', 'broker', 'orders', '01a21d9e-54a4-720c-8156-241586940363', '101', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', 1, 'UNKNOWN', '', 'Its transaction is still open.', 'none', 2104.0689680003197, '2026-11-27 15:27:32.705567+00'),
-	(2, 'c6c37a70-5e84-4d37-8fc3-07768a7abae4', 'broker', 'orders', '01a21d9e-54a4-720c-8156-241586940363', '101', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', 2, 'ROLLBACK', '', 'Its transaction has not committed, and cannot any more.', 'none', 25.731780000114668, '2026-11-27 15:27:48.641357+00'),
-	(3, 'd3e8a0dc-3c5c-475a-9b50-470600aceab9', 'broker', 'orders', '01a21d9e-95dd-75e4-b527-af181a1a9e1b', '201', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', 1, 'COMMIT', '', 'Batch 6 was committed with this half message.', 'none', 14.66967799979102, '2026-11-27 15:27:48.662802+00'),
-	(4, 'd59766c2-d74c-454b-b486-9e61736c30c4', 'broker', 'orders', '01a21d9e-a5d9-745a-848d-6ca33c660312', '301', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', 1, 'ROLLBACK', '', 'Its transaction has not committed, and cannot any more.', 'none', 16.817103999983374, '2026-11-27 15:27:48.692868+00');
+	(1, 'dce374df-d4e2-4380-bcec-d815e32ff2ce', 'broker', 'orders', '01a21dbf-64e5-770b-ab0a-10b75cd0b0db', '201', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', 1, 'UNKNOWN', '', 'Its transaction is still open.', 'none', 2043.3286710003813, '2026-11-27 16:03:36.3019+00'),
+	(2, '89e7e573-d6b4-4582-8567-b45857c981db', 'broker', 'orders', '01a21dbf-64e5-770b-ab0a-10b75cd0b0db', '201', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', 2, 'ROLLBACK', '', 'Its transaction has not committed, and cannot any more.', 'none', 193.98557800013805, '2026-11-27 16:04:04.037888+00'),
+	(3, '5212462d-44dd-4b6a-8c0d-206e3f4d4c04', 'broker', 'orders', '01a21dbf-93f5-74dc-9c0d-06fb8df44e38', '301', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', 1, 'COMMIT', '', 'Batch 8 was committed with this half message.', 'none', 153.09284900013154, '2026-11-27 16:04:04.215125+00'),
+	(4, '9bf361ad-79ae-424b-8fea-57d2d54c8b00', 'broker', 'orders', '01a21dbf-b488-7093-897a-63ea27d5a49d', '401', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', 1, 'ROLLBACK', '', 'Its transaction has not committed, and cannot any more.', 'none', 54.74817999947845, '2026-11-27 16:04:04.32349+00');
 
 INSERT INTO public.outbox_dead (message_id, batch_id, topic, key, headers, about, body, lane, number, reason, died_at) VALUES
-	('01a21da0-fab5-710d-bf7e-6e45469a3acd', 22, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-fab5-710d-bf7e-6e45469a3acd"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e6420646561642028656e747269657329222c22646f223a22227d', 1, 1, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 15:30:33.447151+00'),
-	('01a21da1-0d20-76a7-bad7-33f9a48cf7d8', 22, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-0d20-76a7-bad7-33f9a48cf7d8"}', NULL, '\x7b2277686174223a22696e20646f7562742c206465616420616e64206469736361726465642028656e747269657329222c22646f223a22227d', 1, 2, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 15:30:33.447151+00'),
-	('01a21da1-1b9a-7011-8c28-3dca851a5b5d', 22, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-1b9a-7011-8c28-3dca851a5b5d"}', NULL, '\x7b2277686174223a22696e20646f7562742c20646561642c207265706c6179656420616e6420696e20646f75627420616761696e2028656e747269657329222c22646f223a22227d', 1, 3, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 15:30:33.447151+00'),
-	('01a21da0-faca-71aa-b0bf-b56031570324', 23, 'accounts', 'a', '{"content-type":"application/json","ce-correlationid":"01a21da0-faca-71aa-b0bf-b56031570324"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e64206465616420286163636f756e747329222c22646f223a22227d', 1, 1, 'The marker of lane 1 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 15:30:33.447151+00');
+	('01a21dc5-b3ec-7233-a7d5-c60e6b3f8546', 24, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-b3ec-7233-a7d5-c60e6b3f8546"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e6420646561642028656e747269657329222c22646f223a22227d', 3, 1, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 16:11:01.816922+00'),
+	('01a21dc5-cb17-71f0-9ec8-a5acaea939a6', 24, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-cb17-71f0-9ec8-a5acaea939a6"}', NULL, '\x7b2277686174223a22696e20646f7562742c206465616420616e64206469736361726465642028656e747269657329222c22646f223a22227d', 3, 2, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 16:11:01.816922+00'),
+	('01a21dc5-ea5a-7530-9423-bc8e6e782e3c', 24, 'entries', '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-ea5a-7530-9423-bc8e6e782e3c"}', NULL, '\x7b2277686174223a22696e20646f7562742c20646561642c207265706c6179656420616e6420696e20646f75627420616761696e2028656e747269657329222c22646f223a22227d', 3, 3, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 16:11:01.816922+00'),
+	('01a21dc5-b40f-77aa-9ef9-5fdf656b84bd', 25, 'accounts', 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc5-b40f-77aa-9ef9-5fdf656b84bd"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e64206465616420286163636f756e747329222c22646f223a22227d', 3, 1, 'The marker of lane 3 is gone from broker ''ledger'', so nobody can tell whether this message was published. Replay sends it, perhaps a second time; discard accepts it as published.', '2026-11-27 16:11:01.816922+00');
 
 INSERT INTO public.outbox_dedupe (topic_id, dedupe_key, message_id, expires_at) VALUES
-	(2, 'once', '01a21d9d-e53b-73c7-88ac-9dc0189cc9df', '2026-12-04 15:26:56.847335+00');
+	(2, 'once', '01a21dbe-c6e3-7612-b3de-5b3ab9b32a23', '2026-12-04 16:02:51.787917+00');
 
 INSERT INTO public.outbox_delayed (message_id, due_at, topic_id, order_key) VALUES
-	('01a21da2-0f63-77e5-87af-031983ac5377', '2026-11-27 16:31:29.772347+00', 2, NULL);
+	('01a21dcc-0afb-751d-b49c-15bfc0ca9a4b', '2026-11-27 17:17:21.153621+00', 2, NULL);
 
 INSERT INTO public.outbox_embedded_delivery (id, consumer_group, topic_id, queue, pos, order_key, delivery_count, is_held, due_at, reason, died_at) VALUES
-	(15, 'mail', 6, 3, 3, 3591986179850072241, 0, false, '2026-11-27 15:28:35.062916+00', '', NULL),
-	(7, 'mail', 4, 0, 1, NULL, 1, false, '2026-11-27 16:27:49.295236+00', '', NULL),
-	(8, 'mail', 4, 0, 2, NULL, 1, false, '2026-11-27 15:29:35.047151+00', 'of no use', '2026-11-27 15:28:35.325478+00'),
-	(12, 'mail', 5, 3, 1, NULL, 1, false, '2026-11-27 16:30:07.271343+00', '', NULL),
-	(14, 'mail', 6, 3, 2, 3591986179850072241, 1, false, '2026-11-27 16:26:23.394446+00', '', NULL),
-	(17, 'mail', 4, 2, 1, NULL, 1, true, '2026-11-27 16:29:24.83617+00', '', NULL),
-	(18, 'mail', 4, 2, 2, NULL, 1, true, '2026-11-27 16:29:24.83617+00', '', NULL),
-	(19, 'mail', 5, 0, 3, NULL, 1, true, '2026-11-27 16:29:24.848311+00', '', NULL),
-	(20, 'mail', 4, 2, 3, NULL, 1, true, '2026-11-27 16:29:43.925898+00', '', NULL),
-	(21, 'mail', 4, 2, 4, NULL, 1, true, '2026-11-27 16:29:43.925898+00', '', NULL),
-	(22, 'mail', 5, 3, 2, NULL, 1, true, '2026-11-27 16:29:43.934204+00', '', NULL),
-	(16, 'mail', 4, 0, 5, NULL, 3, true, '2026-11-27 16:30:10.647428+00', '', NULL),
-	(23, 'mail', 4, 3, 1, NULL, 1, true, '2026-11-27 16:30:10.65099+00', '', NULL),
-	(24, 'mail', 4, 3, 2, NULL, 1, true, '2026-11-27 16:30:10.65099+00', '', NULL),
-	(25, 'mail', 5, 1, 2, NULL, 1, true, '2026-11-27 16:30:10.652857+00', '', NULL),
-	(26, 'mail', 4, 0, 3, NULL, 0, false, '2026-11-27 15:30:12.928986+00', '', NULL);
+	(17, 'mail', 6, 3, 3, 3591986179850072241, 0, false, '2026-11-27 16:05:58.188807+00', '', NULL),
+	(11, 'mail', 5, 0, 3, NULL, 1, false, '2026-11-27 17:11:52.569698+00', '', NULL),
+	(12, 'mail', 4, 2, 1, NULL, 1, false, '2026-11-27 17:08:40.494856+00', '', NULL),
+	(13, 'mail', 4, 2, 2, NULL, 1, false, '2026-11-27 17:05:58.165337+00', 'of no use', '2026-11-27 16:05:58.564542+00'),
+	(16, 'mail', 6, 3, 2, 3591986179850072241, 1, false, '2026-11-27 17:03:22.62252+00', '', NULL),
+	(18, 'mail', 4, 0, 3, NULL, 2, true, '2026-11-27 17:06:39.932492+00', '', NULL),
+	(19, 'mail', 4, 2, 5, NULL, 1, true, '2026-11-27 17:07:58.364541+00', '', NULL),
+	(20, 'mail', 4, 2, 6, NULL, 1, true, '2026-11-27 17:07:58.364541+00', '', NULL),
+	(21, 'mail', 5, 3, 2, NULL, 1, true, '2026-11-27 17:07:58.404863+00', '', NULL),
+	(22, 'mail', 4, 1, 2, NULL, 1, true, '2026-11-27 17:09:13.19957+00', '', NULL),
+	(23, 'mail', 4, 1, 3, NULL, 1, true, '2026-11-27 17:09:13.19957+00', '', NULL),
+	(24, 'mail', 5, 2, 2, NULL, 1, true, '2026-11-27 17:09:13.23113+00', '', NULL),
+	(25, 'mail', 4, 0, 4, NULL, 1, true, '2026-11-27 17:10:11.025546+00', '', NULL),
+	(26, 'mail', 4, 0, 5, NULL, 1, true, '2026-11-27 17:10:11.025546+00', '', NULL),
+	(27, 'mail', 5, 1, 1, NULL, 1, true, '2026-11-27 17:10:11.042038+00', '', NULL),
+	(28, 'mail', 4, 2, 3, NULL, 0, false, '2026-11-27 16:10:14.996776+00', '', NULL);
 
 INSERT INTO public.outbox_embedded_half (id, topic_id, queue, message_id, source, key, tag, headers, body, token, born_at, ask_at, asked, state, ended_at) VALUES
-	(101, 5, 3, '01a21d9e-54a4-720c-8156-241586940363', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-54a4-720c-8156-241586940363","ce-id":"01a21d9e-54a4-720c-8156-241586940363","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:25.348Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', '2026-11-27 15:27:25.564437+00', '2026-11-27 15:28:08.613629+00', 2, 3, '2026-11-27 15:27:48.643422+00'),
-	(301, 5, 0, '01a21d9e-a5d9-745a-848d-6ca33c660312', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-a5d9-745a-848d-6ca33c660312","ce-id":"01a21d9e-a5d9-745a-848d-6ca33c660312","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:46.137Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', '2026-11-27 15:27:46.233462+00', '2026-11-27 15:27:58.613629+00', 1, 3, '2026-11-27 15:27:48.699729+00'),
-	(501, 5, 3, '01a21d9e-c064-725a-a40f-03ef70711877', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-c064-725a-a40f-03ef70711877","ce-id":"01a21d9e-c064-725a-a40f-03ef70711877","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:52.932Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c65642061667465722068616c66222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', '2026-11-27 15:27:52.999311+00', '2026-11-27 15:27:58.999311+00', 0, 0, NULL),
-	(601, 5, 3, '01a21d9e-c905-712d-9ea9-84c53559989f', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-c905-712d-9ea9-84c53559989f","ce-id":"01a21d9e-c905-712d-9ea9-84c53559989f","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:55.141Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220636f6d6d6974222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1', '2026-11-27 15:27:55.227993+00', '2026-11-27 15:28:01.227993+00', 0, 0, NULL),
-	(1201, 5, 1, '01a21da1-5c33-76b7-b1cc-26f1821f60d3', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-5c33-76b7-b1cc-26f1821f60d3","ce-id":"01a21da1-5c33-76b7-b1cc-26f1821f60d3","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:30:43.891Z","ce-lane":"1","ce-number":"6","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:26:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c20666972737420286f726465727329222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:26:1:1', '2026-11-27 15:30:49.810013+00', '2026-11-27 16:30:49.810013+00', 0, 0, NULL),
-	(1202, 5, 1, '01a21da1-643b-74e8-82e3-fa8fc206bb8e', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-643b-74e8-82e3-fa8fc206bb8e","ce-id":"01a21da1-643b-74e8-82e3-fa8fc206bb8e","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:30:45.947Z","ce-lane":"1","ce-number":"7","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:26:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c206c61737420286f726465727329222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:26:1:2', '2026-11-27 15:30:49.810013+00', '2026-11-27 16:30:49.810013+00', 0, 0, NULL),
-	(1401, 5, 0, '01a21da1-c40b-73ab-9106-14dfd07deba6', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-c40b-73ab-9106-14dfd07deba6","ce-id":"01a21da1-c40b-73ab-9106-14dfd07deba6","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:10.475Z","ce-lane":"4","ce-number":"1","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:30:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286f726465727329222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:30:1:1', '2026-11-27 15:31:14.754125+00', '2026-11-27 16:31:14.754125+00', 0, 0, NULL),
-	(1402, 5, 0, '01a21da1-ccf4-74f0-b961-e8fff5ed47c2', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-ccf4-74f0-b961-e8fff5ed47c2","ce-id":"01a21da1-ccf4-74f0-b961-e8fff5ed47c2","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:12.756Z","ce-lane":"4","ce-number":"2","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:30:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286f726465727329222c22646f223a22227d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:30:1:2', '2026-11-27 15:31:14.754125+00', '2026-11-27 16:31:14.754125+00', 0, 0, NULL);
+	(201, 5, 1, '01a21dbf-64e5-770b-ab0a-10b75cd0b0db', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dbf-64e5-770b-ab0a-10b75cd0b0db","ce-id":"01a21dbf-64e5-770b-ab0a-10b75cd0b0db","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:03:32.197Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', '2026-11-27 16:03:32.254285+00', '2026-11-27 16:04:23.838144+00', 2, 3, '2026-11-27 16:04:04.044628+00'),
+	(401, 5, 0, '01a21dbf-b488-7093-897a-63ea27d5a49d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dbf-b488-7093-897a-63ea27d5a49d","ce-id":"01a21dbf-b488-7093-897a-63ea27d5a49d","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:03:52.584Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', '2026-11-27 16:03:52.872762+00', '2026-11-27 16:04:13.838144+00', 1, 3, '2026-11-27 16:04:04.325241+00'),
+	(601, 5, 3, '01a21dc0-150a-7446-b54c-f54bdea7c218', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dc0-150a-7446-b54c-f54bdea7c218","ce-id":"01a21dc0-150a-7446-b54c-f54bdea7c218","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:17.290Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c65642061667465722068616c66222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', '2026-11-27 16:04:17.373173+00', '2026-11-27 17:04:17.373173+00', 0, 0, NULL),
+	(701, 5, 0, '01a21dc0-2701-7406-bdf9-39e9d038e3e8', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dc0-2701-7406-bdf9-39e9d038e3e8","ce-id":"01a21dc0-2701-7406-bdf9-39e9d038e3e8","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:21.889Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220636f6d6d6974222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1', '2026-11-27 16:04:22.011638+00', '2026-11-27 17:04:22.011638+00', 0, 0, NULL),
+	(1301, 5, 0, '01a21dc7-0cf3-718a-a04f-9d15d68b437f', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-0cf3-718a-a04f-9d15d68b437f","ce-id":"01a21dc7-0cf3-718a-a04f-9d15d68b437f","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:11:53.971Z","ce-lane":"3","ce-number":"5","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:28:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c20666972737420286f726465727329222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:28:1:1', '2026-11-27 16:12:18.489363+00', '2026-11-27 17:12:18.489363+00', 0, 0, NULL),
+	(1302, 5, 0, '01a21dc7-3ec4-7211-b518-db5d048577e4', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-3ec4-7211-b518-db5d048577e4","ce-id":"01a21dc7-3ec4-7211-b518-db5d048577e4","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:12:06.724Z","ce-lane":"3","ce-number":"6","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:28:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c206c61737420286f726465727329222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:28:1:2', '2026-11-27 16:12:18.489363+00', '2026-11-27 17:12:18.489363+00', 0, 0, NULL),
+	(1501, 5, 2, '01a21dc8-d15b-7585-a830-803bcb745947', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-d15b-7585-a830-803bcb745947","ce-id":"01a21dc8-d15b-7585-a830-803bcb745947","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:13:49.787Z","ce-lane":"6","ce-number":"1","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:32:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286f726465727329222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:32:1:1', '2026-11-27 16:14:24.994057+00', '2026-11-27 17:14:24.994057+00', 0, 0, NULL),
+	(1502, 5, 2, '01a21dc9-0d9a-747e-88c1-2fbedae13663', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-0d9a-747e-88c1-2fbedae13663","ce-id":"01a21dc9-0d9a-747e-88c1-2fbedae13663","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:14:05.210Z","ce-lane":"6","ce-number":"2","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:32:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286f726465727329222c22646f223a22227d', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:32:1:2', '2026-11-27 16:14:24.994057+00', '2026-11-27 17:14:24.994057+00', 0, 0, NULL);
 
 INSERT INTO public.outbox_embedded_message (topic_id, queue, pos, message_id, source, half_id, key, tag, headers, body, stored_at) VALUES
-	(5, 0, 1, '01a21d9d-dd74-73d4-ad70-a8355532218c', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd74-73d4-ad70-a8355532218c","ce-id":"01a21d9d-dd74-73d4-ad70-a8355532218c","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:26:54.836Z","ce-lane":"1","ce-number":"1","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:1:1:1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286f726465727329222c22646f223a22227d', '2026-11-27 15:26:59.41622+00'),
-	(3, 1, 1, '01a21d9d-dd7f-7644-8673-8eb51befb707', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7f-7644-8673-8eb51befb707","ce-id":"01a21d9d-dd7f-7644-8673-8eb51befb707","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:26:54.847Z","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286d6f6f647329222c22646f223a22227d', '2026-11-27 15:26:59.426565+00'),
-	(4, 1, 1, '01a21d9d-dd7a-7115-a461-6548b613cf6d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7a-7115-a461-6548b613cf6d","ce-id":"01a21d9d-dd7a-7115-a461-6548b613cf6d","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:26:54.842Z","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286e6f74657329222c22646f223a22227d', '2026-11-27 15:26:59.426565+00'),
-	(4, 1, 2, '01a21d9d-e53b-73c7-88ac-9dc0189cc9df', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-e53b-73c7-88ac-9dc0189cc9df","ce-id":"01a21d9d-e53b-73c7-88ac-9dc0189cc9df","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:26:56.827Z","ce-lane":"1","ce-number":"2"}', '\x7b2277686174223a227075626c6973686564206f6e63652062792069747320646564757065206b657920286e6f74657329222c22646f223a22227d', '2026-11-27 15:26:59.426565+00'),
-	(6, 3, 1, '01a21d9d-dd7c-772d-aff0-6280392fa043', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7c-772d-aff0-6280392fa043","ce-id":"01a21d9d-dd7c-772d-aff0-6280392fa043","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:26:54.844Z","ce-subject":"a","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f72652028737465707329222c22646f223a22227d', '2026-11-27 15:26:59.434215+00'),
-	(5, 1, 1, '01a21d9e-95dd-75e4-b527-af181a1a9e1b', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 201, '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-95dd-75e4-b527-af181a1a9e1b","ce-id":"01a21d9e-95dd-75e4-b527-af181a1a9e1b","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:42.045Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c20636f6d6d697474656420616e6420616e737765726564222c22646f223a22227d', '2026-11-27 15:27:48.669667+00'),
-	(5, 0, 2, '01a21d9e-d5b8-720e-a27d-99d1b000edb3', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 701, '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-d5b8-720e-a27d-99d1b000edb3","ce-id":"01a21d9e-d5b8-720e-a27d-99d1b000edb3","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:27:58.392Z","ce-specversion":"1.0","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220656e64222c22646f223a22227d', '2026-11-27 15:27:58.477271+00'),
-	(5, 3, 1, '01a21d9e-e5a4-7347-9856-74830472ebc6', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 801, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e5a4-7347-9856-74830472ebc6","ce-id":"01a21d9e-e5a4-7347-9856-74830472ebc6","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:02.468Z","ce-lane":"1","ce-number":"2","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:12:1:1"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286f726465727329222c22646f223a226661696c227d', '2026-11-27 15:28:27.151418+00'),
-	(4, 0, 1, '01a21d9e-e59e-749c-98ac-a72ea72d2bf1', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e59e-749c-98ac-a72ea72d2bf1","ce-id":"01a21d9e-e59e-749c-98ac-a72ea72d2bf1","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:02.462Z","ce-lane":"1","ce-number":"3"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286e6f74657329222c22646f223a226661696c227d', '2026-11-27 15:28:27.170583+00'),
-	(4, 0, 2, '01a21d9f-00a8-76c1-82cb-a73aae216b3c', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-00a8-76c1-82cb-a73aae216b3c","ce-id":"01a21d9f-00a8-76c1-82cb-a73aae216b3c","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:09.384Z","ce-lane":"1","ce-number":"4"}', '\x7b2277686174223a2272656a656374656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:27.170583+00'),
-	(4, 0, 3, '01a21d9f-08fb-764a-b452-742033279c2a', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-08fb-764a-b452-742033279c2a","ce-id":"01a21d9f-08fb-764a-b452-742033279c2a","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:11.515Z","ce-lane":"1","ce-number":"5"}', '\x7b2277686174223a2272656a656374656420616e64207265706c6179656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:27.170583+00'),
-	(4, 0, 4, '01a21d9f-212f-713e-b94c-b6abf0a40ab0', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-212f-713e-b94c-b6abf0a40ab0","ce-id":"01a21d9f-212f-713e-b94c-b6abf0a40ab0","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:17.711Z","ce-lane":"1","ce-number":"6"}', '\x7b2277686174223a2272656a656374656420616e642064697363617264656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:27.170583+00'),
-	(6, 3, 2, '01a21d9e-e5aa-7082-a2d8-95eff0e63bd1', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e5aa-7082-a2d8-95eff0e63bd1","ce-id":"01a21d9e-e5aa-7082-a2d8-95eff0e63bd1","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:02.474Z","ce-subject":"a","ce-lane":"1","ce-number":"2"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f72206974732072657472792028737465707329222c22646f223a226661696c227d', '2026-11-27 15:28:27.183385+00'),
-	(6, 3, 3, '01a21d9e-f49d-7522-9704-234eff4dcf8c', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-f49d-7522-9704-234eff4dcf8c","ce-id":"01a21d9e-f49d-7522-9704-234eff4dcf8c","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:06.301Z","ce-subject":"a","ce-lane":"1","ce-number":"3"}', '\x7b2277686174223a22776169747320626568696e64206f6e65206f6620697473206b65792074686174206661696c65642028737465707329222c22646f223a22227d', '2026-11-27 15:28:27.188754+00'),
-	(4, 0, 5, '01a21d9f-8ccc-776f-8ed6-26f3d0804bb8', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-8ccc-776f-8ed6-26f3d0804bb8","ce-id":"01a21d9f-8ccc-776f-8ed6-26f3d0804bb8","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:28:45.260Z","ce-lane":"1","ce-number":"7"}', '\x7b2277686174223a226b696c6c732069747320636f6e73756d657220617420746865207365636f6e642064656c697665727920286e6f74657329222c22646f223a226b696c6c227d', '2026-11-27 15:28:56.091715+00'),
-	(5, 0, 3, '01a21d9f-eec4-764d-aa15-14becb71c00e', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 901, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-eec4-764d-aa15-14becb71c00e","ce-id":"01a21d9f-eec4-764d-aa15-14becb71c00e","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:10.340Z","ce-lane":"1","ce-number":"3","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:16:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:29:18.972879+00'),
-	(4, 2, 1, '01a21d9f-ee95-7759-80b1-00548e178659', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-ee95-7759-80b1-00548e178659","ce-id":"01a21d9f-ee95-7759-80b1-00548e178659","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:10.293Z","ce-lane":"1","ce-number":"8"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:18.979609+00'),
-	(4, 2, 2, '01a21da0-0450-7285-b0d0-dfdef5c5c3d4', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-0450-7285-b0d0-dfdef5c5c3d4","ce-id":"01a21da0-0450-7285-b0d0-dfdef5c5c3d4","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:15.856Z","ce-lane":"1","ce-number":"9"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:18.979609+00'),
-	(5, 3, 2, '01a21da0-3814-7271-b7ca-263aad5c9dc1', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1001, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-3814-7271-b7ca-263aad5c9dc1","ce-id":"01a21da0-3814-7271-b7ca-263aad5c9dc1","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:29.108Z","ce-lane":"1","ce-number":"4","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:18:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:29:38.42292+00'),
-	(4, 2, 3, '01a21da0-37f4-763b-9520-a2bddef37f43', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-37f4-763b-9520-a2bddef37f43","ce-id":"01a21da0-37f4-763b-9520-a2bddef37f43","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:29.076Z","ce-lane":"1","ce-number":"10"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:38.430428+00'),
-	(4, 2, 4, '01a21da0-4bfc-73a8-8700-57ab008a6c1b', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-4bfc-73a8-8700-57ab008a6c1b","ce-id":"01a21da0-4bfc-73a8-8700-57ab008a6c1b","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:34.204Z","ce-lane":"1","ce-number":"11"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:38.430428+00'),
-	(5, 1, 2, '01a21da0-8014-7576-8054-ff2d0a052422', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1101, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-8014-7576-8054-ff2d0a052422","ce-id":"01a21da0-8014-7576-8054-ff2d0a052422","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:47.540Z","ce-lane":"1","ce-number":"5","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:20:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:01.457365+00'),
-	(4, 3, 1, '01a21da0-800a-724e-a12f-4ea296c737df', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-800a-724e-a12f-4ea296c737df","ce-id":"01a21da0-800a-724e-a12f-4ea296c737df","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:47.530Z","ce-lane":"1","ce-number":"12"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:30:01.487565+00'),
-	(4, 3, 2, '01a21da0-914c-74b2-ac48-6dd13f3349bc', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da0-914c-74b2-ac48-6dd13f3349bc","ce-id":"01a21da0-914c-74b2-ac48-6dd13f3349bc","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:29:51.948Z","ce-lane":"1","ce-number":"13"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:30:01.487565+00'),
-	(5, 1, 3, '01a21da1-8218-75e6-b2f7-3914bfef8ec9', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1301, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-8218-75e6-b2f7-3914bfef8ec9","ce-id":"01a21da1-8218-75e6-b2f7-3914bfef8ec9","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:30:53.592Z","ce-lane":"2","ce-number":"1","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:27:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:59.712512+00'),
-	(5, 1, 4, '01a21da1-8a0d-75ce-9ab2-42679bb63454', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1302, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-8a0d-75ce-9ab2-42679bb63454","ce-id":"01a21da1-8a0d-75ce-9ab2-42679bb63454","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:30:55.629Z","ce-lane":"2","ce-number":"2","ce-token":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b:27:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:59.712512+00'),
-	(1, 0, 1, '01a21da1-a18f-7105-a6b2-ea967ad8f0ee', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a18f-7105-a6b2-ea967ad8f0ee","ce-id":"01a21da1-a18f-7105-a6b2-ea967ad8f0ee","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:01.647Z","ce-lane":"3","ce-number":"1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:07.614147+00'),
-	(1, 0, 2, '01a21da1-a73d-7613-b295-54e6e776b9d0', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a73d-7613-b295-54e6e776b9d0","ce-id":"01a21da1-a73d-7613-b295-54e6e776b9d0","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:03.101Z","ce-lane":"3","ce-number":"2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:07.614147+00'),
-	(4, 1, 3, '01a21da1-a177-76f1-9431-4179bfb82dbc', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a177-76f1-9431-4179bfb82dbc","ce-id":"01a21da1-a177-76f1-9431-4179bfb82dbc","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:01.623Z","ce-lane":"3","ce-number":"1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:07.614147+00'),
-	(4, 1, 4, '01a21da1-a72f-77c4-8174-d7820e2a2f3b', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a72f-77c4-8174-d7820e2a2f3b","ce-id":"01a21da1-a72f-77c4-8174-d7820e2a2f3b","ce-source":"urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b","ce-time":"2026-11-27T15:31:03.087Z","ce-lane":"3","ce-number":"2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:07.614147+00');
+	(5, 0, 1, '01a21dbe-b258-73ae-8a8f-29204886ee2b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b258-73ae-8a8f-29204886ee2b","ce-id":"01a21dbe-b258-73ae-8a8f-29204886ee2b","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:02:46.488Z","ce-lane":"1","ce-number":"1","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:1:1:1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286f726465727329222c22646f223a22227d', '2026-11-27 16:02:59.001248+00'),
+	(3, 3, 1, '01a21dbe-b27f-749d-9beb-0b57eb351961', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b27f-749d-9beb-0b57eb351961","ce-id":"01a21dbe-b27f-749d-9beb-0b57eb351961","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:02:46.527Z","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286d6f6f647329222c22646f223a22227d', '2026-11-27 16:02:59.023298+00'),
+	(4, 0, 1, '01a21dbe-b26a-74fe-9e3d-715bcfae4bdc', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b26a-74fe-9e3d-715bcfae4bdc","ce-id":"01a21dbe-b26a-74fe-9e3d-715bcfae4bdc","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:02:46.506Z","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f726520286e6f74657329222c22646f223a22227d', '2026-11-27 16:02:59.023298+00'),
+	(4, 0, 2, '01a21dbe-c6e3-7612-b3de-5b3ab9b32a23', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-c6e3-7612-b3de-5b3ab9b32a23","ce-id":"01a21dbe-c6e3-7612-b3de-5b3ab9b32a23","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:02:51.747Z","ce-lane":"1","ce-number":"2"}', '\x7b2277686174223a227075626c6973686564206f6e63652062792069747320646564757065206b657920286e6f74657329222c22646f223a22227d', '2026-11-27 16:02:59.023298+00'),
+	(6, 3, 1, '01a21dbe-b272-727b-886d-325f0cc3af28', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b272-727b-886d-325f0cc3af28","ce-id":"01a21dbe-b272-727b-886d-325f0cc3af28","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:02:46.514Z","ce-subject":"a","ce-lane":"1","ce-number":"1"}', '\x7b2277686174223a2268616e646c6564206265666f72652028737465707329222c22646f223a22227d', '2026-11-27 16:02:59.04339+00'),
+	(5, 3, 1, '01a21dbf-2796-722a-9a6e-fb96f3870b43', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 101, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbf-2796-722a-9a6e-fb96f3870b43","ce-id":"01a21dbf-2796-722a-9a6e-fb96f3870b43","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:03:16.502Z","ce-lane":"1","ce-number":"2","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:5:1:1"}', '\x7b2277686174223a2268616e646c65642c2074686f756768206e6f74206d61726b65642061732073656e7420286f726465727329222c22646f223a22227d', '2026-11-27 16:03:19.357193+00'),
+	(4, 1, 1, '01a21dbf-3c92-764d-9c3b-b9e33a721d9c', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dbf-3c92-764d-9c3b-b9e33a721d9c","ce-id":"01a21dbf-3c92-764d-9c3b-b9e33a721d9c","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:03:21.874Z","ce-lane":"2","ce-number":"1"}', '\x7b2277686174223a2268616e646c65642c2074686f756768206e6f74206d61726b65642061732073656e7420286e6f74657329222c22646f223a22227d', '2026-11-27 16:03:27.237771+00'),
+	(5, 0, 2, '01a21dbf-93f5-74dc-9c0d-06fb8df44e38', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 301, '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dbf-93f5-74dc-9c0d-06fb8df44e38","ce-id":"01a21dbf-93f5-74dc-9c0d-06fb8df44e38","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:03:44.245Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c20636f6d6d697474656420616e6420616e737765726564222c22646f223a22227d', '2026-11-27 16:04:04.252501+00'),
+	(5, 2, 1, '01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 801, '', '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd","ce-id":"01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:31.304Z","ce-specversion":"1.0","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:0:1:1"}', '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220656e64222c22646f223a22227d', '2026-11-27 16:04:31.756425+00'),
+	(5, 0, 3, '01a21dc0-7cb1-74c1-a063-749a4af05d6c', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 901, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7cb1-74c1-a063-749a4af05d6c","ce-id":"01a21dc0-7cb1-74c1-a063-749a4af05d6c","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:43.825Z","ce-lane":"3","ce-number":"1","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:14:1:1"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286f726465727329222c22646f223a226661696c227d', '2026-11-27 16:05:45.91735+00'),
+	(4, 2, 1, '01a21dc0-7c62-73cd-af7d-5d7c99dc2502', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7c62-73cd-af7d-5d7c99dc2502","ce-id":"01a21dc0-7c62-73cd-af7d-5d7c99dc2502","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:43.746Z","ce-lane":"3","ce-number":"1"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286e6f74657329222c22646f223a226661696c227d', '2026-11-27 16:05:45.930008+00'),
+	(4, 2, 2, '01a21dc0-e6d7-723e-bde0-53acfd4e3bfe', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-e6d7-723e-bde0-53acfd4e3bfe","ce-id":"01a21dc0-e6d7-723e-bde0-53acfd4e3bfe","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:05:10.999Z","ce-lane":"3","ce-number":"2"}', '\x7b2277686174223a2272656a656374656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:45.930008+00'),
+	(4, 2, 3, '01a21dc1-05b1-75a2-9c4c-3eea7ce2045c', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-05b1-75a2-9c4c-3eea7ce2045c","ce-id":"01a21dc1-05b1-75a2-9c4c-3eea7ce2045c","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:05:18.897Z","ce-lane":"3","ce-number":"3"}', '\x7b2277686174223a2272656a656374656420616e64207265706c6179656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:45.930008+00'),
+	(4, 2, 4, '01a21dc1-45d8-7792-97f1-5aee58405e44', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-45d8-7792-97f1-5aee58405e44","ce-id":"01a21dc1-45d8-7792-97f1-5aee58405e44","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:05:35.320Z","ce-lane":"3","ce-number":"4"}', '\x7b2277686174223a2272656a656374656420616e642064697363617264656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:45.930008+00'),
+	(6, 3, 2, '01a21dc0-7cc1-7162-9d7c-4548d6515255', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7cc1-7162-9d7c-4548d6515255","ce-id":"01a21dc0-7cc1-7162-9d7c-4548d6515255","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:43.841Z","ce-subject":"a","ce-lane":"3","ce-number":"1"}', '\x7b2277686174223a226661696c732c20616e6420776169747320666f72206974732072657472792028737465707329222c22646f223a226661696c227d', '2026-11-27 16:05:45.956752+00'),
+	(6, 3, 3, '01a21dc0-b499-75c2-a0a0-bfed426905e5', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, 'a', '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-b499-75c2-a0a0-bfed426905e5","ce-id":"01a21dc0-b499-75c2-a0a0-bfed426905e5","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:04:58.137Z","ce-subject":"a","ce-lane":"3","ce-number":"2"}', '\x7b2277686174223a22776169747320626568696e64206f6e65206f6620697473206b65792074686174206661696c65642028737465707329222c22646f223a22227d', '2026-11-27 16:05:45.961253+00'),
+	(4, 0, 3, '01a21dc1-ceb8-758e-a1ba-089cc5a7a103', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-ceb8-758e-a1ba-089cc5a7a103","ce-id":"01a21dc1-ceb8-758e-a1ba-089cc5a7a103","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:06:10.360Z","ce-lane":"3","ce-number":"5"}', '\x7b2277686174223a226b696c6c732069747320636f6e73756d657220617420746865207365636f6e642064656c697665727920286e6f74657329222c22646f223a226b696c6c227d', '2026-11-27 16:06:21.889232+00'),
+	(5, 3, 2, '01a21dc2-726b-7387-a55c-a095034a5c61', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1001, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-726b-7387-a55c-a095034a5c61","ce-id":"01a21dc2-726b-7387-a55c-a095034a5c61","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:06:52.267Z","ce-lane":"3","ce-number":"2","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:18:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:07:27.41459+00'),
+	(4, 2, 5, '01a21dc2-7214-77fd-9bb1-a64905a2b212', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-7214-77fd-9bb1-a64905a2b212","ce-id":"01a21dc2-7214-77fd-9bb1-a64905a2b212","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:06:52.180Z","ce-lane":"3","ce-number":"6"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:07:27.454198+00'),
+	(4, 2, 6, '01a21dc2-aa0c-7211-b93e-81e81f0ea443', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-aa0c-7211-b93e-81e81f0ea443","ce-id":"01a21dc2-aa0c-7211-b93e-81e81f0ea443","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:07:06.508Z","ce-lane":"3","ce-number":"7"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:07:27.454198+00'),
+	(5, 2, 2, '01a21dc3-b72a-7171-a3a0-312b0acf3d8a', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1101, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc3-b72a-7171-a3a0-312b0acf3d8a","ce-id":"01a21dc3-b72a-7171-a3a0-312b0acf3d8a","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:08:15.402Z","ce-lane":"3","ce-number":"3","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:20:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:08:57.638998+00'),
+	(4, 1, 2, '01a21dc3-b6cc-7125-9008-78ebec23431f', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc3-b6cc-7125-9008-78ebec23431f","ce-id":"01a21dc3-b6cc-7125-9008-78ebec23431f","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:08:15.308Z","ce-lane":"3","ce-number":"8"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:08:57.684005+00'),
+	(4, 1, 3, '01a21dc4-1429-72ef-bd87-1f6b6302a28b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-1429-72ef-bd87-1f6b6302a28b","ce-id":"01a21dc4-1429-72ef-bd87-1f6b6302a28b","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:08:39.209Z","ce-lane":"3","ce-number":"9"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:08:57.684005+00'),
+	(5, 1, 1, '01a21dc4-c6d7-7121-9c2c-c91fd31becd8', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1201, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-c6d7-7121-9c2c-c91fd31becd8","ce-id":"01a21dc4-c6d7-7121-9c2c-c91fd31becd8","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:09:24.951Z","ce-lane":"3","ce-number":"4","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:22:1:1"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:09:57.626062+00'),
+	(4, 0, 4, '01a21dc4-c69e-7588-a17b-c8bbc1d2f56b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-c69e-7588-a17b-c8bbc1d2f56b","ce-id":"01a21dc4-c69e-7588-a17b-c8bbc1d2f56b","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:09:24.894Z","ce-lane":"3","ce-number":"10"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:09:57.686184+00'),
+	(4, 0, 5, '01a21dc4-fc81-7556-8e12-25ba4029cfb7', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-fc81-7556-8e12-25ba4029cfb7","ce-id":"01a21dc4-fc81-7556-8e12-25ba4029cfb7","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:09:38.689Z","ce-lane":"3","ce-number":"11"}', '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:09:57.686184+00'),
+	(5, 1, 2, '01a21dc7-8dc5-7261-954b-5ade5980da24', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1401, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-8dc5-7261-954b-5ade5980da24","ce-id":"01a21dc7-8dc5-7261-954b-5ade5980da24","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:12:26.949Z","ce-lane":"4","ce-number":"1","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:29:1:1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:12:59.040807+00'),
+	(5, 1, 3, '01a21dc7-bac2-7758-a89a-579406823b2a', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 1402, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-bac2-7758-a89a-579406823b2a","ce-id":"01a21dc7-bac2-7758-a89a-579406823b2a","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:12:38.466Z","ce-lane":"4","ce-number":"2","ce-token":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335:29:1:2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 16:12:59.040807+00'),
+	(1, 3, 1, '01a21dc8-36ed-73c2-a616-bea3bc533922', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-36ed-73c2-a616-bea3bc533922","ce-id":"01a21dc8-36ed-73c2-a616-bea3bc533922","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:13:10.253Z","ce-lane":"5","ce-number":"1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:13:37.557845+00'),
+	(1, 3, 2, '01a21dc8-681f-72a3-bff4-9d17290dc443', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-681f-72a3-bff4-9d17290dc443","ce-id":"01a21dc8-681f-72a3-bff4-9d17290dc443","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:13:22.847Z","ce-lane":"5","ce-number":"2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:13:37.557845+00'),
+	(4, 2, 7, '01a21dc8-36b8-754f-874e-3d5ad3609993', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-36b8-754f-874e-3d5ad3609993","ce-id":"01a21dc8-36b8-754f-874e-3d5ad3609993","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:13:10.200Z","ce-lane":"5","ce-number":"1"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:13:37.557845+00'),
+	(4, 2, 8, '01a21dc8-67d1-7635-8f25-2002c3af597a', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', NULL, '', '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-67d1-7635-8f25-2002c3af597a","ce-id":"01a21dc8-67d1-7635-8f25-2002c3af597a","ce-source":"urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335","ce-time":"2026-11-27T16:13:22.769Z","ce-lane":"5","ce-number":"2"}', '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:13:37.557845+00');
 
 INSERT INTO public.outbox_embedded_offset (consumer_group, topic_id, queue, pos) VALUES
 	('mail', 1, 0, 0),
@@ -900,37 +904,37 @@ INSERT INTO public.outbox_embedded_offset (consumer_group, topic_id, queue, pos)
 	('mail', 2, 2, 0),
 	('mail', 2, 3, 0),
 	('mail', 3, 0, 0),
+	('mail', 3, 1, 0),
 	('mail', 3, 2, 0),
-	('mail', 3, 3, 0),
-	('mail', 3, 1, 1),
-	('mail', 4, 1, 2),
+	('mail', 4, 2, 6),
+	('mail', 3, 3, 1),
 	('mail', 4, 0, 5),
-	('mail', 4, 2, 4),
-	('mail', 5, 2, 0),
+	('mail', 4, 1, 3),
+	('mail', 4, 3, 0),
 	('mail', 6, 0, 0),
 	('mail', 6, 1, 0),
 	('mail', 6, 2, 0),
-	('mail', 5, 3, 2),
+	('mail', 5, 2, 2),
 	('mail', 6, 3, 3),
 	('stock', 5, 1, 0),
 	('stock', 5, 2, 0),
 	('stock', 5, 3, 0),
 	('stock', 5, 0, 1),
-	('mail', 5, 1, 2),
-	('mail', 4, 3, 2),
-	('mail', 5, 0, 3);
+	('mail', 5, 1, 1),
+	('mail', 5, 0, 3),
+	('mail', 5, 3, 2);
 
 INSERT INTO public.outbox_embedded_queue (topic_id, queue, last_pos) VALUES
-	(3, 1, 1),
-	(6, 3, 3),
-	(4, 0, 5),
+	(3, 3, 1),
+	(5, 1, 3),
 	(5, 0, 3),
+	(1, 3, 2),
+	(6, 3, 3),
+	(4, 2, 8),
 	(5, 3, 2),
-	(4, 2, 4),
-	(4, 3, 2),
-	(5, 1, 4),
-	(4, 1, 4),
-	(1, 0, 2);
+	(5, 2, 2),
+	(4, 1, 3),
+	(4, 0, 5);
 
 INSERT INTO public.outbox_embedded_topic (id, name, type, queues) VALUES
 	(1, 'alarms', 'delay', 4),
@@ -941,7 +945,7 @@ INSERT INTO public.outbox_embedded_topic (id, name, type, queues) VALUES
 	(6, 'steps', 'fifo', 4);
 
 INSERT INTO public.outbox_failed_delivery (id, consumer_group, message_id, topic, delivery_count, source, lane, number, outcome, fingerprint, error, traceback, failed_at) VALUES
-	(1, 'mail', '01a21d9e-e59e-749c-98ac-a72ea72d2bf1', 'notes', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 3, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
+	(1, 'mail', '01a21dc0-7cb1-74c1-a063-749a4af05d6c', 'orders', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 1, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
   File "outbox/consuming/handle.py", line 236, in handle
     _apply(one, one.consumer)
   File "outbox/consuming/handle.py", line 300, in _apply
@@ -956,56 +960,8 @@ INSERT INTO public.outbox_failed_delivery (id, consumer_group, message_id, topic
   File "tests/upgrades/consumers.py", line 32, in misbehave
     raise ValueError("not yet")
 ValueError: not yet
-', '2026-11-27 15:28:35.233277+00'),
-	(2, 'mail', '01a21d9f-00a8-76c1-82cb-a73aae216b3c', 'notes', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 4, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
-  File "outbox/consuming/handle.py", line 236, in handle
-    _apply(one, one.consumer)
-  File "outbox/consuming/handle.py", line 300, in _apply
-    _apply_begun(one, consumer, messages, entries, failures=0)
-  File "outbox/consuming/handle.py", line 336, in _apply_begun
-    _call(consumer, [messages[place] for place in mine], contexts)
-  File "outbox/consuming/handle.py", line 409, in _call
-    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
-                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "tests/upgrades/consumers.py", line 26, in handle
-    misbehave(body["do"], context.delivery_count)
-  File "tests/upgrades/consumers.py", line 34, in misbehave
-    raise Reject("of no use")
-outbox.errors.Reject: of no use
-', '2026-11-27 15:28:35.322534+00'),
-	(3, 'mail', '01a21d9f-08fb-764a-b452-742033279c2a', 'notes', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 5, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
-  File "outbox/consuming/handle.py", line 236, in handle
-    _apply(one, one.consumer)
-  File "outbox/consuming/handle.py", line 300, in _apply
-    _apply_begun(one, consumer, messages, entries, failures=0)
-  File "outbox/consuming/handle.py", line 336, in _apply_begun
-    _call(consumer, [messages[place] for place in mine], contexts)
-  File "outbox/consuming/handle.py", line 409, in _call
-    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
-                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "tests/upgrades/consumers.py", line 26, in handle
-    misbehave(body["do"], context.delivery_count)
-  File "tests/upgrades/consumers.py", line 34, in misbehave
-    raise Reject("of no use")
-outbox.errors.Reject: of no use
-', '2026-11-27 15:28:35.3777+00'),
-	(4, 'mail', '01a21d9f-212f-713e-b94c-b6abf0a40ab0', 'notes', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 6, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
-  File "outbox/consuming/handle.py", line 236, in handle
-    _apply(one, one.consumer)
-  File "outbox/consuming/handle.py", line 300, in _apply
-    _apply_begun(one, consumer, messages, entries, failures=0)
-  File "outbox/consuming/handle.py", line 336, in _apply_begun
-    _call(consumer, [messages[place] for place in mine], contexts)
-  File "outbox/consuming/handle.py", line 409, in _call
-    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
-                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "tests/upgrades/consumers.py", line 26, in handle
-    misbehave(body["do"], context.delivery_count)
-  File "tests/upgrades/consumers.py", line 34, in misbehave
-    raise Reject("of no use")
-outbox.errors.Reject: of no use
-', '2026-11-27 15:28:35.386556+00'),
-	(5, 'mail', '01a21d9e-e5a4-7347-9856-74830472ebc6', 'orders', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 2, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
+', '2026-11-27 16:05:58.376345+00'),
+	(2, 'mail', '01a21dc0-7c62-73cd-af7d-5d7c99dc2502', 'notes', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 1, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
   File "outbox/consuming/handle.py", line 236, in handle
     _apply(one, one.consumer)
   File "outbox/consuming/handle.py", line 300, in _apply
@@ -1020,8 +976,56 @@ outbox.errors.Reject: of no use
   File "tests/upgrades/consumers.py", line 32, in misbehave
     raise ValueError("not yet")
 ValueError: not yet
-', '2026-11-27 15:28:35.417064+00'),
-	(6, 'mail', '01a21d9e-e5aa-7082-a2d8-95eff0e63bd1', 'steps', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 2, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
+', '2026-11-27 16:05:58.50924+00'),
+	(3, 'mail', '01a21dc0-e6d7-723e-bde0-53acfd4e3bfe', 'notes', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 2, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
+  File "outbox/consuming/handle.py", line 236, in handle
+    _apply(one, one.consumer)
+  File "outbox/consuming/handle.py", line 300, in _apply
+    _apply_begun(one, consumer, messages, entries, failures=0)
+  File "outbox/consuming/handle.py", line 336, in _apply_begun
+    _call(consumer, [messages[place] for place in mine], contexts)
+  File "outbox/consuming/handle.py", line 409, in _call
+    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
+                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "tests/upgrades/consumers.py", line 26, in handle
+    misbehave(body["do"], context.delivery_count)
+  File "tests/upgrades/consumers.py", line 34, in misbehave
+    raise Reject("of no use")
+outbox.errors.Reject: of no use
+', '2026-11-27 16:05:58.550217+00'),
+	(4, 'mail', '01a21dc1-05b1-75a2-9c4c-3eea7ce2045c', 'notes', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 3, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
+  File "outbox/consuming/handle.py", line 236, in handle
+    _apply(one, one.consumer)
+  File "outbox/consuming/handle.py", line 300, in _apply
+    _apply_begun(one, consumer, messages, entries, failures=0)
+  File "outbox/consuming/handle.py", line 336, in _apply_begun
+    _call(consumer, [messages[place] for place in mine], contexts)
+  File "outbox/consuming/handle.py", line 409, in _call
+    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
+                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "tests/upgrades/consumers.py", line 26, in handle
+    misbehave(body["do"], context.delivery_count)
+  File "tests/upgrades/consumers.py", line 34, in misbehave
+    raise Reject("of no use")
+outbox.errors.Reject: of no use
+', '2026-11-27 16:05:58.620122+00'),
+	(5, 'mail', '01a21dc1-45d8-7792-97f1-5aee58405e44', 'notes', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 4, 'dead letter', 'Reject in tests.upgrades.consumers.misbehave: of no use', 'Reject: of no use', 'Traceback (most recent call last):
+  File "outbox/consuming/handle.py", line 236, in handle
+    _apply(one, one.consumer)
+  File "outbox/consuming/handle.py", line 300, in _apply
+    _apply_begun(one, consumer, messages, entries, failures=0)
+  File "outbox/consuming/handle.py", line 336, in _apply_begun
+    _call(consumer, [messages[place] for place in mine], contexts)
+  File "outbox/consuming/handle.py", line 409, in _call
+    result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], one)
+                                                                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "tests/upgrades/consumers.py", line 26, in handle
+    misbehave(body["do"], context.delivery_count)
+  File "tests/upgrades/consumers.py", line 34, in misbehave
+    raise Reject("of no use")
+outbox.errors.Reject: of no use
+', '2026-11-27 16:05:58.7758+00'),
+	(6, 'mail', '01a21dc0-7cc1-7162-9d7c-4548d6515255', 'steps', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 1, 'retry', 'ValueError in tests.upgrades.consumers.misbehave: not yet', 'ValueError: not yet', 'Traceback (most recent call last):
   File "outbox/consuming/handle.py", line 236, in handle
     _apply(one, one.consumer)
   File "outbox/consuming/handle.py", line 300, in _apply
@@ -1036,8 +1040,8 @@ ValueError: not yet
   File "tests/upgrades/consumers.py", line 32, in misbehave
     raise ValueError("not yet")
 ValueError: not yet
-', '2026-11-27 15:28:35.474159+00'),
-	(7, 'mail', '01a21d9f-8ccc-776f-8ed6-26f3d0804bb8', 'notes', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 7, 'retry', 'RetryLater in tests.upgrades.consumers.misbehave: to be retried after #:#:#', 'RetryLater: to be retried after 0:00:00', 'Traceback (most recent call last):
+', '2026-11-27 16:05:58.819263+00'),
+	(7, 'mail', '01a21dc1-ceb8-758e-a1ba-089cc5a7a103', 'notes', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 5, 'retry', 'RetryLater in tests.upgrades.consumers.misbehave: to be retried after #:#:#', 'RetryLater: to be retried after 0:00:00', 'Traceback (most recent call last):
   File "outbox/consuming/handle.py", line 236, in handle
     _apply(one, one.consumer)
   File "outbox/consuming/handle.py", line 300, in _apply
@@ -1053,143 +1057,153 @@ ValueError: not yet
     raise RetryLater(0)  # a first run that never ends is not written down
     ^^^^^^^^^^^^^^^^^^^
 outbox.errors.RetryLater: to be retried after 0:00:00
-', '2026-11-27 15:29:04.450899+00');
+', '2026-11-27 16:06:39.871066+00');
 
 INSERT INTO public.outbox_failed_send (id, batch_id, attempt, message_ids, verdict, reason, failed_at) VALUES
-	(1, 37, 1, '{01a21da1-f466-7596-bfeb-efd301ba60f0}', 'misconfigured', 'Topic ''moods'' is of type transaction in settings and of type normal in the broker.', '2026-11-27 15:31:24.562082+00');
+	(1, 39, 1, '{01a21dcb-4a21-760e-9731-947317d71d5b}', 'misconfigured', 'Topic ''moods'' is of type transaction in settings and of type normal in the broker.', '2026-11-27 16:16:56.536367+00');
 
 INSERT INTO public.outbox_failure_count (consumer_group, message_id, topic, failures, crashes, begun_at, begun_by, due_at, given_up, has_letter, changed_at) VALUES
-	('mail', '01a21d9e-e59e-749c-98ac-a72ea72d2bf1', 'notes', 1, 0, NULL, '', '2026-11-27 16:27:49.233389+00', '', false, '2026-11-27 15:28:35.209833+00'),
-	('mail', '01a21d9f-00a8-76c1-82cb-a73aae216b3c', 'notes', 0, 0, NULL, '', '2026-11-27 15:28:35.348304+00', 'of no use', true, '2026-11-27 15:28:35.348337+00'),
-	('mail', '01a21d9e-e5a4-7347-9856-74830472ebc6', 'orders', 1, 0, NULL, '', '2026-11-27 16:30:07.259621+00', '', false, '2026-11-27 15:28:35.415105+00'),
-	('mail', '01a21d9e-e5aa-7082-a2d8-95eff0e63bd1', 'steps', 1, 0, NULL, '', '2026-11-27 16:26:23.389199+00', '', false, '2026-11-27 15:28:35.472157+00'),
-	('mail', '01a21d9f-8ccc-776f-8ed6-26f3d0804bb8', 'notes', 0, 0, '2026-11-27 15:29:04.46714+00', '31616-fc918868df30:1', NULL, '', false, '2026-11-27 15:29:04.466393+00');
+	('mail', '01a21dc0-7cb1-74c1-a063-749a4af05d6c', 'orders', 1, 0, NULL, '', '2026-11-27 17:11:52.502654+00', '', false, '2026-11-27 16:05:58.346026+00'),
+	('mail', '01a21dc0-7c62-73cd-af7d-5d7c99dc2502', 'notes', 1, 0, NULL, '', '2026-11-27 17:08:40.455632+00', '', false, '2026-11-27 16:05:58.482933+00'),
+	('mail', '01a21dc0-e6d7-723e-bde0-53acfd4e3bfe', 'notes', 0, 0, NULL, '', '2026-11-27 16:05:58.57232+00', 'of no use', true, '2026-11-27 16:05:58.572354+00'),
+	('mail', '01a21dc0-7cc1-7162-9d7c-4548d6515255', 'steps', 1, 0, NULL, '', '2026-11-27 17:03:22.60193+00', '', false, '2026-11-27 16:05:58.808311+00'),
+	('mail', '01a21dc1-ceb8-758e-a1ba-089cc5a7a103', 'notes', 0, 0, '2026-11-27 16:06:39.955802+00', '14542-263b4960da25:1', NULL, '', false, '2026-11-27 16:06:39.949687+00');
 
 INSERT INTO public.outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count, handled_at) VALUES
-	('mail', '01a21d9d-dd7f-7644-8673-8eb51befb707', '01a21d9d-dd7f-7644-8673-8eb51befb707', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'moods', 1, 1, 1, '2026-11-27 15:27:06.880131+00'),
-	('mail', '01a21d9d-dd74-73d4-ad70-a8355532218c', '01a21d9d-dd74-73d4-ad70-a8355532218c', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'orders', 1, 1, 1, '2026-11-27 15:27:06.900951+00'),
-	('mail', '01a21d9d-dd7a-7115-a461-6548b613cf6d', '01a21d9d-dd7a-7115-a461-6548b613cf6d', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'notes', 1, 1, 1, '2026-11-27 15:27:06.922843+00'),
-	('mail', '01a21d9d-e53b-73c7-88ac-9dc0189cc9df', '01a21d9d-e53b-73c7-88ac-9dc0189cc9df', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'notes', 1, 2, 1, '2026-11-27 15:27:06.944882+00'),
-	('mail', '01a21d9d-dd7c-772d-aff0-6280392fa043', '01a21d9d-dd7c-772d-aff0-6280392fa043', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'steps', 1, 1, 1, '2026-11-27 15:27:06.960013+00'),
-	('stock', '01a21d9d-dd74-73d4-ad70-a8355532218c', '01a21d9d-dd74-73d4-ad70-a8355532218c', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'orders', 1, 1, 1, '2026-11-27 15:27:15.303957+00'),
-	('mail', '01a21d9e-95dd-75e4-b527-af181a1a9e1b', '01a21d9e-95dd-75e4-b527-af181a1a9e1b', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'orders', NULL, NULL, 1, '2026-11-27 15:28:35.392238+00'),
-	('mail', '01a21d9e-d5b8-720e-a27d-99d1b000edb3', '01a21d9e-d5b8-720e-a27d-99d1b000edb3', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'orders', NULL, NULL, 1, '2026-11-27 15:28:35.430194+00'),
-	('mail', '01a21da0-800a-724e-a12f-4ea296c737df', '01a21da0-800a-724e-a12f-4ea296c737df', 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'notes', 1, 12, 1, '2026-11-27 15:30:10.657831+00');
+	('mail', '01a21dbe-b26a-74fe-9e3d-715bcfae4bdc', '01a21dbe-b26a-74fe-9e3d-715bcfae4bdc', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'notes', 1, 1, 1, '2026-11-27 16:03:04.658772+00'),
+	('mail', '01a21dbe-c6e3-7612-b3de-5b3ab9b32a23', '01a21dbe-c6e3-7612-b3de-5b3ab9b32a23', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'notes', 1, 2, 1, '2026-11-27 16:03:04.672438+00'),
+	('mail', '01a21dbe-b258-73ae-8a8f-29204886ee2b', '01a21dbe-b258-73ae-8a8f-29204886ee2b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'orders', 1, 1, 1, '2026-11-27 16:03:04.679423+00'),
+	('mail', '01a21dbe-b27f-749d-9beb-0b57eb351961', '01a21dbe-b27f-749d-9beb-0b57eb351961', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'moods', 1, 1, 1, '2026-11-27 16:03:04.683696+00'),
+	('mail', '01a21dbe-b272-727b-886d-325f0cc3af28', '01a21dbe-b272-727b-886d-325f0cc3af28', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'steps', 1, 1, 1, '2026-11-27 16:03:04.690801+00'),
+	('stock', '01a21dbe-b258-73ae-8a8f-29204886ee2b', '01a21dbe-b258-73ae-8a8f-29204886ee2b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'orders', 1, 1, 1, '2026-11-27 16:03:11.644827+00'),
+	('mail', '01a21dbf-2796-722a-9a6e-fb96f3870b43', '01a21dbf-2796-722a-9a6e-fb96f3870b43', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'orders', 1, 2, 1, '2026-11-27 16:03:29.144154+00'),
+	('mail', '01a21dbf-3c92-764d-9c3b-b9e33a721d9c', '01a21dbf-3c92-764d-9c3b-b9e33a721d9c', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'notes', 2, 1, 1, '2026-11-27 16:03:29.150143+00'),
+	('mail', '01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd', '01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'orders', NULL, NULL, 1, '2026-11-27 16:05:58.232846+00'),
+	('mail', '01a21dbf-93f5-74dc-9c0d-06fb8df44e38', '01a21dbf-93f5-74dc-9c0d-06fb8df44e38', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'orders', NULL, NULL, 1, '2026-11-27 16:05:58.271312+00'),
+	('mail', '01a21dc4-c69e-7588-a17b-c8bbc1d2f56b', '01a21dc4-c69e-7588-a17b-c8bbc1d2f56b', 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'notes', 3, 10, 1, '2026-11-27 16:10:11.0663+00');
 
 INSERT INTO public.outbox_lane (topic_id, lane, last_seq) VALUES
+	(2, 1, 2),
 	(6, 1, 1),
-	(3, 1, 3),
-	(2, 1, 13),
-	(7, 1, 3),
-	(8, 1, 1),
-	(1, 1, 7),
-	(1, 2, 2),
-	(2, 3, 2),
-	(4, 3, 2),
+	(3, 1, 1),
+	(1, 1, 2),
+	(2, 2, 1),
+	(3, 3, 2),
+	(2, 3, 11),
+	(7, 3, 3),
+	(8, 3, 1),
+	(1, 3, 6),
 	(1, 4, 2),
-	(2, 4, 2),
-	(1, 5, 2),
 	(2, 5, 2),
 	(4, 5, 2),
-	(3, 5, 2),
-	(7, 6, 1),
-	(6, 7, 1);
+	(1, 6, 2),
+	(2, 6, 2),
+	(1, 7, 2),
+	(2, 7, 2),
+	(4, 7, 2),
+	(3, 7, 2),
+	(7, 8, 1),
+	(6, 9, 1);
 
 INSERT INTO public.outbox_message_20261127 (id, topic_id, key, headers, about, body, created_at) VALUES
-	('01a21d9d-dd74-73d4-ad70-a8355532218c', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd74-73d4-ad70-a8355532218c"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286f726465727329222c22646f223a22227d', '2026-11-27 15:26:54.841996+00'),
-	('01a21d9d-dd7a-7115-a461-6548b613cf6d', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7a-7115-a461-6548b613cf6d"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286e6f74657329222c22646f223a22227d', '2026-11-27 15:26:54.844472+00'),
-	('01a21d9d-dd7c-772d-aff0-6280392fa043', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7c-772d-aff0-6280392fa043"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f72652028737465707329222c22646f223a22227d', '2026-11-27 15:26:54.846835+00'),
-	('01a21d9d-dd7f-7644-8673-8eb51befb707', 6, '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-dd7f-7644-8673-8eb51befb707"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286d6f6f647329222c22646f223a22227d', '2026-11-27 15:26:54.848715+00'),
-	('01a21d9d-e53b-73c7-88ac-9dc0189cc9df', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9d-e53b-73c7-88ac-9dc0189cc9df"}', NULL, '\x7b2277686174223a227075626c6973686564206f6e63652062792069747320646564757065206b657920286e6f74657329222c22646f223a22227d', '2026-11-27 15:26:56.857132+00'),
-	('01a21d9e-95dd-75e4-b527-af181a1a9e1b', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-95dd-75e4-b527-af181a1a9e1b"}', NULL, '\x7b2277686174223a2268616c662066697273742c20636f6d6d697474656420616e6420616e737765726564222c22646f223a22227d', '2026-11-27 15:27:42.126466+00'),
-	('01a21d9e-54a4-720c-8156-241586940363', 0, '', '{}', NULL, '\x', '2026-11-27 15:27:48.638719+00'),
-	('01a21d9e-a5d9-745a-848d-6ca33c660312', 0, '', '{}', NULL, '\x', '2026-11-27 15:27:48.688213+00'),
-	('01a21d9e-c905-712d-9ea9-84c53559989f', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-c905-712d-9ea9-84c53559989f"}', NULL, '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220636f6d6d6974222c22646f223a22227d', '2026-11-27 15:27:55.215902+00'),
-	('01a21d9e-d5b8-720e-a27d-99d1b000edb3', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21d9e-d5b8-720e-a27d-99d1b000edb3"}', NULL, '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220656e64222c22646f223a22227d', '2026-11-27 15:27:58.45547+00'),
-	('01a21d9e-e59e-749c-98ac-a72ea72d2bf1', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e59e-749c-98ac-a72ea72d2bf1"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286e6f74657329222c22646f223a226661696c227d', '2026-11-27 15:28:02.467655+00'),
-	('01a21d9e-e5a4-7347-9856-74830472ebc6', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e5a4-7347-9856-74830472ebc6"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286f726465727329222c22646f223a226661696c227d', '2026-11-27 15:28:02.474273+00'),
-	('01a21d9e-e5aa-7082-a2d8-95eff0e63bd1', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21d9e-e5aa-7082-a2d8-95eff0e63bd1"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f72206974732072657472792028737465707329222c22646f223a226661696c227d', '2026-11-27 15:28:02.477117+00'),
-	('01a21d9e-f49d-7522-9704-234eff4dcf8c', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21d9e-f49d-7522-9704-234eff4dcf8c"}', NULL, '\x7b2277686174223a22776169747320626568696e64206f6e65206f6620697473206b65792074686174206661696c65642028737465707329222c22646f223a22227d', '2026-11-27 15:28:06.322721+00'),
-	('01a21d9f-00a8-76c1-82cb-a73aae216b3c', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-00a8-76c1-82cb-a73aae216b3c"}', NULL, '\x7b2277686174223a2272656a656374656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:09.399005+00'),
-	('01a21d9f-08fb-764a-b452-742033279c2a', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-08fb-764a-b452-742033279c2a"}', NULL, '\x7b2277686174223a2272656a656374656420616e64207265706c6179656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:11.527773+00'),
-	('01a21d9f-212f-713e-b94c-b6abf0a40ab0', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-212f-713e-b94c-b6abf0a40ab0"}', NULL, '\x7b2277686174223a2272656a656374656420616e642064697363617264656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 15:28:17.731792+00'),
-	('01a21d9f-8ccc-776f-8ed6-26f3d0804bb8', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-8ccc-776f-8ed6-26f3d0804bb8"}', NULL, '\x7b2277686174223a226b696c6c732069747320636f6e73756d657220617420746865207365636f6e642064656c697665727920286e6f74657329222c22646f223a226b696c6c227d', '2026-11-27 15:28:45.289652+00'),
-	('01a21d9f-ee95-7759-80b1-00548e178659', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-ee95-7759-80b1-00548e178659"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:10.338077+00'),
-	('01a21d9f-eec4-764d-aa15-14becb71c00e', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21d9f-eec4-764d-aa15-14becb71c00e"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:29:10.355143+00'),
-	('01a21da0-0450-7285-b0d0-dfdef5c5c3d4', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-0450-7285-b0d0-dfdef5c5c3d4"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:15.864397+00'),
-	('01a21da0-37f4-763b-9520-a2bddef37f43', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-37f4-763b-9520-a2bddef37f43"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:29.107462+00'),
-	('01a21da0-3814-7271-b7ca-263aad5c9dc1', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-3814-7271-b7ca-263aad5c9dc1"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:29:29.116884+00'),
-	('01a21da0-4bfc-73a8-8700-57ab008a6c1b', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-4bfc-73a8-8700-57ab008a6c1b"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:34.213519+00'),
-	('01a21da0-800a-724e-a12f-4ea296c737df', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-800a-724e-a12f-4ea296c737df"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:47.539382+00'),
-	('01a21da0-8014-7576-8054-ff2d0a052422', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-8014-7576-8054-ff2d0a052422"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:29:47.544268+00'),
-	('01a21da0-914c-74b2-ac48-6dd13f3349bc', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-914c-74b2-ac48-6dd13f3349bc"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:29:52.0131+00'),
-	('01a21da0-fab5-710d-bf7e-6e45469a3acd', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21da0-fab5-710d-bf7e-6e45469a3acd"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e6420646561642028656e747269657329222c22646f223a22227d', '2026-11-27 15:30:18.953633+00'),
-	('01a21da0-faca-71aa-b0bf-b56031570324', 8, 'a', '{"content-type":"application/json","ce-correlationid":"01a21da0-faca-71aa-b0bf-b56031570324"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e64206465616420286163636f756e747329222c22646f223a22227d', '2026-11-27 15:30:18.967591+00'),
-	('01a21da1-0d20-76a7-bad7-33f9a48cf7d8', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-0d20-76a7-bad7-33f9a48cf7d8"}', NULL, '\x7b2277686174223a22696e20646f7562742c206465616420616e64206469736361726465642028656e747269657329222c22646f223a22227d', '2026-11-27 15:30:23.657333+00'),
-	('01a21da1-1b9a-7011-8c28-3dca851a5b5d', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-1b9a-7011-8c28-3dca851a5b5d"}', NULL, '\x7b2277686174223a22696e20646f7562742c20646561642c207265706c6179656420616e6420696e20646f75627420616761696e2028656e747269657329222c22646f223a22227d', '2026-11-27 15:30:27.369199+00'),
-	('01a21da1-50f9-7276-8d14-8d799f911a56', 8, 'a', '{"content-type":"application/json","ce-correlationid":"01a21da1-50f9-7276-8d14-8d799f911a56"}', NULL, '\x7b2277686174223a22776169747320626568696e6420612064656164206f6e65206f6620697473206b657920286163636f756e747329222c22646f223a22227d', '2026-11-27 15:30:41.024246+00'),
-	('01a21da1-5c33-76b7-b1cc-26f1821f60d3', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-5c33-76b7-b1cc-26f1821f60d3"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:43.905532+00'),
-	('01a21da1-643b-74e8-82e3-fa8fc206bb8e', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-643b-74e8-82e3-fa8fc206bb8e"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:45.953707+00'),
-	('01a21da1-8218-75e6-b2f7-3914bfef8ec9', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-8218-75e6-b2f7-3914bfef8ec9"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:53.604206+00'),
-	('01a21da1-8a0d-75ce-9ab2-42679bb63454', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-8a0d-75ce-9ab2-42679bb63454"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 15:30:55.640292+00'),
-	('01a21da1-a177-76f1-9431-4179bfb82dbc', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a177-76f1-9431-4179bfb82dbc"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:01.645477+00'),
-	('01a21da1-a18f-7105-a6b2-ea967ad8f0ee', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a18f-7105-a6b2-ea967ad8f0ee"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:01.657425+00'),
-	('01a21da1-a72f-77c4-8174-d7820e2a2f3b', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a72f-77c4-8174-d7820e2a2f3b"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:03.101255+00'),
-	('01a21da1-a73d-7613-b295-54e6e776b9d0', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-a73d-7613-b295-54e6e776b9d0"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:03.106991+00'),
-	('01a21da1-c40b-73ab-9106-14dfd07deba6', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-c40b-73ab-9106-14dfd07deba6"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:31:10.494433+00'),
-	('01a21da1-c41f-75b4-b679-67dd25456bc9', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-c41f-75b4-b679-67dd25456bc9"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:10.516567+00'),
-	('01a21da1-ccf4-74f0-b961-e8fff5ed47c2', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-ccf4-74f0-b961-e8fff5ed47c2"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 15:31:12.767243+00'),
-	('01a21da1-ccff-72e1-9553-c2e33565dce2', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-ccff-72e1-9553-c2e33565dce2"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:12.77102+00'),
-	('01a21da1-d91f-76ce-b915-49baf2f25cb1', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-d91f-76ce-b915-49baf2f25cb1"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 15:31:15.879774+00'),
-	('01a21da1-d928-7215-aadf-5c6d7b7e2319', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-d928-7215-aadf-5c6d7b7e2319"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:15.882635+00'),
-	('01a21da1-d92a-738f-b14a-779fdbd96038', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21da1-d92a-738f-b14a-779fdbd96038"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c2066697273742028737465707329222c22646f223a22227d', '2026-11-27 15:31:15.885463+00'),
-	('01a21da1-d92d-72f6-8a3a-306cd904179b', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-d92d-72f6-8a3a-306cd904179b"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:15.887425+00'),
-	('01a21da1-dff9-770e-b500-0157abad3a3e', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-dff9-770e-b500-0157abad3a3e"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 15:31:17.637017+00'),
-	('01a21da1-e005-7444-99c7-9b82f608ee25', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-e005-7444-99c7-9b82f608ee25"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:17.641647+00'),
-	('01a21da1-e009-76a9-a5af-580884a200a6', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21da1-e009-76a9-a5af-580884a200a6"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c6173742028737465707329222c22646f223a22227d', '2026-11-27 15:31:17.646012+00'),
-	('01a21da1-e00e-73a7-a612-305282c07aa5', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-e00e-73a7-a612-305282c07aa5"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:17.649074+00'),
-	('01a21da1-ea42-76b9-9bf6-3b04e5bd3b4e', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-ea42-76b9-9bf6-3b04e5bd3b4e"}', NULL, '\x7b2277686174223a22636c61696d656420666f722061207472616e73616374696f6e207468617420626567616e206f72206e6f742028656e747269657329222c22646f223a22227d', '2026-11-27 15:31:20.266106+00'),
-	('01a21da1-f466-7596-bfeb-efd301ba60f0', 6, '', '{"content-type":"application/json","ce-correlationid":"01a21da1-f466-7596-bfeb-efd301ba60f0"}', NULL, '\x7b2277686174223a227265667573656420626563617573652069747320746f70696327732074797065207761732077726f6e6720286d6f6f647329222c22646f223a22227d', '2026-11-27 15:31:22.862156+00'),
-	('01a21da2-01df-7473-a63f-d6dac44e66c0', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-01df-7473-a63f-d6dac44e66c0"}', NULL, '\x7b2277686174223a22776169747320286f726465727329222c22646f223a22227d', '2026-11-27 15:31:26.312205+00'),
-	('01a21da2-01e8-7148-855c-f6922b435ecd', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-01e8-7148-855c-f6922b435ecd"}', NULL, '\x7b2277686174223a22776169747320286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:26.316295+00'),
-	('01a21da2-01ec-710d-a331-ef576967d8e5', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21da2-01ec-710d-a331-ef576967d8e5"}', NULL, '\x7b2277686174223a2277616974732028737465707329222c22646f223a22227d', '2026-11-27 15:31:26.320186+00'),
-	('01a21da2-01f0-7685-9f4b-2cba243b751c', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-01f0-7685-9f4b-2cba243b751c"}', NULL, '\x7b2277686174223a2277616974732028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:26.323424+00'),
-	('01a21da2-0856-71d2-8343-6ac33c28fc91', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-0856-71d2-8343-6ac33c28fc91"}', NULL, '\x7b2277686174223a22776169747320666f722061207472616e73616374696f6e2028656e747269657329222c22646f223a22227d', '2026-11-27 15:31:27.969889+00'),
-	('01a21da2-0f63-77e5-87af-031983ac5377', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-0f63-77e5-87af-031983ac5377"}', NULL, '\x7b2277686174223a2269732064756520696e20616e20686f757220286e6f74657329222c22646f223a22227d', '2026-11-27 15:31:29.772834+00'),
-	('01a21da2-0f6d-7194-8c39-ffb46cf78430', 4, '', '{"content-type":"application/json","ce-deliverat":"2026-11-27T16:31:29.773451+00:00","ce-correlationid":"01a21da2-0f6d-7194-8c39-ffb46cf78430"}', NULL, '\x7b2277686174223a2269732064756520696e20616e20686f75722028616c61726d7329222c22646f223a22227d', '2026-11-27 15:31:29.77757+00'),
-	('01a21da2-15c3-73ae-8405-9afe6915fc2c', 5, '', '{"content-type":"application/json","ce-correlationid":"01a21da2-15c3-73ae-8405-9afe6915fc2c"}', NULL, '\x7b2277686174223a22776169747320696e20612070617573656420746f706963202868656c6429222c22646f223a22227d', '2026-11-27 15:31:31.406295+00');
+	('01a21dbe-b258-73ae-8a8f-29204886ee2b', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b258-73ae-8a8f-29204886ee2b"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286f726465727329222c22646f223a22227d', '2026-11-27 16:02:46.503622+00'),
+	('01a21dbe-b26a-74fe-9e3d-715bcfae4bdc', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b26a-74fe-9e3d-715bcfae4bdc"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286e6f74657329222c22646f223a22227d', '2026-11-27 16:02:46.514073+00'),
+	('01a21dbe-b272-727b-886d-325f0cc3af28', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b272-727b-886d-325f0cc3af28"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f72652028737465707329222c22646f223a22227d', '2026-11-27 16:02:46.525759+00'),
+	('01a21dbe-b27f-749d-9beb-0b57eb351961', 6, '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-b27f-749d-9beb-0b57eb351961"}', NULL, '\x7b2277686174223a2268616e646c6564206265666f726520286d6f6f647329222c22646f223a22227d', '2026-11-27 16:02:46.539012+00'),
+	('01a21dbe-c6e3-7612-b3de-5b3ab9b32a23', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dbe-c6e3-7612-b3de-5b3ab9b32a23"}', NULL, '\x7b2277686174223a227075626c6973686564206f6e63652062792069747320646564757065206b657920286e6f74657329222c22646f223a22227d', '2026-11-27 16:02:51.799767+00'),
+	('01a21dbf-2796-722a-9a6e-fb96f3870b43', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dbf-2796-722a-9a6e-fb96f3870b43"}', NULL, '\x7b2277686174223a2268616e646c65642c2074686f756768206e6f74206d61726b65642061732073656e7420286f726465727329222c22646f223a22227d', '2026-11-27 16:03:16.52443+00'),
+	('01a21dbf-3c92-764d-9c3b-b9e33a721d9c', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dbf-3c92-764d-9c3b-b9e33a721d9c"}', NULL, '\x7b2277686174223a2268616e646c65642c2074686f756768206e6f74206d61726b65642061732073656e7420286e6f74657329222c22646f223a22227d', '2026-11-27 16:03:21.885496+00'),
+	('01a21dbf-93f5-74dc-9c0d-06fb8df44e38', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dbf-93f5-74dc-9c0d-06fb8df44e38"}', NULL, '\x7b2277686174223a2268616c662066697273742c20636f6d6d697474656420616e6420616e737765726564222c22646f223a22227d', '2026-11-27 16:03:44.495073+00'),
+	('01a21dbf-64e5-770b-ab0a-10b75cd0b0db', 0, '', '{}', NULL, '\x', '2026-11-27 16:04:04.032663+00'),
+	('01a21dbf-b488-7093-897a-63ea27d5a49d', 0, '', '{}', NULL, '\x', '2026-11-27 16:04:04.311764+00'),
+	('01a21dc0-2701-7406-bdf9-39e9d038e3e8', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dc0-2701-7406-bdf9-39e9d038e3e8"}', NULL, '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220636f6d6d6974222c22646f223a22227d', '2026-11-27 16:04:22.001271+00'),
+	('01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd', 1, '', '{"ce-type":"Order","ce-typeversion":"1","content-type":"application/json","ce-correlationid":"01a21dc0-4bc8-75ec-9a7b-8985d4f2cbfd"}', NULL, '\x7b2277686174223a2268616c662066697273742c206b696c6c656420616674657220656e64222c22646f223a22227d', '2026-11-27 16:04:31.643614+00'),
+	('01a21dc0-7c62-73cd-af7d-5d7c99dc2502', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7c62-73cd-af7d-5d7c99dc2502"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286e6f74657329222c22646f223a226661696c227d', '2026-11-27 16:04:43.821285+00'),
+	('01a21dc0-7cb1-74c1-a063-749a4af05d6c', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7cb1-74c1-a063-749a4af05d6c"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f722069747320726574727920286f726465727329222c22646f223a226661696c227d', '2026-11-27 16:04:43.839794+00'),
+	('01a21dc0-7cc1-7162-9d7c-4548d6515255', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc0-7cc1-7162-9d7c-4548d6515255"}', NULL, '\x7b2277686174223a226661696c732c20616e6420776169747320666f72206974732072657472792028737465707329222c22646f223a226661696c227d', '2026-11-27 16:04:43.866411+00'),
+	('01a21dc0-b499-75c2-a0a0-bfed426905e5', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc0-b499-75c2-a0a0-bfed426905e5"}', NULL, '\x7b2277686174223a22776169747320626568696e64206f6e65206f6620697473206b65792074686174206661696c65642028737465707329222c22646f223a22227d', '2026-11-27 16:04:58.217775+00'),
+	('01a21dc0-e6d7-723e-bde0-53acfd4e3bfe', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc0-e6d7-723e-bde0-53acfd4e3bfe"}', NULL, '\x7b2277686174223a2272656a656374656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:11.071193+00'),
+	('01a21dc1-05b1-75a2-9c4c-3eea7ce2045c', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-05b1-75a2-9c4c-3eea7ce2045c"}', NULL, '\x7b2277686174223a2272656a656374656420616e64207265706c6179656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:18.920118+00'),
+	('01a21dc1-45d8-7792-97f1-5aee58405e44', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-45d8-7792-97f1-5aee58405e44"}', NULL, '\x7b2277686174223a2272656a656374656420616e642064697363617264656420286e6f74657329222c22646f223a2272656a656374227d', '2026-11-27 16:05:35.401089+00'),
+	('01a21dc1-ceb8-758e-a1ba-089cc5a7a103', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc1-ceb8-758e-a1ba-089cc5a7a103"}', NULL, '\x7b2277686174223a226b696c6c732069747320636f6e73756d657220617420746865207365636f6e642064656c697665727920286e6f74657329222c22646f223a226b696c6c227d', '2026-11-27 16:06:10.405839+00'),
+	('01a21dc2-7214-77fd-9bb1-a64905a2b212', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-7214-77fd-9bb1-a64905a2b212"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:06:52.265078+00'),
+	('01a21dc2-726b-7387-a55c-a095034a5c61', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-726b-7387-a55c-a095034a5c61"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:06:52.294712+00'),
+	('01a21dc2-aa0c-7211-b93e-81e81f0ea443', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc2-aa0c-7211-b93e-81e81f0ea443"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c6564206174206265666f72655f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:07:06.597997+00'),
+	('01a21dc3-b6cc-7125-9008-78ebec23431f', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc3-b6cc-7125-9008-78ebec23431f"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:08:15.399497+00'),
+	('01a21dc3-b72a-7171-a3a0-312b0acf3d8a', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc3-b72a-7171-a3a0-312b0acf3d8a"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:08:15.45922+00'),
+	('01a21dc4-1429-72ef-bd87-1f6b6302a28b', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-1429-72ef-bd87-1f6b6302a28b"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f68616e646c65722c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:08:39.30511+00'),
+	('01a21dc4-c69e-7588-a17b-c8bbc1d2f56b', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-c69e-7588-a17b-c8bbc1d2f56b"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:09:24.949626+00'),
+	('01a21dc4-c6d7-7121-9c2c-c91fd31becd8', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-c6d7-7121-9c2c-c91fd31becd8"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:09:24.992995+00'),
+	('01a21dc4-fc81-7556-8e12-25ba4029cfb7', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc4-fc81-7556-8e12-25ba4029cfb7"}', NULL, '\x7b2277686174223a2269747320636f6e73756d657220776173206b696c6c65642061742061667465725f636f6d6d69742c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:09:38.73321+00'),
+	('01a21dc5-b3ec-7233-a7d5-c60e6b3f8546', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-b3ec-7233-a7d5-c60e6b3f8546"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e6420646561642028656e747269657329222c22646f223a22227d', '2026-11-27 16:10:25.677812+00'),
+	('01a21dc5-b40f-77aa-9ef9-5fdf656b84bd', 8, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc5-b40f-77aa-9ef9-5fdf656b84bd"}', NULL, '\x7b2277686174223a22696e20646f7562742c20616e64206465616420286163636f756e747329222c22646f223a22227d', '2026-11-27 16:10:25.695152+00'),
+	('01a21dc5-cb17-71f0-9ec8-a5acaea939a6', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-cb17-71f0-9ec8-a5acaea939a6"}', NULL, '\x7b2277686174223a22696e20646f7562742c206465616420616e64206469736361726465642028656e747269657329222c22646f223a22227d', '2026-11-27 16:10:31.607221+00'),
+	('01a21dc5-ea5a-7530-9423-bc8e6e782e3c', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21dc5-ea5a-7530-9423-bc8e6e782e3c"}', NULL, '\x7b2277686174223a22696e20646f7562742c20646561642c207265706c6179656420616e6420696e20646f75627420616761696e2028656e747269657329222c22646f223a22227d', '2026-11-27 16:10:39.620714+00'),
+	('01a21dc6-db44-7523-bb33-861e6a7514c8', 8, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc6-db44-7523-bb33-861e6a7514c8"}', NULL, '\x7b2277686174223a22776169747320626568696e6420612064656164206f6e65206f6620697473206b657920286163636f756e747329222c22646f223a22227d', '2026-11-27 16:11:41.331363+00'),
+	('01a21dc7-0cf3-718a-a04f-9d15d68b437f', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-0cf3-718a-a04f-9d15d68b437f"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:11:54.036256+00'),
+	('01a21dc7-3ec4-7211-b518-db5d048577e4', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-3ec4-7211-b518-db5d048577e4"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f6465636964652c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 16:12:06.816432+00'),
+	('01a21dc7-8dc5-7261-954b-5ade5980da24', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-8dc5-7261-954b-5ade5980da24"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:12:27.047267+00'),
+	('01a21dc7-bac2-7758-a89a-579406823b2a', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc7-bac2-7758-a89a-579406823b2a"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636f6d6d69742c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 16:12:38.568323+00'),
+	('01a21dc8-36b8-754f-874e-3d5ad3609993', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-36b8-754f-874e-3d5ad3609993"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:13:10.248542+00'),
+	('01a21dc8-36ed-73c2-a616-bea3bc533922', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-36ed-73c2-a616-bea3bc533922"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:13:10.282163+00'),
+	('01a21dc8-67d1-7635-8f25-2002c3af597a', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-67d1-7635-8f25-2002c3af597a"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:13:22.838617+00'),
+	('01a21dc8-681f-72a3-bff4-9d17290dc443', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-681f-72a3-bff4-9d17290dc443"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f73656e642c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:13:22.895007+00'),
+	('01a21dc8-d15b-7585-a830-803bcb745947', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-d15b-7585-a830-803bcb745947"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:13:49.852782+00'),
+	('01a21dc8-d19f-7096-8e26-72e0f4f4659a', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc8-d19f-7096-8e26-72e0f4f4659a"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:13:49.877907+00'),
+	('01a21dc9-0d9a-747e-88c1-2fbedae13663', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-0d9a-747e-88c1-2fbedae13663"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 16:14:05.319256+00'),
+	('01a21dc9-0e17-75e1-9a19-73314d3e6613', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-0e17-75e1-9a19-73314d3e6613"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f68616c662c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:14:05.364662+00'),
+	('01a21dc9-9121-74c9-b7c1-dddc6ef0f234', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-9121-74c9-b7c1-dddc6ef0f234"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c20666972737420286f726465727329222c22646f223a22227d', '2026-11-27 16:14:38.945013+00'),
+	('01a21dc9-9162-70bb-807e-49c79e4ca843', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-9162-70bb-807e-49c79e4ca843"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c20666972737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:14:38.971201+00'),
+	('01a21dc9-917c-73b9-8f5a-941efc11c8e2', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc9-917c-73b9-8f5a-941efc11c8e2"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c2066697273742028737465707329222c22646f223a22227d', '2026-11-27 16:14:39.000184+00'),
+	('01a21dc9-9198-767d-a403-cdc55d1b6747', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-9198-767d-a403-cdc55d1b6747"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c2066697273742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:14:39.029928+00'),
+	('01a21dc9-e655-76ca-b3cb-eaea8ed7b592', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-e655-76ca-b3cb-eaea8ed7b592"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c61737420286f726465727329222c22646f223a22227d', '2026-11-27 16:15:00.90402+00'),
+	('01a21dc9-e734-77f2-a991-14e5a3c537e7', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-e734-77f2-a991-14e5a3c537e7"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c61737420286e6f74657329222c22646f223a22227d', '2026-11-27 16:15:00.973028+00'),
+	('01a21dc9-e772-73eb-9536-6c44e87f56d2', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dc9-e772-73eb-9536-6c44e87f56d2"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c6173742028737465707329222c22646f223a22227d', '2026-11-27 16:15:01.044738+00'),
+	('01a21dc9-e7bd-7034-9ba8-2dc9e2b0fbd8', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21dc9-e7bd-7034-9ba8-2dc9e2b0fbd8"}', NULL, '\x7b2277686174223a226974732072656c617920776173206b696c6c65642061742072656c61792e61667465725f636c61696d2c206c6173742028616c61726d7329222c22646f223a22227d', '2026-11-27 16:15:01.098947+00'),
+	('01a21dca-8787-70fb-9eff-e07364edc2bb', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21dca-8787-70fb-9eff-e07364edc2bb"}', NULL, '\x7b2277686174223a22636c61696d656420666f722061207472616e73616374696f6e207468617420626567616e206f72206e6f742028656e747269657329222c22646f223a22227d', '2026-11-27 16:15:42.068728+00'),
+	('01a21dcb-4a21-760e-9731-947317d71d5b', 6, '', '{"content-type":"application/json","ce-correlationid":"01a21dcb-4a21-760e-9731-947317d71d5b"}', NULL, '\x7b2277686174223a227265667573656420626563617573652069747320746f70696327732074797065207761732077726f6e6720286d6f6f647329222c22646f223a22227d', '2026-11-27 16:16:31.885046+00'),
+	('01a21dcb-d835-7713-bb06-991588fedf1d', 1, '', '{"content-type":"application/json","ce-correlationid":"01a21dcb-d835-7713-bb06-991588fedf1d"}', NULL, '\x7b2277686174223a22776169747320286f726465727329222c22646f223a22227d', '2026-11-27 16:17:08.212042+00'),
+	('01a21dcb-d876-773d-89f3-943505e25a2a', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dcb-d876-773d-89f3-943505e25a2a"}', NULL, '\x7b2277686174223a22776169747320286e6f74657329222c22646f223a22227d', '2026-11-27 16:17:08.240647+00'),
+	('01a21dcb-d892-77a5-8530-6ec1c9c6544d', 3, 'a', '{"content-type":"application/json","ce-correlationid":"01a21dcb-d892-77a5-8530-6ec1c9c6544d"}', NULL, '\x7b2277686174223a2277616974732028737465707329222c22646f223a22227d', '2026-11-27 16:17:08.275451+00'),
+	('01a21dcb-d8b5-7598-b8a9-b2eb9a5f6699', 4, '', '{"content-type":"application/json","ce-correlationid":"01a21dcb-d8b5-7598-b8a9-b2eb9a5f6699"}', NULL, '\x7b2277686174223a2277616974732028616c61726d7329222c22646f223a22227d', '2026-11-27 16:17:08.303801+00'),
+	('01a21dcb-f919-74b9-9853-a845c2c2758b', 7, '', '{"content-type":"application/json","ce-correlationid":"01a21dcb-f919-74b9-9853-a845c2c2758b"}', NULL, '\x7b2277686174223a22776169747320666f722061207472616e73616374696f6e2028656e747269657329222c22646f223a22227d', '2026-11-27 16:17:16.628233+00'),
+	('01a21dcc-0afb-751d-b49c-15bfc0ca9a4b', 2, '', '{"content-type":"application/json","ce-correlationid":"01a21dcc-0afb-751d-b49c-15bfc0ca9a4b"}', NULL, '\x7b2277686174223a2269732064756520696e20616e20686f757220286e6f74657329222c22646f223a22227d', '2026-11-27 16:17:21.154119+00'),
+	('01a21dcc-0b02-7195-bf89-e5f7be243490', 4, '', '{"content-type":"application/json","ce-deliverat":"2026-11-27T17:17:21.154561+00:00","ce-correlationid":"01a21dcc-0b02-7195-bf89-e5f7be243490"}', NULL, '\x7b2277686174223a2269732064756520696e20616e20686f75722028616c61726d7329222c22646f223a22227d', '2026-11-27 16:17:21.157642+00'),
+	('01a21dcc-11cf-75b9-962b-204a006cca1d', 5, '', '{"content-type":"application/json","ce-correlationid":"01a21dcc-11cf-75b9-962b-204a006cca1d"}', NULL, '\x7b2277686174223a22776169747320696e20612070617573656420746f706963202868656c6429222c22646f223a22227d', '2026-11-27 16:17:22.900334+00');
 
 INSERT INTO public.outbox_operator_act (id, act, message_id, topic, consumer_group, delivery_count, source, lane, number, fingerprint, batch_id, attempt, reason, acted_by, acted_at) VALUES
-	(1, 'replayed', '01a21d9f-08fb-764a-b452-742033279c2a', 'notes', 'mail', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 5, 'Reject in tests.upgrades.consumers.misbehave: of no use', NULL, NULL, '', 'an operator', '2026-11-27 15:30:12.908937+00'),
-	(2, 'discarded', '01a21d9f-212f-713e-b94c-b6abf0a40ab0', 'notes', 'mail', 1, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 1, 6, 'Reject in tests.upgrades.consumers.misbehave: of no use', NULL, NULL, '', 'an operator', '2026-11-27 15:30:15.453565+00'),
-	(3, 'replayed', '01a21da1-1b9a-7011-8c28-3dca851a5b5d', 'entries', '', NULL, '', NULL, NULL, '', 22, 1, '', 'an operator', '2026-11-27 15:30:37.06384+00'),
-	(4, 'discarded', '01a21da1-0d20-76a7-bad7-33f9a48cf7d8', 'entries', '', NULL, '', NULL, NULL, '', 22, 1, '', 'an operator', '2026-11-27 15:30:39.687588+00');
+	(1, 'replayed', '01a21dc1-05b1-75a2-9c4c-3eea7ce2045c', 'notes', 'mail', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 3, 'Reject in tests.upgrades.consumers.misbehave: of no use', NULL, NULL, '', 'an operator', '2026-11-27 16:10:14.977438+00'),
+	(2, 'discarded', '01a21dc1-45d8-7792-97f1-5aee58405e44', 'notes', 'mail', 1, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 3, 4, 'Reject in tests.upgrades.consumers.misbehave: of no use', NULL, NULL, '', 'an operator', '2026-11-27 16:10:19.187542+00'),
+	(3, 'replayed', '01a21dc5-ea5a-7530-9423-bc8e6e782e3c', 'entries', '', NULL, '', NULL, NULL, '', 24, 1, '', 'an operator', '2026-11-27 16:11:12.624534+00'),
+	(4, 'discarded', '01a21dc5-cb17-71f0-9ec8-a5acaea939a6', 'entries', '', NULL, '', NULL, NULL, '', 24, 1, '', 'an operator', '2026-11-27 16:11:27.610176+00');
 
 INSERT INTO public.outbox_process (id, kind, host, pid, instance, broker, lane, consumer_group, breaker, note, subscriptions, holds, refusals, handling, errors, started_at, beat_at) VALUES
-	(10, 'consumer', 'a host', 31616, '31616-fc918868df30', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 15:29:04.242413+00', '2026-11-27 15:29:04.248809+00'),
-	(13, 'consumer', 'a host', 31917, '31917-3c3db3902434', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 15:29:24.744036+00', '2026-11-27 15:29:24.751232+00'),
-	(16, 'consumer', 'a host', 32651, '32651-d522d5840add', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 15:29:43.843185+00', '2026-11-27 15:29:43.85273+00'),
-	(19, 'consumer', 'a host', 636, '636-9125a5909a8e', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 15:30:10.611982+00', '2026-11-27 15:30:10.61889+00'),
-	(21, 'relay', 'a host', 1267, '1267-11cfa24a7f32', 'ledger', 1, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:30:31.684925+00', '2026-11-27 15:30:31.684925+00'),
-	(23, 'relay', 'a host', 1970, '1970-a9974d5a7a5e', 'default', 1, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:30:49.733289+00', '2026-11-27 15:30:49.733289+00'),
-	(24, 'relay', 'a host', 2447, '2447-28d626795be8', 'default', 2, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:30:59.638317+00', '2026-11-27 15:30:59.638317+00'),
-	(25, 'relay', 'a host', 2691, '2691-a614204977cb', 'default', 3, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:31:07.559075+00', '2026-11-27 15:31:07.559075+00'),
-	(26, 'relay', 'a host', 2856, '2856-48c11f2b3dcc', 'default', 4, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:31:14.713506+00', '2026-11-27 15:31:14.713506+00'),
-	(27, 'relay', 'a host', 2951, '2951-651c1c096fb9', 'default', 5, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:31:19.231806+00', '2026-11-27 15:31:19.231806+00'),
-	(28, 'relay', 'a host', 2962, '2962-7d66dafad02a', 'ledger', 6, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 15:31:21.788339+00', '2026-11-27 15:31:21.788339+00');
+	(6, 'relay', 'a host', 9527, '9527-4bfce12d341f', 'default', 1, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:03:19.313126+00', '2026-11-27 16:03:19.313126+00'),
+	(7, 'relay', 'a host', 9635, '9635-a5d905240ca6', 'default', 2, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:03:27.129923+00', '2026-11-27 16:03:27.129923+00'),
+	(14, 'consumer', 'a host', 14542, '14542-263b4960da25', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 16:06:39.436898+00', '2026-11-27 16:06:39.481413+00'),
+	(25, 'relay', 'a host', 20359, '20359-8992af8a3915', 'ledger', 3, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:10:51.273739+00', '2026-11-27 16:10:51.273739+00'),
+	(17, 'consumer', 'a host', 15457, '15457-db0b864113fd', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 16:07:58.129566+00', '2026-11-27 16:07:58.148538+00'),
+	(20, 'consumer', 'a host', 17242, '17242-fddeca5b465f', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 16:09:13.028888+00', '2026-11-27 16:09:13.044782+00'),
+	(23, 'consumer', 'a host', 19222, '19222-dcf9521c1f69', 'default', NULL, 'mail', 'closed', '', '{"alarmstopic alarms*","heldtopic held*","moodstopic moods*","notestopic notes*","orderstopic orders*","stepstopic steps*"}', '{}', '{}', '{}', '{}', '2026-11-27 16:10:10.873207+00', '2026-11-27 16:10:10.883962+00'),
+	(27, 'relay', 'a host', 22964, '22964-fbebf881bd8f', 'default', 3, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:12:18.310451+00', '2026-11-27 16:12:18.310451+00'),
+	(28, 'relay', 'a host', 24092, '24092-2f21f003d5ea', 'default', 4, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:12:58.653375+00', '2026-11-27 16:12:58.653375+00'),
+	(29, 'relay', 'a host', 25359, '25359-b400262291de', 'default', 5, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:13:37.385792+00', '2026-11-27 16:13:37.385792+00'),
+	(30, 'relay', 'a host', 27080, '27080-ea4c1c05f1c4', 'default', 6, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:14:24.779342+00', '2026-11-27 16:14:24.779342+00'),
+	(31, 'relay', 'a host', 28752, '28752-494fb2a83f5a', 'default', 7, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:15:22.433456+00', '2026-11-27 16:15:22.433456+00'),
+	(32, 'relay', 'a host', 30730, '30730-6650b0218c5d', 'ledger', 8, '', 'closed', 'once', '{}', '{}', '{}', '{}', '{}', '2026-11-27 16:16:11.944239+00', '2026-11-27 16:16:11.944239+00');
 
 INSERT INTO public.outbox_source (is_only, id, project) VALUES
-	(true, 'urn:uuid:cb6c68ec-8396-43c3-b0cd-57d29dfb9f0b', 'upgrades');
+	(true, 'urn:uuid:13305410-cd6c-4ff7-bc92-8ca947c94335', 'upgrades');
 
 INSERT INTO public.outbox_ticket (pos, message_id, topic_id, order_key) VALUES
-	(27, '01a21da1-50f9-7276-8d14-8d799f911a56', 8, -1590344559198799591),
-	(50, '01a21da2-01df-7473-a63f-d6dac44e66c0', 1, NULL),
-	(51, '01a21da2-01e8-7148-855c-f6922b435ecd', 2, NULL),
-	(52, '01a21da2-01ec-710d-a331-ef576967d8e5', 3, -3249926563169018939),
-	(53, '01a21da2-01f0-7685-9f4b-2cba243b751c', 4, NULL),
-	(54, '01a21da2-0856-71d2-8343-6ac33c28fc91', 7, NULL),
-	(55, '01a21da2-0f6d-7194-8c39-ffb46cf78430', 4, NULL),
-	(56, '01a21da2-15c3-73ae-8405-9afe6915fc2c', 5, NULL);
+	(29, '01a21dc6-db44-7523-bb33-861e6a7514c8', 8, -1590344559198799591),
+	(52, '01a21dcb-d835-7713-bb06-991588fedf1d', 1, NULL),
+	(53, '01a21dcb-d876-773d-89f3-943505e25a2a', 2, NULL),
+	(54, '01a21dcb-d892-77a5-8530-6ec1c9c6544d', 3, -3249926563169018939),
+	(55, '01a21dcb-d8b5-7598-b8a9-b2eb9a5f6699', 4, NULL),
+	(56, '01a21dcb-f919-74b9-9853-a845c2c2758b', 7, NULL),
+	(57, '01a21dcc-0b02-7195-bf89-e5f7be243490', 4, NULL),
+	(58, '01a21dcc-11cf-75b9-962b-204a006cca1d', 5, NULL);
 
 INSERT INTO public.outbox_topic (id, name, broker, type, ordered, paused, paused_at, paused_by, pause_reason) VALUES
 	(1, 'orders', 'default', 'transaction', false, false, NULL, '', ''),
@@ -1199,7 +1213,7 @@ INSERT INTO public.outbox_topic (id, name, broker, type, ordered, paused, paused
 	(7, 'entries', 'ledger', 'normal', false, false, NULL, '', ''),
 	(8, 'accounts', 'ledger', 'fifo', true, false, NULL, '', ''),
 	(6, 'moods', 'default', 'transaction', false, false, NULL, '', ''),
-	(5, 'held', 'default', 'normal', false, true, '2026-11-27 15:31:33.204739+00', 'an operator', 'its consumer is being repaired');
+	(5, 'held', 'default', 'normal', false, true, '2026-11-27 16:17:24.366999+00', 'an operator', 'its consumer is being repaired');
 
 INSERT INTO public.upgrade_case (number, what, topic, key, ends) VALUES
 	(1, 'handled before (orders)', 'orders', '', 'handled'),
@@ -1207,76 +1221,80 @@ INSERT INTO public.upgrade_case (number, what, topic, key, ends) VALUES
 	(3, 'handled before (steps)', 'steps', 'a', 'handled'),
 	(4, 'handled before (moods)', 'moods', '', 'handled'),
 	(5, 'published once by its dedupe key (notes)', 'notes', '', 'handled'),
-	(6, 'half first, open when it was asked about', 'orders', '', 'rolled back'),
-	(7, 'half first, committed and answered', 'orders', '', 'handled'),
-	(8, 'half first, rolled back and answered', 'orders', '', 'rolled back'),
-	(9, 'half first, killed after prepare', 'orders', '', 'rolled back'),
-	(10, 'half first, killed after half', 'orders', '', 'rolled back'),
-	(11, 'half first, killed after commit', 'orders', '', 'handled'),
-	(12, 'half first, killed after end', 'orders', '', 'handled'),
-	(13, 'fails, and waits for its retry (notes)', 'notes', '', 'handled'),
-	(14, 'fails, and waits for its retry (orders)', 'orders', '', 'handled'),
-	(15, 'fails, and waits for its retry (steps)', 'steps', 'a', 'handled'),
-	(16, 'waits behind one of its key that failed (steps)', 'steps', 'a', 'handled'),
-	(17, 'rejected (notes)', 'notes', '', 'dead letter'),
-	(18, 'rejected and replayed (notes)', 'notes', '', 'handled'),
-	(19, 'rejected and discarded (notes)', 'notes', '', 'discarded'),
-	(20, 'kills its consumer at the second delivery (notes)', 'notes', '', 'handled'),
-	(21, 'its consumer was killed at before_handler, first (notes)', 'notes', '', 'handled'),
-	(22, 'its consumer was killed at before_handler, first (orders)', 'orders', '', 'handled'),
-	(23, 'its consumer was killed at before_handler, last (notes)', 'notes', '', 'handled'),
-	(24, 'its consumer was killed at after_handler, first (notes)', 'notes', '', 'handled'),
-	(25, 'its consumer was killed at after_handler, first (orders)', 'orders', '', 'handled'),
-	(26, 'its consumer was killed at after_handler, last (notes)', 'notes', '', 'handled'),
-	(27, 'its consumer was killed at after_commit, first (notes)', 'notes', '', 'handled'),
-	(28, 'its consumer was killed at after_commit, first (orders)', 'orders', '', 'handled'),
-	(29, 'its consumer was killed at after_commit, last (notes)', 'notes', '', 'handled'),
-	(30, 'in doubt, and dead (entries)', 'entries', '', 'dead'),
-	(31, 'in doubt, and dead (accounts)', 'accounts', 'a', 'dead'),
-	(32, 'in doubt, dead and discarded (entries)', 'entries', '', 'discarded'),
-	(33, 'in doubt, dead, replayed and in doubt again (entries)', 'entries', '', 'dead'),
-	(34, 'waits behind a dead one of its key (accounts)', 'accounts', 'a', 'sent after the dead one'),
-	(35, 'its relay was killed at relay.after_decide, first (orders)', 'orders', '', 'handled'),
-	(36, 'its relay was killed at relay.after_decide, last (orders)', 'orders', '', 'handled'),
-	(37, 'its relay was killed at relay.after_commit, first (orders)', 'orders', '', 'handled'),
-	(38, 'its relay was killed at relay.after_commit, last (orders)', 'orders', '', 'handled'),
-	(39, 'its relay was killed at relay.after_send, first (notes)', 'notes', '', 'handled'),
-	(40, 'its relay was killed at relay.after_send, first (alarms)', 'alarms', '', 'handled'),
-	(41, 'its relay was killed at relay.after_send, last (notes)', 'notes', '', 'handled'),
-	(42, 'its relay was killed at relay.after_send, last (alarms)', 'alarms', '', 'handled'),
-	(43, 'its relay was killed at relay.after_half, first (orders)', 'orders', '', 'handled'),
-	(44, 'its relay was killed at relay.after_half, first (notes)', 'notes', '', 'handled'),
-	(45, 'its relay was killed at relay.after_half, last (orders)', 'orders', '', 'handled'),
-	(46, 'its relay was killed at relay.after_half, last (notes)', 'notes', '', 'handled'),
-	(47, 'its relay was killed at relay.after_claim, first (orders)', 'orders', '', 'handled'),
-	(48, 'its relay was killed at relay.after_claim, first (notes)', 'notes', '', 'handled'),
-	(49, 'its relay was killed at relay.after_claim, first (steps)', 'steps', 'a', 'handled'),
-	(50, 'its relay was killed at relay.after_claim, first (alarms)', 'alarms', '', 'handled'),
-	(51, 'its relay was killed at relay.after_claim, last (orders)', 'orders', '', 'handled'),
-	(52, 'its relay was killed at relay.after_claim, last (notes)', 'notes', '', 'handled'),
-	(53, 'its relay was killed at relay.after_claim, last (steps)', 'steps', 'a', 'handled'),
-	(54, 'its relay was killed at relay.after_claim, last (alarms)', 'alarms', '', 'handled'),
-	(55, 'claimed for a transaction that began or not (entries)', 'entries', '', 'dead'),
-	(56, 'refused because its topic''s type was wrong (moods)', 'moods', '', 'handled'),
-	(57, 'waits (orders)', 'orders', '', 'handled'),
-	(58, 'waits (notes)', 'notes', '', 'handled'),
-	(59, 'waits (steps)', 'steps', 'a', 'handled'),
-	(60, 'waits (alarms)', 'alarms', '', 'handled'),
-	(61, 'waits for a transaction (entries)', 'entries', '', 'sent'),
-	(62, 'is due in an hour (notes)', 'notes', '', 'handled'),
-	(63, 'is due in an hour (alarms)', 'alarms', '', 'handled'),
-	(64, 'waits in a paused topic (held)', 'held', '', 'paused');
+	(6, 'handled, though not marked as sent (orders)', 'orders', '', 'handled'),
+	(7, 'handled, though not marked as sent (notes)', 'notes', '', 'handled'),
+	(8, 'half first, open when it was asked about', 'orders', '', 'rolled back'),
+	(9, 'half first, committed and answered', 'orders', '', 'handled'),
+	(10, 'half first, rolled back and answered', 'orders', '', 'rolled back'),
+	(11, 'half first, killed after prepare', 'orders', '', 'rolled back'),
+	(12, 'half first, killed after half', 'orders', '', 'rolled back'),
+	(13, 'half first, killed after commit', 'orders', '', 'handled'),
+	(14, 'half first, killed after end', 'orders', '', 'handled'),
+	(15, 'fails, and waits for its retry (notes)', 'notes', '', 'handled'),
+	(16, 'fails, and waits for its retry (orders)', 'orders', '', 'handled'),
+	(17, 'fails, and waits for its retry (steps)', 'steps', 'a', 'handled'),
+	(18, 'waits behind one of its key that failed (steps)', 'steps', 'a', 'handled'),
+	(19, 'rejected (notes)', 'notes', '', 'dead letter'),
+	(20, 'rejected and replayed (notes)', 'notes', '', 'handled'),
+	(21, 'rejected and discarded (notes)', 'notes', '', 'discarded'),
+	(22, 'kills its consumer at the second delivery (notes)', 'notes', '', 'handled'),
+	(23, 'its consumer was killed at before_handler, first (notes)', 'notes', '', 'handled'),
+	(24, 'its consumer was killed at before_handler, first (orders)', 'orders', '', 'handled'),
+	(25, 'its consumer was killed at before_handler, last (notes)', 'notes', '', 'handled'),
+	(26, 'its consumer was killed at after_handler, first (notes)', 'notes', '', 'handled'),
+	(27, 'its consumer was killed at after_handler, first (orders)', 'orders', '', 'handled'),
+	(28, 'its consumer was killed at after_handler, last (notes)', 'notes', '', 'handled'),
+	(29, 'its consumer was killed at after_commit, first (notes)', 'notes', '', 'handled'),
+	(30, 'its consumer was killed at after_commit, first (orders)', 'orders', '', 'handled'),
+	(31, 'its consumer was killed at after_commit, last (notes)', 'notes', '', 'handled'),
+	(32, 'in doubt, and dead (entries)', 'entries', '', 'dead'),
+	(33, 'in doubt, and dead (accounts)', 'accounts', 'a', 'dead'),
+	(34, 'in doubt, dead and discarded (entries)', 'entries', '', 'discarded'),
+	(35, 'in doubt, dead, replayed and in doubt again (entries)', 'entries', '', 'dead'),
+	(36, 'waits behind a dead one of its key (accounts)', 'accounts', 'a', 'sent after the dead one'),
+	(37, 'its relay was killed at relay.after_decide, first (orders)', 'orders', '', 'handled'),
+	(38, 'its relay was killed at relay.after_decide, last (orders)', 'orders', '', 'handled'),
+	(39, 'its relay was killed at relay.after_commit, first (orders)', 'orders', '', 'handled'),
+	(40, 'its relay was killed at relay.after_commit, last (orders)', 'orders', '', 'handled'),
+	(41, 'its relay was killed at relay.after_send, first (notes)', 'notes', '', 'handled'),
+	(42, 'its relay was killed at relay.after_send, first (alarms)', 'alarms', '', 'handled'),
+	(43, 'its relay was killed at relay.after_send, last (notes)', 'notes', '', 'handled'),
+	(44, 'its relay was killed at relay.after_send, last (alarms)', 'alarms', '', 'handled'),
+	(45, 'its relay was killed at relay.after_half, first (orders)', 'orders', '', 'handled'),
+	(46, 'its relay was killed at relay.after_half, first (notes)', 'notes', '', 'handled'),
+	(47, 'its relay was killed at relay.after_half, last (orders)', 'orders', '', 'handled'),
+	(48, 'its relay was killed at relay.after_half, last (notes)', 'notes', '', 'handled'),
+	(49, 'its relay was killed at relay.after_claim, first (orders)', 'orders', '', 'handled'),
+	(50, 'its relay was killed at relay.after_claim, first (notes)', 'notes', '', 'handled'),
+	(51, 'its relay was killed at relay.after_claim, first (steps)', 'steps', 'a', 'handled'),
+	(52, 'its relay was killed at relay.after_claim, first (alarms)', 'alarms', '', 'handled'),
+	(53, 'its relay was killed at relay.after_claim, last (orders)', 'orders', '', 'handled'),
+	(54, 'its relay was killed at relay.after_claim, last (notes)', 'notes', '', 'handled'),
+	(55, 'its relay was killed at relay.after_claim, last (steps)', 'steps', 'a', 'handled'),
+	(56, 'its relay was killed at relay.after_claim, last (alarms)', 'alarms', '', 'handled'),
+	(57, 'claimed for a transaction that began or not (entries)', 'entries', '', 'dead'),
+	(58, 'refused because its topic''s type was wrong (moods)', 'moods', '', 'handled'),
+	(59, 'waits (orders)', 'orders', '', 'handled'),
+	(60, 'waits (notes)', 'notes', '', 'handled'),
+	(61, 'waits (steps)', 'steps', 'a', 'handled'),
+	(62, 'waits (alarms)', 'alarms', '', 'handled'),
+	(63, 'waits for a transaction (entries)', 'entries', '', 'sent'),
+	(64, 'is due in an hour (notes)', 'notes', '', 'handled'),
+	(65, 'is due in an hour (alarms)', 'alarms', '', 'handled'),
+	(66, 'waits in a paused topic (held)', 'held', '', 'paused');
 
 INSERT INTO public.upgrade_effect (number, consumer_group, what) VALUES
-	(1, 'mail', 'handled before (moods)'),
-	(2, 'mail', 'handled before (orders)'),
-	(3, 'mail', 'handled before (notes)'),
-	(4, 'mail', 'published once by its dedupe key (notes)'),
+	(1, 'mail', 'handled before (notes)'),
+	(2, 'mail', 'published once by its dedupe key (notes)'),
+	(3, 'mail', 'handled before (orders)'),
+	(4, 'mail', 'handled before (moods)'),
 	(5, 'mail', 'handled before (steps)'),
 	(6, 'stock', 'handled before (orders)'),
-	(11, 'mail', 'half first, committed and answered'),
-	(13, 'mail', 'half first, killed after end'),
-	(18, 'mail', 'its consumer was killed at after_commit, first (notes)');
+	(7, 'mail', 'handled, though not marked as sent (orders)'),
+	(8, 'mail', 'handled, though not marked as sent (notes)'),
+	(9, 'mail', 'half first, killed after end'),
+	(10, 'mail', 'half first, committed and answered'),
+	(20, 'mail', 'its consumer was killed at after_commit, first (notes)');
 
 SELECT pg_catalog.setval('public.django_migrations_id_seq', 4, true);
 
@@ -1288,7 +1306,7 @@ SELECT pg_catalog.setval('public.outbox_audit_latency_id_seq', 1, false);
 
 SELECT pg_catalog.setval('public.outbox_audit_run_id_seq', 1, false);
 
-SELECT pg_catalog.setval('public.outbox_batch_id_seq', 37, true);
+SELECT pg_catalog.setval('public.outbox_batch_id_seq', 39, true);
 
 SELECT pg_catalog.setval('public.outbox_check_back_id_seq', 4, true);
 
@@ -1296,11 +1314,11 @@ SELECT pg_catalog.setval('public.outbox_duplicate_id_seq', 1, false);
 
 SELECT pg_catalog.setval('public.outbox_embedded_delayed_id_seq', 1, false);
 
-SELECT pg_catalog.setval('public.outbox_embedded_delivery_id_seq', 26, true);
+SELECT pg_catalog.setval('public.outbox_embedded_delivery_id_seq', 28, true);
 
-SELECT pg_catalog.setval('public.outbox_embedded_half_id', 1500, true);
+SELECT pg_catalog.setval('public.outbox_embedded_half_id', 1600, true);
 
-SELECT pg_catalog.setval('public.outbox_embedded_topic_id_seq', 144, true);
+SELECT pg_catalog.setval('public.outbox_embedded_topic_id_seq', 162, true);
 
 SELECT pg_catalog.setval('public.outbox_failed_delivery_id_seq', 7, true);
 
@@ -1310,17 +1328,17 @@ SELECT pg_catalog.setval('public.outbox_gap_id_seq', 1, false);
 
 SELECT pg_catalog.setval('public.outbox_operator_act_id_seq', 4, true);
 
-SELECT pg_catalog.setval('public.outbox_process_id_seq', 29, true);
+SELECT pg_catalog.setval('public.outbox_process_id_seq', 33, true);
 
 SELECT pg_catalog.setval('public.outbox_recorded_id_seq', 1, false);
 
-SELECT pg_catalog.setval('public.outbox_ticket_pos_seq', 56, true);
+SELECT pg_catalog.setval('public.outbox_ticket_pos_seq', 58, true);
 
 SELECT pg_catalog.setval('public.outbox_topic_id_seq', 9, true);
 
-SELECT pg_catalog.setval('public.upgrade_case_number_seq', 64, true);
+SELECT pg_catalog.setval('public.upgrade_case_number_seq', 66, true);
 
-SELECT pg_catalog.setval('public.upgrade_effect_number_seq', 18, true);
+SELECT pg_catalog.setval('public.upgrade_effect_number_seq', 20, true);
 
 ALTER TABLE ONLY public.django_migrations
     ADD CONSTRAINT django_migrations_pkey PRIMARY KEY (id);
