@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,10 @@ storm-rabbitmq: $(VENV)/.dev ## hurt a RabbitMQ, its connections, queues, relays
 
 storm-celery: $(VENV)/.dev ## hurt RabbitMQ and Redis, relays, workers and publishers of Celery's tasks for SECONDS (600) each, and count
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -p no:xdist -s tests/journeys/celery_storm/test_storm.py
+
+soak: $(VENV)/.rocketmq $(VENV)/.kafka ## work steadily for SECONDS (1800), and compare memory, tables and connections with minute 5; BROKER=embedded, kafka, rabbitmq or rocketmq
+	@SOAK_SECONDS=$(or $(SECONDS),1800) SOAK_BROKER=$(or $(BROKER),embedded) SOAK_JSON=$(JSON) \
+	$(BIN)/python -m pytest -p no:xdist -s tests/journeys/soak/soak.py
 
 upgrade: $(VENV)/.dev ## run this release beside that of the revision UPGRADE_FROM (the newest tag) for SECONDS (60), and count
 	@UPGRADE_FROM=$(UPGRADE_FROM) UPGRADE_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -p no:xdist -s \

@@ -12,7 +12,7 @@ if hasattr(uuid, "uuid7"):  # Python 3.14 and later
 else:
     from uuid_utils.compat import uuid7
 
-__all__ = ["day_of", "first_id", "first_id_at", "made_at", "published_at", "uuid7"]
+__all__ = ["day_at", "day_of", "first_id", "first_id_at", "made_at", "midnight", "published_at", "uuid7"]
 
 LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
 
@@ -24,15 +24,24 @@ def first_id_at(moment: datetime) -> UUID:
     return UUID(int=max(0, int(moment.timestamp() * 1000)) << 80)
 
 
+def day_at(moment: datetime) -> date:
+    """Return the UTC day of a time."""
+    return moment.astimezone(UTC).date()
+
+
+def midnight(day: date) -> datetime:
+    """Return the time at which a UTC day begins."""
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
 def first_id(day: date) -> UUID:
     """Return the smallest id of a UTC day; with the next day's it bounds the day's partition."""
-    return first_id_at(datetime(day.year, day.month, day.day, tzinfo=UTC))
+    return first_id_at(midnight(day))
 
 
 def day_of(message_id: UUID) -> date:
     """Return the UTC day an id was made on; the last of all days for an id that holds no date."""
-    days = timedelta(milliseconds=message_id.int >> 80).days
-    return date.fromordinal(min(date(1970, 1, 1).toordinal() + days, LAST_DAY.toordinal()))
+    return day_at(made_at(message_id))
 
 
 def made_at(message_id: UUID) -> datetime:

@@ -19,7 +19,7 @@ from psycopg import errors, sql
 from outbox import signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
-from outbox.ids import day_of, first_id
+from outbox.ids import day_at, day_of, first_id
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -93,7 +93,7 @@ def rights(connection: Connection) -> Rights:
 
 def lacks_tomorrow(found: Collection[date], *, today: date | None = None) -> bool:
     """Return whether tomorrow has no partition, which means that no maintenance runs."""
-    return (today or datetime.now(UTC).date()) + timedelta(days=1) not in found
+    return (today or day_at(datetime.now(UTC))) + timedelta(days=1) not in found
 
 
 def table_of(day: date) -> str:
@@ -116,7 +116,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
     Returns:
         The days whose partitions were created.
     """
-    today = today or datetime.now(UTC).date()
+    today = today or day_at(datetime.now(UTC))
     last = today + timedelta(days=DAYS_AHEAD)
     with connect(using, application_name="outbox maintenance") as connection:
         existing = set(days(connection))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -35,7 +35,7 @@ from outbox.database.loop_errors import Loop, noting
 from outbox.database.retention_holds import find_holder
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.extensions import RetentionHold, extensions
-from outbox.ids import first_id
+from outbox.ids import day_at, first_id, midnight
 from outbox.logs import get_logger, log_fields
 from outbox.models import UNFINISHED, State
 
@@ -186,8 +186,8 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     _require_apps()
     now = now or datetime.now(UTC)
     holds = _active_holds()
-    last_kept = (now - max([conf.settings().retention, *holds.values()])).astimezone(UTC).date()
-    midnight = datetime.combine(last_kept, time.min, tzinfo=UTC)
+    last_kept = day_at(now - max([conf.settings().retention, *holds.values()]))
+    before = midnight(last_kept)
     pruned = Pruned()
     with database.connect_session(using, application_name="outbox maintenance", patience=partitions.PATIENCE) as connection:
         connection.execute(END_IDLE_SESSION)
@@ -203,16 +203,16 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         free_by = {hold.reason: last_kept - hold.grace for hold in holds}
         _alert_held(using, pruned, free_by | {OF_OTHERS: last_kept - OTHERS_GRACE})
         pruned.rows["outbox_batch"] = prune_batches(
-            connection, before=midnight, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
+            connection, before=before, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
         taken = {table for hold in holds for table in hold.tables}
         if INBOX not in taken:
-            pruned.rows[INBOX] = prune_inbox(connection, before=midnight)
+            pruned.rows[INBOX] = prune_inbox(connection, before=before)
         of_apps = {table: old for extension in extensions() for table, old in extension.tables.items()}
         there = {table: old for table, old in of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
         for table, old in (OLD | there).items():
             if table not in taken:
-                pruned.rows[table] = _delete_rows(connection, table, old, before=midnight, now=now)
+                pruned.rows[table] = _delete_rows(connection, table, old, before=before, now=now)
     return pruned
 
 
@@ -226,7 +226,7 @@ def overdue(days: Iterable[date]) -> list[date]:
     """Return the days that should have been dropped by now, by whichever role or app drops them."""
     holds = _active_holds()
     kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
-    first = (datetime.now(UTC) - kept_for).date()
+    first = day_at(datetime.now(UTC) - kept_for)
     return [day for day in days if day < first]
 
 
