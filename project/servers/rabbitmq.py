@@ -215,6 +215,10 @@ class Cluster:
         others = ", ".join(f"'{one.name}'" for one in self._others(node))
         self._meet(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
 
+    def is_parted(self, node: RabbitMQ) -> bool:
+        """Return whether no other node is connected to a node. Raises CalledProcessError where one does not answer."""
+        return not any(node.name in other.control("eval", "nodes().") for other in self._others(node))
+
     def _meet(self, node: RabbitMQ, cookie: str, then: str) -> None:
         """Set another cookie for all others at a node, which decides whether they can connect, then evaluate Erlang there."""
         cookies = ", ".join(f"erlang:set_cookie('{one.name}', {cookie})" for one in self._others(node))

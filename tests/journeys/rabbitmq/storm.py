@@ -36,6 +36,7 @@ from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
 from tests.waiting import wait_until
 
 PAUSE = (1.0, 5.0)  # seconds between two acts
+PARTED_SECONDS = 20  # until the others have noticed it
 STATISTICS_SECONDS = 6  # quorum queues count their messages that often
 
 TABLES = """
@@ -172,7 +173,9 @@ class Storm:
         self._mark("part node")
         self.cluster.part(node)
         try:
+            wait_until(lambda: self.cluster.is_parted(node), PARTED_SECONDS)
             time.sleep(self.chance.uniform(3, 12))
+            assert self.cluster.is_parted(node), "The nodes have found each other again."
         finally:
             self.cluster.heal(node)
 

@@ -94,6 +94,16 @@ class TestAddresses:
 
         assert with_ports(act, NAME_SERVERS=["127.0.0.1:1", port.address]) == {"broker-a": port.address}
 
+    def test_come_from_the_next_name_server_where_one_has_just_started_and_knows_nobody(self, port: PortStub):
+        started = PortStub()
+        started.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
+
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        assert with_ports(act, NAME_SERVERS=[started.address, port.address]) == {"broker-a": port.address}
+        started.stop()
+
     def test_go_on_while_no_name_server_answers(self, port: PortStub, clock: Clock):
         async def act(ports: Ports) -> list[dict[str, str]]:
             found = [await ports.addresses("orders")]
