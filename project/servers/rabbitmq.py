@@ -55,7 +55,7 @@ class RabbitMQ(Program):
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
-    start_seconds = 60
+    start_seconds = 120
 
     def __init__(
         self, home: Path, *, settings: str = "", plugins: Sequence[str] = (), erlang: str = "", beside: RabbitMQ | None = None

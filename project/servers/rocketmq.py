@@ -34,7 +34,7 @@ from project.servers.rocketmq_proxy import ClusterProxy
 READY_SECONDS = 240
 NAME_SERVERS = 2  # of a cluster
 
-UPDATE_BROKER_CONFIG, BROKER_INFO = 25, 28
+UPDATE_BROKER_CONFIG, BROKER_CONFIG = 25, 26
 ROUTE_OF_TOPIC, CLUSTER_INFO = 105, 106
 
 FLAGS = [
@@ -277,7 +277,7 @@ class RocketMQ:
     def _is_ready(self) -> bool:
         if not self._is_named(CLUSTER_INFO):
             return False
-        call(self.broker_address, BROKER_INFO, keys=self._keys)
+        call(self.broker_address, BROKER_CONFIG, keys=self._keys)
         return not self._has_proxy or serves_http2(self.ports.grpc)
 
     def _is_named(self, code: int, fields: dict[str, str] | None = None) -> bool:

@@ -118,6 +118,7 @@ class Storm:
             with suppress(AssertionError, ServerError):
                 acts[name][1]()
                 self.acts[name] += 1
+                self._start_nodes()
             self._continue_all()
             self._keep_running()
 
@@ -129,6 +130,7 @@ class Storm:
         for permit in self._permits().values():
             permit.unlink(missing_ok=True)
         self._continue_all()
+        self._start_nodes()
 
         def is_settled() -> bool:
             self._keep_running()
@@ -269,6 +271,12 @@ class Storm:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         send(process, signal.SIGKILL)
         process.wait()
+
+    def _start_nodes(self) -> None:
+        """Start nodes that are not there, since a busy machine took too long for their last start."""
+        for node in self.nodes:
+            if not node.is_running:
+                node.start()
 
     def _keep_running(self) -> None:
         self._relays = [one if one.poll() is None else self._start_relay() for one in self._relays]

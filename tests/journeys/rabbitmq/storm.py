@@ -238,6 +238,9 @@ class Storm:
         self.running[name].wait()
 
     def _keep_running(self) -> None:
+        for node in self.cluster.nodes:
+            if not node.is_running:  # a busy machine took too long for its last start
+                node.start()
         for name, process in self.running.items():
             if process.poll() is not None:
                 self.running[name] = self._start(name.rpartition(" ")[0])

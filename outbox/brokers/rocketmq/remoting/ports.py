@@ -175,7 +175,7 @@ class Ports:
 
     async def _open_and_probe(self, address: str) -> RemotingConnection:
         """
-        Connect to a server. If its last request was not answered, send a harmless one first.
+        Connect to a server. If its last request was not answered, send a harmless one first, which is cheap for a busy broker.
 
         The machine of a frozen server still accepts connections. A message sent there may be stored when the server resumes, so
         each retry could make one more copy.
@@ -183,7 +183,7 @@ class Ports:
         connection = await self._open(address)
         if address in self._silent:
             try:
-                await connection.ask(Request(requests.GET_RUNTIME_INFO))
+                await connection.ask(Request(requests.GET_BROKER_CONFIG))
             except NoAnswer as error:
                 connection.close()
                 raise NotConnected(f"{address} accepts connections, but does not answer.") from error

@@ -218,6 +218,17 @@ class TestAsk:
         assert with_ports(act) == 0
         assert port.connected == 2
 
+    def test_does_not_take_a_busy_server_for_a_silent_one(self, port: PortStub):
+        """Of a busy broker the runtime information takes seconds; all else is answered at once."""
+        port.freeze(INFO.code)
+
+        async def act(ports: Ports) -> int:
+            with pytest.raises(NoAnswer):
+                await ports.ask(port.address, INFO)
+            return (await ports.ask(port.address, Request(requests.GET_MAX_OFFSET, {"topic": "orders", "queueId": 0}))).code
+
+        assert with_ports(act, REQUEST_TIMEOUT="PT0.2S") == 0
+
     def test_signs_what_is_asked(self, port: PortStub):
         async def act(ports: Ports) -> None:
             await ports.ask(port.address, INFO)
