@@ -35,6 +35,7 @@ from tests.waiting import wait_until
 
 RELAYS, PUBLISHERS = 3, 2
 REACHED_SECONDS = 2  # until a relay reaches a point
+START_SECONDS = 240  # until a relay works
 PAUSE = (0.1, 0.8)  # seconds between two acts
 FREEZES = (0.3, 1, 4, 7)  # seconds
 AWAY = (8, 20)  # seconds
@@ -92,7 +93,7 @@ class Storm:
 
     def play(self, seconds: float) -> None:
         """Hurt by chance for so long; a short storm has some of each act."""
-        wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), 60)
+        wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), START_SECONDS)
         acts: dict[str, tuple[int, Callable[[], None]]] = {
             "point permitted": (16, self._kill_at_a_point),
             "relay stopped at a point": (6, self._stop_at_a_point),

@@ -35,6 +35,7 @@ from tests.journeys.processes import Processes, send
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
 from tests.waiting import wait_until
 
+START_SECONDS = 240  # until all processes work
 PAUSE = (1.0, 5.0)  # seconds between two acts
 PARTED_SECONDS = 20  # until the others have noticed it
 STATISTICS_SECONDS = 6  # quorum queues count their messages that often
@@ -101,7 +102,7 @@ class Storm:
         }
         if len(self.cluster.nodes) > 1:
             acts |= {"kill the leader": (3, self._kill_leader), "part a node": (3, self._part)}
-        wait_until(self._is_under_way, 60)
+        wait_until(self._is_under_way, START_SECONDS)
         ends_at = time.monotonic() + seconds
         queue: list[str] = []
         while time.monotonic() < ends_at:
