@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -38,11 +38,11 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 # Some arguments are for one process only, so then there is one.
 test: $(VENV)/.dev ## run the tests of the package that this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
-	$(addprefix --ignore=,tests/journeys $(SHOP)))
+	$(addprefix --ignore=,tests/journeys tests/upgrades $(SHOP)))
 
 # These wait for processes and for what ends after seconds, so four at once on two cores.
-test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace processes and servers, and the storms (ARGS="...")
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) tests/journeys $(addprefix --ignore=,$(SHOP)))
+test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace processes and servers, the storms and the upgrades (ARGS="...")
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) tests/journeys tests/upgrades $(addprefix --ignore=,$(SHOP)))
 
 # The shop, its demo, the comparison and the compose files.
 SHOP = tests/demo tests/docker tests/project tests/shop tests/journeys/test_compare.py tests/journeys/test_demo.py \
@@ -97,6 +97,10 @@ storm-rabbitmq: $(VENV)/.dev ## hurt a RabbitMQ, its connections, queues, relays
 
 storm-celery: $(VENV)/.dev ## hurt RabbitMQ and Redis, relays, workers and publishers of Celery's tasks for SECONDS (600) each, and count
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -p no:xdist -s tests/journeys/celery_storm/test_storm.py
+
+upgrade: $(VENV)/.dev ## run this release beside that of the revision UPGRADE_FROM (the newest tag) for SECONDS (60), and count
+	@UPGRADE_FROM=$(UPGRADE_FROM) UPGRADE_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -p no:xdist -s \
+	tests/upgrades/test_side_by_side.py
 
 # It makes a PostgreSQL of its own. A failing seed is shrunk, and printed with its trace.
 explore: $(VENV)/.dev ## run seeded schedules of relays, consumers, publishers, faults for SECONDS (120), and compare (ARGS="--control")

@@ -327,10 +327,15 @@ def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None
 INBOX_SLICE = 10_000  # rows in one question to the brokers
 
 # A slice of rows past their retention, oldest first, after the last row of the slice before.
-# A message whose dead letter was replayed since then may be in its queue again, as long as a new one.
-READ_OLD = """
+# A message whose dead letter was replayed since then may be in its queue again, as long as a new one. One whose batch is
+# unfinished or dead may have been sent by a relay that died before the mark, and is sent again.
+READ_OLD = f"""
+WITH unfinished AS MATERIALIZED (
+    SELECT unnest(message_ids) AS message_id FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}
+)
 SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox inbox
 WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
+    AND NOT EXISTS (SELECT FROM unfinished WHERE unfinished.message_id = inbox.message_id)
     AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
     AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
         SELECT FROM outbox_operator_act operator

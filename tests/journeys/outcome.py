@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "OUTBOX_OUTCOMES"
 """The file that outcomes are appended to, as lines of JSON."""
@@ -47,4 +48,8 @@ class Outcome:
         """Append it to the file that the environment variable names, if it names one."""
         if path := os.environ.get(VARIABLE):
             with Path(path).open("a") as file:
-                file.write(json.dumps(asdict(self)) + "\n")
+                file.write(json.dumps(self.as_dict()) + "\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it with plain values: `asdict` counts the items of a Counter anew."""
+        return asdict(replace(self, faults=dict(self.faults)))

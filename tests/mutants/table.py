@@ -479,4 +479,11 @@ MUTANTS: dict[str, Mutant] = {
         "m.pos = slice.pos AND is_old RETURNING",
         ("tests/outbox/embedded/test_retention.py",),
     ),
+    "inbox-of-unfinished": Mutant(
+        "The inbox remembers a message that may be sent again",
+        "outbox/relay/maintenance.py",
+        "    AND NOT EXISTS (SELECT FROM unfinished WHERE unfinished.message_id = inbox.message_id)\n",
+        "",
+        (f"{RELAY}/test_prune_inbox.py",),
+    ),
 }

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -122,7 +122,7 @@ def _run(name: str, seconds: int) -> None:
         "found": json.loads(found.read_text()) if found.exists() else None,
     }
     if run.arguments[0] == "manage.py" and done.stdout.strip():
-        record["outcomes"] = [asdict(_outcome_of_demo(run.arguments[-1], json.loads(done.stdout.splitlines()[-1])))]
+        record["outcomes"] = [_outcome_of_demo(run.arguments[-1], json.loads(done.stdout.splitlines()[-1])).as_dict()]
     _path(name).write_text(json.dumps(record, indent=1))
 
 

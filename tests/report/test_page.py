@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
-from tests.journeys.outcome import Outcome
+import pytest
+
+from tests.journeys.outcome import VARIABLE, Outcome
 from tests.report.page import page
 
 STORM = Outcome(
@@ -26,9 +31,23 @@ def record(*outcomes: Outcome, exit_code: int = 0, found: object = None) -> dict
         "commit": "1234abcd",
         "seconds": 70,
         "exit_code": exit_code,
-        "outcomes": list(map(asdict, outcomes)),
+        "outcomes": [one.as_dict() for one in outcomes],
         "found": found,
     }
+
+
+class TestAnOutcome:
+    def test_is_appended_to_the_file_that_the_environment_names(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        file = tmp_path / "outcomes"
+        monkeypatch.setenv(VARIABLE, str(file))
+
+        for count in (1, 2):
+            replace(STORM, faults=Counter({"broker killed": count})).write()
+
+        assert [json.loads(line)["faults"] for line in file.read_text().splitlines()] == [
+            {"broker killed": 1},
+            {"broker killed": 2},
+        ]
 
 
 class TestThePage:

@@ -15,10 +15,10 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
-from outbox.models import Inbox
+from outbox.models import Batch, Inbox, State
 from outbox.relay.maintenance import prune
 from project.shop.models import CartEntry
-from tests.factories import TopicFactory, message_id
+from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.conftest import Clock
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -190,3 +190,21 @@ class TestTheInbox:
         assert len(statements) == 5  # reads and deletes; of the second slice all rows stay
         assert left() == {row.dedupe_key for row in rows[5:20]}
         assert [count for _, _, count in TellingBroker.asked] == [10, 10, 5]
+
+
+class TestAMessageThatMayBeSentAgain:
+    @pytest.mark.parametrize("state", [State.RELEASED, State.CLAIMED, State.PREPARED, State.DEAD])
+    def test_is_remembered_until_its_batch_is_sent(self, state):
+        """A relay that died after the send and before the mark: the next one sends again, however late."""
+        kept, other = handled(), handled()
+        batch = BatchFactory(size=2, state=state)
+        Batch.objects.filter(id=batch.id).update(message_ids=[kept.message_id, message_id()])
+
+        prune("default", now=NOW)
+        before = left()
+        Batch.objects.update(state=State.SENT, sent_at=LONG_AGO)
+        prune("default", now=NOW)
+
+        assert other.dedupe_key not in before
+        assert before == {kept.dedupe_key}
+        assert left() == set()
