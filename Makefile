@@ -84,8 +84,8 @@ faults-kafka: $(VENV)/.kafka ## hurt relays, a Kafka and the database's sessions
 	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) STORM_CONTROL=$(CONTROL) \
 	$(BIN)/python -m pytest -m kafka -p no:xdist -s tests/journeys/kafka/test_storm.py
 
-storm-rocketmq: $(VENV)/.rocketmq ## kill broker, proxy, relays, checker, consumers and publishers for SECONDS (600), and count; needs Java and Maven
-	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
+storm-rocketmq: $(VENV)/.rocketmq ## hurt a RocketMQ, relays, checker, consumers and publishers for SECONDS (600), and count; NODES=3: a cluster
+	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
 
 storm-consumers: $(VENV)/.rocketmq $(VENV)/.kafka ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded, kafka or rocketmq
 	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s \
@@ -141,7 +141,7 @@ test-wheel: $(VENV)/.dev $(VENV)/.kafka $(VENV)/.rocketmq ## follow the README w
 kafka: $(VENV)/.kafka ## run a Kafka node till Ctrl-C; needs Java and Maven (ARGS="--nodes 3")
 	@$(BIN)/python -m project.servers.kafka $(ARGS)
 
-rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help")
+rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help", ARGS="--nodes 3")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
 
 bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")

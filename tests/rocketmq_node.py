@@ -11,7 +11,7 @@ from pathlib import Path
 from django.conf import settings
 
 from outbox.message import TopicType
-from project.servers.rocketmq import FAST_CHECKS, RocketMQ
+from project.servers.rocketmq import FAST_CHECKS, Cluster, RocketMQ
 from project.servers.rocketmq_ports import Ports
 
 GROUPS = ["group", "cart", "points", "shipment", "old-group", "new-group", "other"]
@@ -36,6 +36,16 @@ def own_node(broker: Mapping[str, object]) -> Iterator[RocketMQ]:
     folder = jars()
     data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
     with RocketMQ(folder, Ports.free(), settings=dict(broker), data=data) as found:
+        yield found
+    shutil.rmtree(data, ignore_errors=True)
+
+
+@contextmanager
+def own_cluster(nodes: int, broker: Mapping[str, object], proxy: Mapping[str, object]) -> Iterator[Cluster]:
+    """Start a cluster that no other test uses, with these settings of its brokers and its proxy."""
+    folder = jars()
+    data = Path(tempfile.mkdtemp(prefix="data-", dir=folder))
+    with Cluster(folder, nodes, settings=dict(broker), proxy=dict(proxy), data=data) as found:
         yield found
     shutil.rmtree(data, ignore_errors=True)
 

@@ -64,7 +64,7 @@ class Kafka(Program):
 
     command = "java"
     package = "default-jre-headless maven"
-    start_seconds = 60
+    start_seconds = 120
 
     def __init__(
         self,

@@ -73,6 +73,11 @@ class Child:
                 raise ServerError(f"{self._name} {what}. It said:\n{self._log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.02)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def wait(self) -> None:
         """Wait until it ends."""
         self._process.wait()
@@ -111,6 +116,11 @@ class Program(abc.ABC):
     def is_here(cls) -> bool:
         """Return whether there is a program to start."""
         return shutil.which(cls.command) is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._child is not None and self._child.is_running
 
     def __enter__(self) -> Self:
         return self.start()

@@ -55,7 +55,7 @@ class RabbitMQ(Program):
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
     package = "rabbitmq-server"
-    start_seconds = 60
+    start_seconds = 120
 
     def __init__(
         self, home: Path, *, settings: str = "", plugins: Sequence[str] = (), erlang: str = "", beside: RabbitMQ | None = None
@@ -214,6 +214,10 @@ class Cluster:
         """Let a parted node and all others find each other again, at once: else some would see it and some would not."""
         others = ", ".join(f"'{one.name}'" for one in self._others(node))
         self._meet(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
+
+    def is_parted(self, node: RabbitMQ) -> bool:
+        """Return whether no other node is connected to a node. Raises CalledProcessError where one does not answer."""
+        return not any(node.name in other.control("eval", "nodes().") for other in self._others(node))
 
     def _meet(self, node: RabbitMQ, cookie: str, then: str) -> None:
         """Set another cookie for all others at a node, which decides whether they can connect, then evaluate Erlang there."""

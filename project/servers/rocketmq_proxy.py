@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from project.servers.program import HOST
-from project.servers.rocketmq import RocketMQ
 from project.servers.rocketmq_ports import Ports, serves_http2
+
+if TYPE_CHECKING:  # a cluster there has one of these
+    from project.servers.rocketmq import RocketMQ
 
 NAME = "proxy"
 
 
 class ClusterProxy:
     """
-    One proxy to the broker of a node.
+    One proxy to the broker of a node, or to all of its cluster.
 
     Args:
         settings: of its own file, beside ours.
@@ -31,7 +33,7 @@ class ClusterProxy:
         """Start it, and return when it takes requests. Raises ServerError."""
         settings: dict[str, object] = {
             "rocketMQClusterName": "DefaultCluster",
-            "namesrvAddr": f"{HOST}:{self._node.ports.namesrv}",
+            "namesrvAddr": ";".join(self._node.name_servers),
             "grpcServerPort": self._ports.grpc,
             "remotingListenPort": self._ports.remoting,
             "proxyMode": "CLUSTER",

@@ -67,6 +67,7 @@ RUNS = {
     "storm on RabbitMQ": storm("tests/journeys/rabbitmq/test_storm.py"),
     "storm on RabbitMQ, 3 nodes": storm("tests/journeys/rabbitmq/test_storm.py", nodes=3),
     "storm on RocketMQ": storm("tests/journeys/rocketmq/storm.py", "rocketmq"),
+    "storm on RocketMQ, 3 nodes": storm("tests/journeys/rocketmq/storm.py", "rocketmq", nodes=3),
     "consumers on embedded": storm("tests/journeys/consumers/test_storm.py"),
     "consumers on Kafka": storm("tests/journeys/consumers/storm_on_kafka.py", "kafka"),
     "consumers on RocketMQ": storm("tests/journeys/consumers/storm_on_rocketmq.py", "rocketmq"),

@@ -16,11 +16,11 @@ NOBODY_FENCED = "nobody-fenced"
 CONTROLS = (SEND_THEN_MARK, MARKER_NOT_ASKED, NOBODY_FENCED)
 
 
-def outbox(servers: list[str], ordered: str, plain: str, control: str) -> dict[str, Any]:
+def outbox(servers: list[str], ordered: str, plain: list[str], control: str) -> dict[str, Any]:
     """Return the setting OUTBOX of a storm."""
     options = {"SERVERS": servers, "TRANSACTIONS": control != SEND_THEN_MARK}
     return {
         "BROKERS": {"default": {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": options}},
-        "TOPICS": {ordered: {"TYPE": "fifo"}, plain: {}},
+        "TOPICS": {ordered: {"TYPE": "fifo"}, **{topic: {} for topic in plain}},
         "RELAY": {"BATCH_SIZE": 50, "LANES": 4, "LEASE": timedelta(seconds=3)},
     }

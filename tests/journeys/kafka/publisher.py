@@ -33,7 +33,7 @@ class Undone(Exception):
 def publish(number: int, first: int) -> None:
     """Publish a message and write its number down, in one transaction."""
     with atomic(), connection.cursor() as cursor:
-        topic = random.choice([given["ordered"], given["plain"]])
+        topic = random.choice([given["ordered"], *given["plain"]])
         publish_raw(topic, {"number": number}, key=f"{first}-{number % KEYS}")
         cursor.execute(NOTE, [number])
         if number % 10 == 0:

@@ -1,7 +1,7 @@
 """
 A storm on Kafka: relays are killed at named points and by chance, frozen and continued, brokers are killed and frozen, sessions
-of the database are ended, and PostgreSQL crashes where nobody else uses it. Then Kafka's own client counts every copy, as a
-reader of committed records.
+of the database are ended, and PostgreSQL crashes where nobody else uses it. In a cluster, brokers stay away, and partitions of a
+topic with one replica have no leader meanwhile. Then Kafka's own client counts every copy, as a reader of committed records.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psycopg
+from confluent_kafka.admin import AdminClient
 from django.db import Error as DatabaseError
 from django.db import connection
 
@@ -29,13 +30,15 @@ from project.servers.kafka import Kafka
 from project.servers.program import ServerError
 from tests.journeys.kafka.given import NOBODY_FENCED, SEND_THEN_MARK, VARIABLE
 from tests.journeys.processes import Processes, send
-from tests.outbox.brokers.kafka.cluster import create_topic, read
+from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, read
 from tests.waiting import wait_until
 
 RELAYS, PUBLISHERS = 3, 2
 REACHED_SECONDS = 2  # until a relay reaches a point
+START_SECONDS = 240  # until a relay works
 PAUSE = (0.1, 0.8)  # seconds between two acts
 FREEZES = (0.3, 1, 4, 7)  # seconds
+AWAY = (8, 20)  # seconds
 OUTLASTS = 5  # seconds that outlast a claim, so that another relay sends what it holds
 PARTITIONS = 4
 RECOVERY_SECONDS = 60
@@ -70,7 +73,10 @@ class Storm:
         self.nodes = nodes
         self.acts: Counter[str] = Counter()
         self.settled_after = 0.0
-        self.ordered, self.plain = (create_topic(partitions=PARTITIONS, at=nodes[0].address) for _ in range(2))
+        at = nodes[0].address
+        self.ordered, *self.plain = (create_topic(partitions=PARTITIONS, at=at) for _ in range(2))
+        if len(nodes) > 1:
+            self.plain.append(create_topic(partitions=PARTITIONS, replicas=1, at=at))
         self.processes = Processes(folder, "tests.journeys.kafka.settings")
         self._chance = random.Random(seed)
         self._points = POINTS.get(control, POINTS[""])
@@ -87,7 +93,7 @@ class Storm:
 
     def play(self, seconds: float) -> None:
         """Hurt by chance for so long; a short storm has some of each act."""
-        wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), 60)
+        wait_until(lambda: Batch.objects.filter(state=State.SENT).exists(), START_SECONDS)
         acts: dict[str, tuple[int, Callable[[], None]]] = {
             "point permitted": (16, self._kill_at_a_point),
             "relay stopped at a point": (6, self._stop_at_a_point),
@@ -98,6 +104,8 @@ class Storm:
             "lanes' sessions ended": (2, lambda: self._end_sessions(LANE_SESSIONS)),
             "all sessions ended": (1, lambda: self._end_sessions(ALL_SESSIONS)),
         }
+        if len(self.nodes) > 1:
+            acts["broker away, partitions without a leader"] = (2, self._keep_broker_away)
         if "PYTEST_XDIST_WORKER" not in os.environ:
             acts["PostgreSQL crashed"] = (1, self._crash_database)
         ends_at = time.monotonic() + seconds
@@ -111,6 +119,7 @@ class Storm:
             with suppress(AssertionError, ServerError):
                 acts[name][1]()
                 self.acts[name] += 1
+                self._start_nodes()
             self._continue_all()
             self._keep_running()
 
@@ -122,6 +131,7 @@ class Storm:
         for permit in self._permits().values():
             permit.unlink(missing_ok=True)
         self._continue_all()
+        self._start_nodes()
 
         def is_settled() -> bool:
             self._keep_running()
@@ -140,7 +150,7 @@ class Storm:
         copies: Counter[int] = Counter()
         last: dict[bytes, int] = {}
         out_of_order = 0
-        for topic in (self.ordered, self.plain):
+        for topic in (self.ordered, *self.plain):
             for record in read(topic, at=self.nodes[0].address):
                 number = json.loads(record.value())["number"]
                 copies[number] += 1
@@ -191,6 +201,25 @@ class Storm:
         node.kill()
         time.sleep(self._chance.uniform(0, 2))
         node.start()
+
+    def _keep_broker_away(self) -> None:
+        """Keep a broker away while relays are killed: partitions whose only replica it has get no leader."""
+        node = self._chance.choice(self.nodes)
+        node.kill()
+        try:
+            wait_until(self._is_without_leader, SECONDS)
+            ends_at = time.monotonic() + self._chance.uniform(*AWAY)
+            while time.monotonic() < ends_at:
+                time.sleep(self._chance.uniform(*PAUSE))
+                self._chance.choice([self._kill_at_a_point, self._kill])()
+                self._keep_running()
+        finally:
+            node.start()
+
+    def _is_without_leader(self) -> bool:
+        admin = AdminClient({"bootstrap.servers": ",".join(node.address for node in self.nodes), **QUIET})
+        lone = self.plain[-1]
+        return any(one.leader < 0 for one in admin.list_topics(lone, timeout=SECONDS).topics[lone].partitions.values())
 
     def _freeze_broker(self) -> None:
         node = self._chance.choice(self.nodes)
@@ -243,6 +272,12 @@ class Storm:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         send(process, signal.SIGKILL)
         process.wait()
+
+    def _start_nodes(self) -> None:
+        """Start nodes that are not there, since a busy machine took too long for their last start."""
+        for node in self.nodes:
+            if not node.is_running:
+                node.start()
 
     def _keep_running(self) -> None:
         self._relays = [one if one.poll() is None else self._start_relay() for one in self._relays]

@@ -35,7 +35,9 @@ from tests.journeys.processes import Processes, send
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
 from tests.waiting import wait_until
 
+START_SECONDS = 240  # until all processes work
 PAUSE = (1.0, 5.0)  # seconds between two acts
+PARTED_SECONDS = 20  # until the others have noticed it
 STATISTICS_SECONDS = 6  # quorum queues count their messages that often
 
 TABLES = """
@@ -100,7 +102,7 @@ class Storm:
         }
         if len(self.cluster.nodes) > 1:
             acts |= {"kill the leader": (3, self._kill_leader), "part a node": (3, self._part)}
-        wait_until(self._is_under_way, 60)
+        wait_until(self._is_under_way, START_SECONDS)
         ends_at = time.monotonic() + seconds
         queue: list[str] = []
         while time.monotonic() < ends_at:
@@ -172,7 +174,9 @@ class Storm:
         self._mark("part node")
         self.cluster.part(node)
         try:
+            wait_until(lambda: self.cluster.is_parted(node), PARTED_SECONDS)
             time.sleep(self.chance.uniform(3, 12))
+            assert self.cluster.is_parted(node), "The nodes have found each other again."
         finally:
             self.cluster.heal(node)
 
@@ -235,6 +239,9 @@ class Storm:
         self.running[name].wait()
 
     def _keep_running(self) -> None:
+        for node in self.cluster.nodes:
+            if not node.is_running:  # a busy machine took too long for its last start
+                node.start()
         for name, process in self.running.items():
             if process.poll() is not None:
                 self.running[name] = self._start(name.rpartition(" ")[0])

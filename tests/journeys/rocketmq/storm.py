@@ -1,8 +1,9 @@
 """
-A storm: broker, proxy, relays of both hosts, checker, consumer and publishers are killed for minutes, by chance.
+A storm: broker, proxy, relays of both hosts, checker, consumer and publishers are killed for minutes, by chance. In a cluster,
+name servers too; brokers are frozen, and one is away for a minute while the others are hurt.
 
-Its files are not found by pytest of itself: `make storm-rocketmq SECONDS=600` plays it. Then it is counted, in the tables that
-the transactions wrote, in the broker's own log, and in what the handlers wrote.
+Its files are not found by pytest of itself: `make storm-rocketmq SECONDS=600` plays it, on a cluster by `NODES=3`. Then it is
+counted, in the tables that the transactions wrote, in the brokers' own logs, and in what the handlers wrote.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,18 @@ from django.db import connection
 from outbox.message import TopicType
 from outbox.models import CheckBack, MessageState
 from project.servers.remoting import read_all
-from project.servers.rocketmq import RocketMQ
-from project.servers.rocketmq_proxy import ClusterProxy
+from project.servers.rocketmq import Cluster, RocketMQ
 from tests.journeys.outcome import Outcome
 from tests.journeys.rocketmq.conftest import TABLES, Journey
 from tests.journeys.rocketmq.names import outbox
-from tests.rocketmq_node import PROXY, own_node
+from tests.rocketmq_node import PROXY, own_cluster
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("STORM_SECONDS", 600))
-PAUSE = (1.0, 5.0)  # seconds between two kills
+NODES = int(os.environ.get("STORM_NODES", 1))
+PAUSE = (1.0, 5.0)  # seconds between two acts
+AWAY = 60.0  # seconds
+FREEZES = (1, 4, 12)  # seconds
 PATIENCE = float(os.environ.get("STORM_PATIENCE", 600))  # seconds until all is settled
 
 CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 1000}
@@ -45,36 +48,25 @@ CELERY += ["--beat", "--without-gossip", "--without-mingle", "--without-heartbea
 PUBLISHER = "tests.journeys.rocketmq.publisher"
 
 KINDS = {"relay": 2, "celery": 1, "checker": 1, "consumer": 2, "publisher": 1, "half-first": 1}  # how many of each
-SERVERS = ("broker", "proxy")
-
 SENDING_TIMES = """
 SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM batch.sent_at - message.created_at))
 FROM outbox_batch batch, unnest(batch.message_ids) id JOIN outbox_message message USING (id) WHERE batch.sent_at IS NOT NULL
 """
 
-Start = Callable[[], subprocess.Popen[bytes]]
-
 
 @pytest.fixture
-def node() -> Iterator[RocketMQ]:
-    with own_node(CHECKS) as found:
+def cluster() -> Iterator[Cluster]:
+    with own_cluster(NODES, CHECKS, {**PROXY, "transactionHeartbeatPeriodSecond": 1}) as found:
         yield found
 
 
 @pytest.fixture
-def proxy(node: RocketMQ) -> Iterator[ClusterProxy]:
-    found = ClusterProxy(node, {**PROXY, "transactionHeartbeatPeriodSecond": 1}).start()
-    yield found
-    found.kill()
-
-
-@pytest.fixture
-def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketMQ, proxy: ClusterProxy) -> Iterator[Journey]:
-    options = {"ENDPOINTS": proxy.endpoints, "NAME_SERVERS": [node.name_server]}
+def journey(tmp_path: Path, transactional_db: None, settings: Any, cluster: Cluster) -> Iterator[Journey]:
+    options = {"ENDPOINTS": cluster.endpoints, "NAME_SERVERS": cluster.name_servers}
     found = Journey(tmp_path, options, uuid.uuid4().hex[:8])
     found.with_ordered = False
-    node.make_topic(found.work, TopicType.TRANSACTION)
-    node.make_group(found.group)
+    cluster.make_topic(found.work, TopicType.TRANSACTION)
+    cluster.make_group(found.group)
     settings.OUTBOX = outbox(found.unique, options)
     with connection.cursor() as cursor:
         cursor.execute(TABLES)
@@ -85,11 +77,11 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any, node: RocketM
 
 
 class Storm:
-    """Keeps processes running, and kills them."""
+    """Keeps processes running, and hurts them and their servers."""
 
-    def __init__(self, journey: Journey, node: RocketMQ, proxy: ClusterProxy) -> None:
-        self.journey, self.node, self.proxy = journey, node, proxy
-        self.kills: Counter[str] = Counter()
+    def __init__(self, journey: Journey, cluster: Cluster) -> None:
+        self.journey, self.cluster = journey, cluster
+        self.acts: Counter[str] = Counter()
         self.numbers = iter(range(0, 2_000_000_000, 1_000_000))
         self.running = {f"{kind} {nth}": self.start(kind) for kind, count in KINDS.items() for nth in range(count)}
 
@@ -108,22 +100,69 @@ class Storm:
                 how = "half-first" if kind == "half-first" else "relay"
                 return start(PUBLISHER, str(next(self.numbers)), how)
 
-    def blow(self) -> None:
-        """Kill something, and start it again."""
-        victim = random.choice([*self.running, *SERVERS])
-        self.kills[victim.split(" ")[0]] += 1
-        print(f"{time.strftime('%X')} {victim} is killed", flush=True)  # noqa: T201
-        if victim == "broker":
-            self.node.kill_broker()
-            time.sleep(random.uniform(0, 3))
-            self.node.start_broker()
-        elif victim == "proxy":
-            self.proxy.kill()
-            time.sleep(random.uniform(0, 3))
-            self.proxy.start()
-        else:
-            self.end(victim)
-            self.running[victim] = self.start(victim.split(" ")[0])
+    def play(self, seconds: float) -> None:
+        """Hurt by chance for so long, each time something else, so that a short storm has all of it."""
+        acts: dict[str, Callable[[], None]] = {"proxy killed": self.kill_proxy}
+        if len(self.cluster.nodes) > 1:
+            acts |= {"name server killed": self.kill_name_server, "all name servers killed": self.kill_name_servers}
+        others = {**acts, "broker killed": self.kill_broker}
+        if len(self.cluster.nodes) > 1:
+            others |= {"broker frozen": self.freeze_broker, "broker away": lambda: self.keep_away(acts)}
+        self.hurt(others, time.monotonic() + seconds)
+
+    def hurt(self, acts: dict[str, Callable[[], None]], ends_at: float) -> None:
+        """Do these acts, then kill each of the processes, each in a random order, and again, until a time."""
+        queue: list[str] = []
+        while True:
+            time.sleep(random.uniform(*PAUSE))
+            if time.monotonic() >= ends_at:
+                return
+            queue = queue or [*random.sample([*self.running], len(self.running)), *random.sample([*acts], len(acts))]
+            name = queue.pop()
+            say(name if name in acts else f"{name} is killed")
+            if name in acts:
+                acts[name]()
+                self.acts[name] += 1
+            else:
+                self.end(name)
+                self.running[name] = self.start(kind := name.split(" ")[0])
+                self.acts[f"{kind} killed"] += 1
+
+    def kill_broker(self) -> None:
+        node = random.choice(self.cluster.nodes)
+        node.kill_broker()
+        time.sleep(random.uniform(0, 3))
+        node.start_broker()
+
+    def freeze_broker(self) -> None:
+        with random.choice(self.cluster.nodes).frozen_broker():
+            time.sleep(random.choice(FREEZES))
+
+    def keep_away(self, acts: dict[str, Callable[[], None]]) -> None:
+        """Kill a broker and start it a minute later, while processes that are started know nothing of it."""
+        node = random.choice(self.cluster.nodes)
+        node.kill_broker()
+        self.hurt(acts, time.monotonic() + AWAY)
+        node.start_broker()
+        say("the broker is back")
+
+    def kill_proxy(self) -> None:
+        self.cluster.proxy.kill()
+        time.sleep(random.uniform(0, 3))
+        self.cluster.proxy.start()
+
+    def kill_name_server(self) -> None:
+        self.kill_these([random.choice(self.cluster.named)])
+
+    def kill_name_servers(self) -> None:
+        self.kill_these(self.cluster.named)
+
+    def kill_these(self, nodes: Sequence[RocketMQ]) -> None:
+        for node in nodes:
+            node.kill_namesrv()
+        time.sleep(random.uniform(0, 3))
+        for node in nodes:
+            node.start_namesrv()
 
     def end(self, name: str) -> None:
         with suppress(ProcessLookupError):
@@ -141,24 +180,21 @@ class Storm:
 
 
 @pytest.mark.timeout(4 * 3600)  # of the conftest's own it would have minutes
-def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
-    storm = Storm(journey, node, proxy)
-    ends_at = time.monotonic() + SECONDS
-    while time.monotonic() < ends_at:
-        time.sleep(random.uniform(*PAUSE))
-        storm.blow()
+def test_storm(journey: Journey, cluster: Cluster):
+    storm = Storm(journey, cluster)
+    storm.play(SECONDS)
     storm.calm()
     calm_at = time.monotonic()
-    print(f"{time.strftime('%X')} all is calm", flush=True)  # noqa: T201
+    say("all is calm")
     with suppress(AssertionError):
         wait_until(lambda: not MessageState.objects.exclude(state="sent").exists(), PATIENCE)
         wait_until(lambda: set(numbers("journey_effect")) >= set(numbers("journey_published")), PATIENCE)
 
     committed = set(numbers("journey_published"))
-    copies, applied = copies_in(node, journey.work), Counter(numbers("journey_effect"))
+    copies, applied = copies_in(cluster, journey.work), Counter(numbers("journey_effect"))
     more = copies.total() - len(copies)
     report: dict[str, Any] = {
-        "kills": dict(storm.kills),
+        "acts": dict(storm.acts),
         "seconds to settle": round(time.monotonic() - calm_at),
         "committed": len(committed),
         "lost": len(committed - copies.keys()),
@@ -174,8 +210,9 @@ def test_storm(journey: Journey, node: RocketMQ, proxy: ClusterProxy):
     Outcome(
         run="relays and consumers",
         broker="rocketmq",
+        nodes=NODES,
         seconds=SECONDS,
-        faults=storm.kills,
+        faults=storm.acts,
         messages=len(committed),
         lost=report["lost"] + report["not applied"],
         ghosts=report["ghosts"],
@@ -202,6 +239,12 @@ def sending_times() -> list[float]:
         return [round(seconds, 1) for seconds in cursor.fetchone()[0]]
 
 
-def copies_in(node: RocketMQ, topic: str, queues: int = 4) -> Counter[int]:
-    """Count the copies of each number that consumers can see, in the broker's own log."""
-    return Counter(json.loads(one.body)["number"] for one in read_all(node.broker_address, topic, queues))
+def copies_in(cluster: Cluster, topic: str, queues: int = 4) -> Counter[int]:
+    """Count the copies of each number that consumers can see, in the brokers' own logs."""
+    return Counter(
+        json.loads(one.body)["number"] for node in cluster.nodes for one in read_all(node.broker_address, topic, queues)
+    )
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%X')} {text}", flush=True)  # noqa: T201

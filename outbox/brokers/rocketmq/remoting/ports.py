@@ -22,6 +22,7 @@ from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE
 from outbox.brokers.rocketmq.singleflight import SingleFlight
 
 MASTER = "0"
+A_BROKER = b'"brokerName"'  # in the JSON of brokers, which is asked for too often to be parsed
 NUMBER_KEY = re.compile(rb"([{,])(\d+):")
 
 AFTER_FAILURE_SECONDS = 1.0  # after a failure, fail at once for this long: each new attempt may take a whole time-out
@@ -85,7 +86,7 @@ class Ports:
     async def has_brokers(self) -> bool:
         """Return whether the name servers know any broker; True if no name server answers."""
         try:
-            return b'"brokerName"' in await self._ask_for_cluster()  # not parsed: it is asked often
+            return A_BROKER in await self._ask_for_cluster()
         except NotConnected:
             return True
 
@@ -174,7 +175,7 @@ class Ports:
 
     async def _open_and_probe(self, address: str) -> RemotingConnection:
         """
-        Connect to a server. If its last request was not answered, send a harmless one first.
+        Connect to a server. If its last request was not answered, send a harmless one first, which is cheap for a busy broker.
 
         The machine of a frozen server still accepts connections. A message sent there may be stored when the server resumes, so
         each retry could make one more copy.
@@ -182,7 +183,7 @@ class Ports:
         connection = await self._open(address)
         if address in self._silent:
             try:
-                await connection.ask(Request(requests.GET_RUNTIME_INFO))
+                await connection.ask(Request(requests.GET_BROKER_CONFIG))
             except NoAnswer as error:
                 connection.close()
                 raise NotConnected(f"{address} accepts connections, but does not answer.") from error
@@ -199,18 +200,30 @@ class Ports:
         return await RemotingConnection.open(host, port, seconds=seconds, keys=keys, tls=self._tls)
 
     async def _ask_for_cluster(self) -> bytes:
-        """Ask one name server after the other for all brokers; the answer's JSON has numbers as keys. Raises NotConnected."""
-        trouble = "there is none"
+        """
+        Ask one name server after the other for all brokers, until one knows any; the answer's JSON has numbers as keys.
+
+        One that has just started knows none until they announce themselves, up to 30 s later.
+
+        Raises:
+            NotConnected: none answers.
+        """
+        trouble, found = "there is none", None
         for address in self._name_servers:
             try:
-                return (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
+                found = (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
             except (NotConnected, NoAnswer, RemotingError) as error:
                 trouble = str(error)
-        raise NotConnected(f"No name server returns the brokers: {trouble}")
+            else:
+                if A_BROKER in found:
+                    break
+        if found is None:
+            raise NotConnected(f"No name server returns the brokers: {trouble}")
+        return found
 
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
-        """Ask one name server after the other. Raises NotConnected if none answers."""
-        trouble = "there is none"
+        """Ask one name server after the other, until one knows the topic. Raises NotConnected if none answers."""
+        trouble, is_missing = "there is none", False
         for address in list(self._name_servers):
             try:
                 answer = await self.ask(
@@ -219,11 +232,12 @@ class Ports:
                 self._name_servers.sort(key=lambda one: one != address)
                 return _masters(json.loads(answer.checked().body)["brokerDatas"])
             except RemotingError as error:
-                if error.code == requests.NO_SUCH_TOPIC:
-                    return {}
+                is_missing = is_missing or error.code == requests.NO_SUCH_TOPIC
                 trouble = str(error)
             except (NotConnected, NoAnswer) as error:
                 trouble = str(error)
+        if is_missing:
+            return {}
         raise NotConnected(f"No name server returns the route of topic {topic}: {trouble}")
 
 

@@ -24,10 +24,12 @@ def new_source() -> str:
     return f"urn:uuid:{uuid.uuid4()}"
 
 
-def create_topic(name: str = "", *, partitions: int = 1, config: Mapping[str, str] | None = None, at: str = "") -> str:
+def create_topic(
+    name: str = "", *, partitions: int = 1, replicas: int = -1, config: Mapping[str, str] | None = None, at: str = ""
+) -> str:
     name = name or f"orders-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": at or server().address, **QUIET})
-    for created in admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))]).values():
+    for created in admin.create_topics([NewTopic(name, partitions, replicas, config=dict(config or {}))]).values():
         created.result(SECONDS)
     wait_until(lambda: name in admin.list_topics(timeout=SECONDS).topics)  # the node learns of it from the controller
     return name

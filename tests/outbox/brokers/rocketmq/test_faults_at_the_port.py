@@ -12,8 +12,8 @@ import pytest
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.remoting.requests import (
     END_TRANSACTION,
+    GET_BROKER_CONFIG,
     GET_CLUSTER_INFO,
-    GET_RUNTIME_INFO,
     ROUTE_OF_TOPIC,
     SEND_MESSAGE_V2,
 )
@@ -86,7 +86,7 @@ class TestSend:
     ):
         broker = open_here(REQUEST_TIMEOUT=SHORT, NAME_SERVERS=[], BROKER_ADDRESSES={"broker-a": port.address})
         port.freeze(SEND)
-        port.freeze(GET_RUNTIME_INFO)
+        port.freeze(GET_BROKER_CONFIG)
         send(broker, kind)
 
         outcome = send(broker, kind)

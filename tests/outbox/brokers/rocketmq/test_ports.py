@@ -94,6 +94,16 @@ class TestAddresses:
 
         assert with_ports(act, NAME_SERVERS=["127.0.0.1:1", port.address]) == {"broker-a": port.address}
 
+    def test_come_from_the_next_name_server_where_one_has_just_started_and_knows_nobody(self, port: PortStub):
+        started = PortStub()
+        started.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
+
+        async def act(ports: Ports) -> dict[str, str]:
+            return await ports.addresses("orders")
+
+        assert with_ports(act, NAME_SERVERS=[started.address, port.address]) == {"broker-a": port.address}
+        started.stop()
+
     def test_go_on_while_no_name_server_answers(self, port: PortStub, clock: Clock):
         async def act(ports: Ports) -> list[dict[str, str]]:
             found = [await ports.addresses("orders")]
@@ -207,6 +217,17 @@ class TestAsk:
 
         assert with_ports(act) == 0
         assert port.connected == 2
+
+    def test_does_not_take_a_busy_server_for_a_silent_one(self, port: PortStub):
+        """Of a busy broker the runtime information takes seconds; all else is answered at once."""
+        port.freeze(INFO.code)
+
+        async def act(ports: Ports) -> int:
+            with pytest.raises(NoAnswer):
+                await ports.ask(port.address, INFO)
+            return (await ports.ask(port.address, Request(requests.GET_MAX_OFFSET, {"topic": "orders", "queueId": 0}))).code
+
+        assert with_ports(act, REQUEST_TIMEOUT="PT0.2S") == 0
 
     def test_signs_what_is_asked(self, port: PortStub):
         async def act(ports: Ports) -> None:
