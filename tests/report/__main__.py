@@ -71,6 +71,7 @@ RUNS = {
     "consumers on embedded": storm("tests/journeys/consumers/test_storm.py"),
     "consumers on Kafka": storm("tests/journeys/consumers/storm_on_kafka.py", "kafka"),
     "consumers on RocketMQ": storm("tests/journeys/consumers/storm_on_rocketmq.py", "rocketmq"),
+    "soak on embedded": Run((*PYTEST, "tests/journeys/soak/soak.py"), {"SOAK_SECONDS": "900", "SOAK_JSON": ""}),
     "tasks on RabbitMQ and Redis": storm("tests/journeys/celery_storm/test_storm.py"),
     EXPLORER: Run(("-m", "tests.explorer", "--seconds", "{seconds}", "--json", "{json}")),
     MUTANTS: Run(("-m", "tests.mutants", "--json", "{json}")),

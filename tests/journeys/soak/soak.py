@@ -27,6 +27,7 @@ import pytest
 from django.db import connection
 
 from outbox.models import MessageState, Process
+from tests.journeys.outcome import Outcome
 from tests.journeys.processes import Processes, send
 from tests.journeys.soak.bounds import Figures, as_text, compare
 from tests.journeys.soak.brokers import SERVERS, Server
@@ -253,6 +254,19 @@ def test_nothing_grows(soak: Soak):
     rows = compare(soak.samples, min(LEVEL_AFTER, SECONDS / 2))
     report = count.report()
     print(f"\n{as_text(rows)}\n\n{json.dumps({**report, 'kills': soak.kills}, indent=1)}")  # noqa: T201  (with -s)
+    Outcome(
+        run="soak",
+        broker=BROKER,
+        seconds=SECONDS,
+        faults=soak.kills,
+        messages=report["committed"],
+        lost=report["lost before the broker"] + report["lost after it"],
+        ghosts=report["ghosts"],
+        copies=report["copied twice"],
+        applied_twice=report["applied twice"],
+        out_of_order=report["keys out of order"],
+        settled_seconds=None,
+    ).write()
     if JSON:
         _write(soak, [row.as_json() for row in rows], report)
     assert count.wrong() == {}
