@@ -123,7 +123,7 @@ class RabbitMQ(Program):
         """Run rabbitmqctl, or another program of the package; return what it says. Raises CalledProcessError."""
         command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
         environment = dict(self._environment(self._home))
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120)
         return done.stdout
 
     def _make_home(self) -> Path:

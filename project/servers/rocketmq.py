@@ -126,8 +126,12 @@ class RocketMQ:
         """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
         self.prepare()
         began = time.monotonic()
-        self.start_namesrv()
-        self.start_broker()
+        try:
+            self.start_namesrv()
+            self.start_broker()
+        except ServerError:
+            self.stop()
+            raise
         self.ready_after = time.monotonic() - began
         return self
 
@@ -268,11 +272,7 @@ class RocketMQ:
                 return is_ready()
             return False
 
-        try:
-            self._children[name].wait_for_answer(answers, READY_SECONDS)
-        except ServerError:
-            self.stop()
-            raise
+        self._children[name].wait_for_answer(answers, READY_SECONDS)
 
     def _is_ready(self) -> bool:
         if not self._is_named(CLUSTER_INFO):

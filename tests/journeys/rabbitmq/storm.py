@@ -62,6 +62,7 @@ PUBLISHER = "tests.journeys.rabbitmq.publisher"
 KINDS = {"relay": 2, "celery": 1, "consumer": 2, "consumer of two": 1, "consumer of spare": 1, "publisher": 2}
 
 Act = Callable[[], object]
+OF_A_CLUSTER = ("kill the leader", "part a node")
 
 
 class Storm:
@@ -107,10 +108,11 @@ class Storm:
         queue: list[str] = []
         while time.monotonic() < ends_at:
             time.sleep(self.chance.uniform(*PAUSE))
-            if not queue:  # one of each, then by weight
+            if not queue:  # one of each, those of a cluster first, then by weight
                 queue = [name for name, (weight, _) in acts.items() for _ in range(weight - 1)]
                 self.chance.shuffle(queue)
-                queue = [*self.chance.sample(list(acts), k=len(acts)), *queue]
+                each = self.chance.sample(list(acts), k=len(acts))
+                queue = [*sorted(each, key=lambda name: name not in OF_A_CLUSTER), *queue]
             self._do(name := queue.pop(0), acts[name][1])
             self._keep_running()
 
