@@ -5,6 +5,7 @@ An operator who replays each dead letter once, and discards what comes back. `py
 """
 
 import threading
+from contextlib import suppress
 
 import django
 
@@ -12,33 +13,31 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from outbox.consuming.dead_letters import Letter, read_letters, settle_letters  # noqa: E402
+from outbox.consuming.dead_letters import read_letters, settle_letters  # noqa: E402
+from outbox.errors import BrokerUnavailable  # noqa: E402
 from tests.journeys.soak import consumers  # noqa: E402, F401
 
 PAUSE = 10.0  # seconds
 
-NOTE = "INSERT INTO soak_replayed (message_id) VALUES (%s) ON CONFLICT DO NOTHING RETURNING 1"
+NOTE = "INSERT INTO soak_replayed (message_id) VALUES (%s) ON CONFLICT DO NOTHING"
 NOTE_DISCARDED = "INSERT INTO soak_discarded (message_id) VALUES (%s) ON CONFLICT DO NOTHING"
 
 
-def settle() -> None:
-    """Replay and discard what is there now."""
+def settle(replayed: set[str]) -> None:
+    """Replay and discard what is there now. `replayed`: the messages that were replayed before."""
     found = read_letters().found
-    new = [one for one in found if _is_new(one)]
-    for _ in settle_letters(new, by="the soak"):
-        pass
-    for one in settle_letters([one for one in found if one not in new], by="the soak", discard=True):
-        with connection.cursor() as cursor:
+    back = [one for one in found if one.letter.message_id in replayed]
+    new = [one for one in found if one not in back]
+    with connection.cursor() as cursor:
+        cursor.executemany(NOTE, [[one.letter.message_id] for one in new])
+        replayed |= {one.letter.message_id for one in settle_letters(new, by="the soak")}
+        for one in settle_letters(back, by="the soak", discard=True):
             cursor.execute(NOTE_DISCARDED, [one.letter.message_id])
 
 
-def _is_new(one: Letter) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(NOTE, [one.letter.message_id])
-        return cursor.fetchone() is not None
-
-
 if __name__ == "__main__":
+    replayed: set[str] = set()
     while True:
-        settle()
+        with suppress(BrokerUnavailable):
+            settle(replayed)
         threading.Event().wait(PAUSE)
