@@ -52,6 +52,11 @@ def storm(path: str, marker: str = "", nodes: int = 1) -> Run:
     return Run((*PYTEST, *(("-m", marker) if marker else ()), path), {"STORM_NODES": str(nodes)})
 
 
+def soak(broker: str) -> Run:
+    """Return the run of the soak on a broker; its days last a minute, and some have to be dropped."""
+    return Run((*PYTEST, "tests/journeys/soak/soak.py"), {"SOAK_BROKER": broker, "SOAK_SECONDS": "900", "SOAK_JSON": ""})
+
+
 def demo(broker: str) -> Run:
     """Return the run of the demo on a broker."""
     return Run(("manage.py", "outbox_demo", "--json", "--broker", broker))
@@ -68,10 +73,13 @@ RUNS = {
     "storm on RabbitMQ, 3 nodes": storm("tests/journeys/rabbitmq/test_storm.py", nodes=3),
     "storm on RocketMQ": storm("tests/journeys/rocketmq/storm.py", "rocketmq"),
     "storm on RocketMQ, 3 nodes": storm("tests/journeys/rocketmq/storm.py", "rocketmq", nodes=3),
+    "storm on RocketMQ, 3 nodes": storm("tests/journeys/rocketmq/storm.py", "rocketmq", nodes=3),
     "consumers on embedded": storm("tests/journeys/consumers/test_storm.py"),
     "consumers on Kafka": storm("tests/journeys/consumers/storm_on_kafka.py", "kafka"),
     "consumers on RocketMQ": storm("tests/journeys/consumers/storm_on_rocketmq.py", "rocketmq"),
-    "soak on embedded": Run((*PYTEST, "tests/journeys/soak/soak.py"), {"SOAK_SECONDS": "900", "SOAK_JSON": ""}),
+    "soak on embedded": soak("embedded"),
+    "soak on Kafka": soak("kafka"),
+    "soak on RabbitMQ": soak("rabbitmq"),
     "tasks on RabbitMQ and Redis": storm("tests/journeys/celery_storm/test_storm.py"),
     EXPLORER: Run(("-m", "tests.explorer", "--seconds", "{seconds}", "--json", "{json}")),
     MUTANTS: Run(("-m", "tests.mutants", "--json", "{json}")),
