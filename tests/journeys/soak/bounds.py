@@ -18,17 +18,19 @@ class Bound(NamedTuple):
 
 
 BOUNDS: dict[str, Bound] = {
-    # Python keeps the memory of the largest batch so far, and after a kill one may be larger than any before.
-    "memory (MiB)": Bound(1.1, 4),
-    # The server may not have noticed the end of a killed process yet, whose successor is connected.
-    "connections": Bound(1, 2),
+    # Allocators keep the memory of the largest batch so far, and after a kill one may be larger than any before. In half an hour
+    # at 20 messages a second, it is 200 bytes for each message.
+    "memory (MiB)": Bound(1, 6),
+    # The server may not have noticed the end of a killed process yet, whose successor is connected; and the maintenance of two
+    # relays has connections of its own for moments.
+    "connections": Bound(1, 4),
     # Those of the statements that run when they are counted; a claim or a prune locks each table and index that it uses.
-    "locks": Bound(2, 100),
+    "locks": Bound(2, 50),
     # A table is as large as its most rows were between two vacuums, and the work after a kill comes at once.
     "size (MiB)": Bound(1.5, 1),
     # Autovacuum begins once a minute, at a fifth of the rows.
     "dead rows": Bound(1.5, 2000),
-    # Those of one to two days, and of those ahead.
+    # Those of two to three days, and of those ahead.
     "partitions": Bound(1, 1),
     # What is published within the 10 s until a killed relay's lane is taken over.
     "messages": Bound(1.5, 200),

@@ -92,7 +92,7 @@ class KafkaServer(Server):
         from tests.kafka_node import server
         from tests.outbox.brokers.kafka.cluster import create_topic
 
-        self.options = {"SERVERS": [server().address]}
+        self.options = {"SERVERS": [server().address], "CLIENT": {"session.timeout.ms": 10_000}}
         for topic in self.names[:3]:
             create_topic(topic, partitions=QUEUES)
 

@@ -5,7 +5,6 @@ An operator who replays each dead letter once, and discards what comes back. `py
 """
 
 import threading
-from contextlib import suppress
 
 import django
 
@@ -30,14 +29,18 @@ def settle(replayed: set[str]) -> None:
     new = [one for one in found if one not in back]
     with connection.cursor() as cursor:
         cursor.executemany(NOTE, [[one.letter.message_id] for one in new])
-        replayed |= {one.letter.message_id for one in settle_letters(new, by="the soak")}
-        for one in settle_letters(back, by="the soak", discard=True):
-            cursor.execute(NOTE_DISCARDED, [one.letter.message_id])
+        # After an error of the broker, nobody knows which of them were discarded, so they are noted before.
+        cursor.executemany(NOTE_DISCARDED, [[one.letter.message_id] for one in back])
+    replayed |= {one.letter.message_id for one in settle_letters(new, by="the soak")}
+    for _ in settle_letters(back, by="the soak", discard=True):
+        pass
 
 
 if __name__ == "__main__":
     replayed: set[str] = set()
     while True:
-        with suppress(BrokerUnavailable):
+        try:
             settle(replayed)
+        except BrokerUnavailable as error:
+            print(error, flush=True)  # noqa: T201
         threading.Event().wait(PAUSE)

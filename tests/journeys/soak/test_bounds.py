@@ -48,6 +48,6 @@ class TestAsText:
 
         assert [line.split() for line in table.splitlines()] == [
             ["minute", "5", "end", "ratio", "limit"],
-            ["memory", "(MiB):", "relay", "40", "100", "2.50", "48", "OVER"],
+            ["memory", "(MiB):", "relay", "40", "100", "2.50", "46", "OVER"],
             ["size", "(MiB):", "outbox_inbox", "1", "1", "1.00", "2.5"],
         ]
