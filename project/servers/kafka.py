@@ -38,6 +38,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "broker.heartbeat.interval.ms": "500",
+    "initial.broker.registration.timeout.ms": "120000",  # of a busy machine; a node that is not in its cluster by then ends
 }
 
 LOG_PROPERTIES = """

@@ -111,14 +111,16 @@ class Storm:
         self.hurt(others, time.monotonic() + seconds)
 
     def hurt(self, acts: dict[str, Callable[[], None]], ends_at: float) -> None:
-        """Do these acts, then kill each of the processes, each in a random order, and again, until a time."""
+        """Do these acts, then kill each of the processes, in random orders, brokers first, and again, until a time."""
         queue: list[str] = []
         while True:
             time.sleep(random.uniform(*PAUSE))
             if time.monotonic() >= ends_at:
                 return
-            queue = queue or [*random.sample([*self.running], len(self.running)), *random.sample([*acts], len(acts))]
-            name = queue.pop()
+            if not queue:
+                of_servers = sorted(random.sample([*acts], len(acts)), key=lambda name: not name.startswith("broker"))
+                queue = [*of_servers, *random.sample([*self.running], len(self.running))]
+            name = queue.pop(0)
             say(name if name in acts else f"{name} is killed")
             if name in acts:
                 acts[name]()
