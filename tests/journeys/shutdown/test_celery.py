@@ -11,7 +11,7 @@ import pytest
 from tests.journeys.shutdown.scene import LIMIT, Scene, end, seconds_until
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # a busy machine takes a minute
 
 WORKER = ["celery", "--app", "project", "worker", "--queues", "outbox", "--concurrency", "1", "--loglevel", "WARNING"]
 ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
