@@ -73,7 +73,8 @@ def node(folder: Path) -> Iterator[RocketMQ]:
     proxy: dict[str, object] = {"authenticationEnabled": True, "authorizationEnabled": True}
     proxy |= acl(f"{PROXY}.Proxy{{}}MetadataProvider")
     proxy |= {"tlsTestModeEnable": False, "tlsKeyPath": str(key), "tlsCertPath": str(certificate)}
-    flags = ["-Dtls.test.mode.enable=false", f"-Dtls.server.keyPath={key}", f"-Dtls.server.certPath={certificate}"]
+    flags = ["-Dtls.server.mode=permissive", "-Dtls.test.mode.enable=false"]
+    flags += [f"-Dtls.server.keyPath={key}", f"-Dtls.server.certPath={certificate}"]
     with RocketMQ(
         jars(), Ports.free(), settings=dict(broker), proxy=proxy, data=folder / "data", flags=flags, keys=ADMIN
     ) as found:
