@@ -64,7 +64,7 @@ CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batche
 NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/relay/test_two_releases.py tests/outbox/check_backs/test_loop.py
 
 test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
-	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) \
+	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) -m "not slow" \
 	$(or $(ARGS),$(CORE) $(addprefix --ignore=,$(NOT_CORE)))
 
 # Each of the two processes has a node of its own.

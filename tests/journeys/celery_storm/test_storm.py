@@ -1,4 +1,4 @@
-"""The storm on Celery's tasks: less than a minute for each server here, more by `make storm-celery SECONDS=600`."""
+"""The storm on Celery's tasks: half a minute for each server here, more by `make storm-celery SECONDS=600`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.journeys.celery_storm.storm import DROP, TABLES, Count, OnRabbitMQ, OnRedis, Storm
 
-SECONDS = float(os.environ.get("STORM_SECONDS", 50))
+SECONDS = float(os.environ.get("STORM_SECONDS", 35))
 PATIENCE = 120 + SECONDS / 4  # until all is settled
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""The storm on RabbitMQ: a bit more than a minute here, more by `make storm-rabbitmq SECONDS=600`, on a cluster by `NODES=3`."""
+"""The storm on RabbitMQ: less than a minute here, more by `make storm-rabbitmq SECONDS=600`, on a cluster by `NODES=3`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from project.servers.rabbitmq import Cluster, RabbitMQ
 from tests.journeys.rabbitmq.storm import DROP, TABLES, Count, Storm
 
 IS_SHORT = "STORM_SECONDS" not in os.environ
-SECONDS = float(os.environ.get("STORM_SECONDS", 75))
+SECONDS = float(os.environ.get("STORM_SECONDS", 50))
 NODES = int(os.environ.get("STORM_NODES", 1))
 PATIENCE = 300 + SECONDS / 2  # until all is settled
 
