@@ -43,8 +43,8 @@ FLAGS = [
     "-Xss512k",
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("jdk.internal.ref", "java.nio", "java.util", "java.lang")),
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
-    # Each listener would make an RSA key for a certificate of its own first, which takes two thirds of a start. The proxy cannot do
-    # without, so its key is short; the others make none unless a later flag says otherwise.
+    # Each listener would first make an RSA key for a certificate of its own, which takes two thirds of the start. The proxy
+    # cannot do without, so its key is short; the others make none unless a later flag says otherwise.
     "-Dtls.server.mode=disabled",
     "-Dio.grpc.netty.shaded.io.netty.handler.ssl.util.selfSignedKeyStrength=1024",
 ]
