@@ -1,28 +1,31 @@
 """
 Receives messages for consumer groups, by long polling.
 
-The server keeps an empty request open for at least 5 s, so a call may take that long. When one of several topics has messages,
-the requests for the others stay open, and their messages are kept for the next call. Messages that no call has taken after half
-of their invisible duration are returned to the server.
+The server keeps an empty request open for at least 5 s, so a call may take that long. A request reads from one broker, so each
+broker of a topic gets one of its own. When one request returns messages, the others stay open, and their messages are kept for
+the next call. Messages that no call has taken after half of their invisible duration are returned to the server.
 
-A topic that fails does not affect the others; it is polled again a moment later.
+A topic or broker that fails does not affect the others; it is polled again a moment later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 import grpc
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import is_for, to_delivery
+from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.errors import StatusError, describe
 from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
 from outbox.brokers.rocketmq.stubs import Code, service
@@ -35,12 +38,20 @@ logger = get_logger(__name__)
 
 MAX_BATCH_SIZE = 32
 FIFO_REQUESTS = 8  # concurrent requests for one message each: a key's next message is not delivered together with the one before
-RETRY_SECONDS = 2.0  # a topic that failed is polled again after this time
+RETRY_SECONDS = 2.0  # what failed is polled again after this time
 
-# The server's group, the topic, and the number of the request.
-PollKey = tuple[str, str, int]
+UNKNOWN = ""  # the broker of a request that only reads the topic's route
 
 Poll = asyncio.Task[list[Delivery]]
+
+
+class PollKey(NamedTuple):
+    """A request: the server's group, the topic, the name of the broker, and the number of the request among those to it."""
+
+    server_group: str
+    topic: str
+    broker: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +66,8 @@ class ReceiveRequest:
 
 
 @dataclass(slots=True)
-class TopicFailure:
-    """The error of a topic, when it is polled again (monotonic seconds), and whether the error has been logged."""
+class PollFailure:
+    """The error of a request, when it is made again (monotonic seconds), and whether the error has been logged."""
 
     error: BaseException
     retry_at: float
@@ -71,9 +82,10 @@ class RocketMQReceiver:
         self._settlement = settlement
         self._topics = topics
         self._subscriptions = Subscriptions(client, topics)
+        self._brokers: dict[str, list[str]] = {}  # topic -> names
         self._polls: dict[PollKey, Poll] = {}
         self._buffered: list[tuple[float, Delivery]] = []  # return at, delivery
-        self._failures: dict[tuple[str, str], TopicFailure] = {}  # by the server's group and topic
+        self._failures: dict[PollKey, PollFailure] = {}
         self._return_timer: asyncio.TimerHandle | None = None
         self._is_interrupted = False
         self._interruption = asyncio.Event()
@@ -93,46 +105,61 @@ class RocketMQReceiver:
         if taken := self._take(call):
             return taken
         self._subscriptions.add(call.group, call.topics)
-        asked = self._ask(call, self._first_topics(call))
+        asked = {key: self._request(call, key) for key in self._first_keys(call)}
         again: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())
         try:
-            while not taken and not self._is_interrupted and (waiting := {poll for poll in asked if not poll.done()}):
-                again |= self._ask(call, self._recovering_topics(call))
+            while not taken and not self._is_interrupted:
+                asked |= {key: self._request(call, key) for key in self._new_keys(call, asked)}
+                if not (waiting := {poll for poll in asked.values() if not poll.done()}):
+                    break
+                again |= {self._request(call, key) for key in self._recovering_keys(call)}
                 open_ones = {*waiting, *(poll for poll in again if not poll.done()), interruption}
                 await asyncio.wait(open_ones, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 taken = self._take(call)
         finally:
             interruption.cancel()
-        failed = [error for poll in asked if poll.done() and (error := poll.exception()) is not None]
-        if not taken and failed and len(failed) == len(asked):
-            raise BrokerUnavailable(f"No messages can be received from RocketMQ: {describe(failed[0])}") from failed[0]
+        if not taken and (error := self._only_failures(asked)):
+            raise BrokerUnavailable(f"No messages can be received from RocketMQ: {describe(error)}") from error
         self._log_failures(call)
         return taken
 
-    def _first_topics(self, call: ReceiveRequest) -> Collection[str]:
-        """Return the topics that are not waiting for a retry, or all of them if there is none: the caller waits between calls."""
-        now = time.monotonic()
-        failures = {topic: self._failure_of(call, topic) for topic in call.topics}
-        return [topic for topic, one in failures.items() if one is None or one.retry_at <= now] or call.topics
+    def _first_keys(self, call: ReceiveRequest) -> set[PollKey]:
+        """Return the requests that do not wait for a retry, or all of them if there is none: the caller waits between calls."""
+        keys = self._keys(call)
+        return {key for key in keys if self._is_due(key)} or keys
 
-    def _recovering_topics(self, call: ReceiveRequest) -> Collection[str]:
-        """Return the failed topics that are due for a retry. Their messages are kept for the next call."""
-        now = time.monotonic()
-        failures = {topic: self._failure_of(call, topic) for topic in call.topics}
-        return [topic for topic, one in failures.items() if one is not None and one.retry_at <= now]
+    def _new_keys(self, call: ReceiveRequest, asked: Collection[PollKey]) -> list[PollKey]:
+        """Return requests to brokers that have become known since the others were made."""
+        known = {(key.topic, key.broker) for key in asked}
+        return [key for key in self._keys(call) if (key.topic, key.broker) not in known and self._is_due(key)]
 
-    def _ask(self, call: ReceiveRequest, topics: Collection[str]) -> set[Poll]:
-        """Return the open requests for topics; create missing ones."""
-        return {self._request(call, key) for topic in topics for key in self._poll_keys(call, topic)}
+    def _recovering_keys(self, call: ReceiveRequest) -> list[PollKey]:
+        """Return the failed requests that are due for a retry. Their messages are kept for the next call."""
+        return [key for key in self._keys(call) if key in self._failures and self._is_due(key)]
 
-    def _poll_keys(self, call: ReceiveRequest, topic: str) -> list[PollKey]:
-        """Return the keys of a topic's requests: one request, or on fifo topics several for one message each."""
-        most = min(call.limit, FIFO_REQUESTS) if self._is_ordered(topic) else 1
-        numbered = [(group_name(call.group, self._topics[topic]), topic, number) for number in range(FIFO_REQUESTS)]
-        found = [key for key in numbered if key in self._polls]
-        free = [key for key in numbered if key not in self._polls]
-        return found + free[: max(0, most - len(found))]
+    def _is_due(self, key: PollKey) -> bool:
+        failure = self._failures.get(key)
+        return failure is None or failure.retry_at <= time.monotonic()
+
+    def _keys(self, call: ReceiveRequest) -> set[PollKey]:
+        """
+        Return the keys of a call's requests: one to each broker of a topic, or on fifo topics several for one message each.
+
+        While a topic's route is not known, its only request reads the route.
+        """
+        found: set[PollKey] = set()
+        for topic in call.topics:
+            server_group = group_name(call.group, self._topics[topic])
+            brokers = self._brokers.get(topic) or [UNKNOWN]
+            is_parallel = self._is_ordered(topic) and brokers != [UNKNOWN]
+            most = math.ceil(min(call.limit, FIFO_REQUESTS) / len(brokers)) if is_parallel else 1
+            for broker in brokers:
+                numbered = [PollKey(server_group, topic, broker, number) for number in range(FIFO_REQUESTS)]
+                is_open = [key for key in numbered if key in self._polls]
+                free = [key for key in numbered if key not in self._polls]
+                found.update(is_open + free[: max(0, most - len(is_open))])
+        return found
 
     def _request(self, call: ReceiveRequest, key: PollKey) -> Poll:
         if key not in self._polls:
@@ -142,42 +169,47 @@ class RocketMQReceiver:
         return self._polls[key]
 
     def _on_poll_done(self, key: PollKey, invisible_for: timedelta, poll: Poll) -> None:
-        """Keep the received messages for half of their invisible duration, or note the failure of the topic."""
+        """Keep the received messages for half of their invisible duration, or note the failure."""
         del self._polls[key]
         if poll.cancelled():
             return
-        server_group, topic, _ = key
         if (error := poll.exception()) is not None:
-            self._note_failure(server_group, topic, error)
+            self._note_failure(key, error)
             return
-        self._failures.pop((server_group, topic), None)
+        self._failures.pop(key, None)
         if received := poll.result():
             return_at = time.monotonic() + invisible_milliseconds(invisible_for) / 2000
             self._buffered.extend((return_at, delivery) for delivery in received)
             self._schedule_return()
 
-    def _note_failure(self, server_group: str, topic: str, error: BaseException) -> None:
-        """Note the failure of a topic, which is polled again a moment later."""
-        self._failures[server_group, topic] = TopicFailure(error, time.monotonic() + RETRY_SECONDS)
-        self._client.routes.invalidate(topic)
+    def _note_failure(self, key: PollKey, error: BaseException) -> None:
+        """Note the failure of a request, which is made again a moment later."""
+        self._failures[key] = PollFailure(error, time.monotonic() + RETRY_SECONDS)
+        self._client.routes.invalidate(key.topic)
+
+    def _only_failures(self, asked: Mapping[PollKey, Poll]) -> BaseException | None:
+        """Return the error of the first request if all of them have failed."""
+        results = [(key.broker, poll.exception() if poll.done() else None) for key, poll in asked.items()]
+        errors = [error for broker, error in results if broker != UNKNOWN or error is not None]
+        return errors[0] if errors and None not in errors else None
 
     def _log_failures(self, call: ReceiveRequest) -> None:
-        """Log the failures of topics that have not been logged."""
+        """Log the failures that have not been logged: of each topic one."""
         for topic in call.topics:
-            failure = self._failure_of(call, topic)
-            if failure is not None and not failure.is_logged:
-                failure.is_logged = True
-                is_known_kind = isinstance(failure.error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
+            prefix = group_name(call.group, self._topics[topic]), topic
+            failures = [one for key, one in self._failures.items() if key[:2] == prefix and not one.is_logged]
+            if failures:
+                error = failures[0].error
+                is_known_kind = isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
                 logger.warning(
                     "Group %s cannot receive messages of topic %s from RocketMQ; retrying: %s",
                     call.group,
                     topic,
-                    describe(failure.error),
-                    exc_info=None if is_known_kind else failure.error,
+                    describe(error),
+                    exc_info=None if is_known_kind else error,
                 )
-
-    def _failure_of(self, call: ReceiveRequest, topic: str) -> TopicFailure | None:
-        return self._failures.get((group_name(call.group, self._topics[topic]), topic))
+            for failure in failures:
+                failure.is_logged = True
 
     def _take(self, call: ReceiveRequest) -> list[Delivery]:
         taken: list[Delivery] = []
@@ -206,9 +238,15 @@ class RocketMQReceiver:
         self._schedule_return()
 
     async def _poll(self, call: ReceiveRequest, key: PollKey) -> list[Delivery]:
-        server_group, topic, _ = key
+        server_group, topic, broker, _ = key
         queues = await self._client.routes.of(topic)
-        queue = queues[self._client.next_index() % len(queues)]
+        self._note_brokers(topic, queues)
+        if not queues:
+            raise ConnectionError("the proxy names no queue of it")
+        if broker == UNKNOWN:
+            return []
+        here = [queue for queue in queues if queue.broker == broker] or queues
+        queue = here[self._client.next_index() % len(here)]
         await self._subscriptions.announce(queue.endpoint, server_group)
         request = service.ReceiveMessageRequest(
             group=self._client.resource(server_group),
@@ -233,6 +271,13 @@ class RocketMQReceiver:
             with suppress(grpc.aio.AioRpcError, StatusError):  # on failure it is received and ignored again
                 await self._settlement.ack_one(delivery)
         return found
+
+    def _note_brokers(self, topic: str, queues: Collection[Queue]) -> None:
+        """Note the brokers of a topic, and forget the failures of those that have left."""
+        brokers = sorted({queue.broker for queue in queues})
+        if brokers != self._brokers.get(topic):
+            self._brokers[topic] = brokers
+            self._failures = {key: one for key, one in self._failures.items() if key.topic != topic or key.broker in brokers}
 
     def close(self) -> None:
         """Return the kept messages to the server. A second call does nothing."""

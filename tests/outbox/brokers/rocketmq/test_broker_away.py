@@ -120,6 +120,22 @@ def publish(topic: Topic, count: int = 10) -> set[str]:
     return {str(ticket.message_id) for ticket in TicketFactory.create_batch(count, topic=topic)}
 
 
+class TestConsumers:
+    def test_get_what_one_broker_has_while_the_other_has_nothing(self, cluster: Cluster, topic: Topic, open_new: Open):
+        cluster.make_group("group")
+        broker = open_new()
+        found = []
+
+        for _ in range(6):
+            [half] = send(broker, 1)
+            broker.end([half], COMMIT)
+            hold, wait = timedelta(minutes=5), timedelta(seconds=20)
+            found.append((broker_of(half), len(broker.receive("group", [topic.name], limit=10, invisible_for=hold, wait=wait))))
+
+        assert {name for name, _ in found} == {"broker-a", "broker-b"}
+        assert [count for _, count in found] == [1] * 6
+
+
 class TestEnds:
     def test_go_to_the_broker_that_has_the_half_message(self, cluster: Cluster, topic: Topic, open_new: Open):
         halves = send(open_new(), 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +47,11 @@ def put(stub: Stub, topic: TopicType, body: bytes, tag: str = "") -> None:
 
 def receive(broker: Broker, *topics: TopicType, hold: timedelta = HELD, wait: float = 0.5, limit: int = 10) -> list[Delivery]:
     return broker.receive("group", topics, limit=limit, invisible_for=hold, wait=timedelta(seconds=wait))
+
+
+def asked_brokers(stub: Stub) -> list[str]:
+    """Return the names of the brokers that requests for messages went to."""
+    return [request.message_queue.broker.name for request in stub.asked("ReceiveMessage")]
 
 
 def handed_back(stub: Stub) -> list[str]:
@@ -172,6 +177,52 @@ class TestTroubleWithOneTopic:
         asked = {request.message_queue.topic.name for request in stub.asked("ReceiveMessage")}
         assert asked == set(topics)
         assert caplog.records == []  # whoever calls has heard of it
+
+
+class TestSeveralBrokers:
+    @pytest.fixture(params=[NORMAL, FIFO])
+    def topic(self, request: pytest.FixtureRequest) -> TopicType:
+        return request.param
+
+    @pytest.fixture
+    def other(self, stub: Stub) -> Iterator[Stub]:
+        other = Stub()
+        stub.brokers = [stub, other]
+        yield other
+        other.stop()
+
+    @pytest.mark.parametrize("limit", [1, 10])
+    def test_are_each_waited_for(self, stub: Stub, other: Stub, broker: Broker, topic: TopicType, limit: int):
+        receive(broker, topic, wait=0.1)  # reads the route
+        before = len(asked_brokers(stub)), len(asked_brokers(other))
+
+        receive(broker, topic, wait=0.1, limit=limit)
+
+        assert set(asked_brokers(stub)[before[0] :]) == {"broker-a"}
+        assert set(asked_brokers(other)[before[1] :]) == {"broker-b"}
+
+    def test_are_each_waited_for_as_soon_as_the_route_is_known(self, stub: Stub, other: Stub, broker: Broker, topic: TopicType):
+        put(other, topic, b"b")
+        put(stub, topic, b"a")
+
+        found = [delivery for _ in range(2) for delivery in receive(broker, topic, wait=25, limit=1)]
+
+        assert sorted(delivery.body for delivery in found) == [b"a", b"b"]
+
+    def test_receive_from_one_while_another_fails(
+        self, stub: Stub, other: Stub, broker: Broker, topic: TopicType, caplog: pytest.LogCaptureFixture
+    ):
+        receive(broker, topic, wait=0.1)
+        other.failing[topic] = AWAY
+        seen = []
+
+        for number in range(20):
+            put(stub, topic, b"%d" % number)
+            seen += [delivery.body for delivery in receive(broker, topic, wait=10)]
+
+        assert seen == [b"%d" % number for number in range(20)]
+        assert [text for text in caplog.messages if "cannot receive" not in text] == []
+        assert len(caplog.messages) == 1
 
 
 class TestClose:
