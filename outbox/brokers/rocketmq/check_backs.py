@@ -8,6 +8,7 @@ message; so if the message is already visible, ROLLBACK is sent, whose only effe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -120,8 +121,15 @@ class CheckBackListener:
                     source=definition.TransactionSource.SOURCE_SERVER_CHECK,
                 )
                 await self._client.call(endpoint, "EndTransaction", request)
-        except Exception:
-            logger.exception("A check-back about %s could not be answered; the server will ask again.", question.transaction_id)
+        except Exception as error:
+            is_outage = isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
+            logger.log(
+                logging.WARNING if is_outage else logging.ERROR,
+                "A check-back about %s could not be answered; the server will ask again: %s",
+                question.transaction_id,
+                describe(error),
+                exc_info=None if is_outage else error,
+            )
 
     async def _is_visible(self, half: Half) -> bool:
         """Return whether the message is in its topic. False if that is not known: a duplicate is better than a loss."""

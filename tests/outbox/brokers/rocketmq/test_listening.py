@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import grpc
 import pytest
 
 from outbox.brokers.base import Broker, Outgoing
@@ -72,6 +73,18 @@ class TestAnswer:
 
         assert [end.message_id for end in wait_until(lambda: stub.asked("EndTransaction"))] == ["m.2"]
         assert "could not be answered; the server will ask again" in caplog.text
+
+    def test_that_does_not_arrive_is_a_line_in_the_log_and_given_again(
+        self, stub: Stub, open_at: OpenAt, caplog: pytest.LogCaptureFixture
+    ):
+        stub.fail("EndTransaction", grpc.StatusCode.DEADLINE_EXCEEDED, "no time left", times=1)
+        open_at(stub.endpoints).listen(lambda half: COMMIT)
+
+        wait_until(lambda: stub.ask(question()) and len(stub.asked("EndTransaction")) == 2)
+
+        [record] = [one for one in caplog.records if "check-back" in one.getMessage()]
+        assert "could not be answered; the server will ask again: DEADLINE_EXCEEDED no time left" in record.getMessage()
+        assert record.exc_info is None
 
     def test_is_one_where_the_same_is_asked_again_meanwhile(self, stub: Stub, open_at: OpenAt):
         may_answer = threading.Event()
