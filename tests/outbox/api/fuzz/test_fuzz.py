@@ -20,7 +20,7 @@ from outbox.models import CheckBack, MessageRow
 from tests.outbox.api.fuzz.requests import Request, body_of, flipped, odd_body, signed, spoil_signature, unsigned
 from tests.outbox.api.fuzz.world import FUNCTIONS, World
 
-REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "20000"))
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "8000"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 REFUSALS = range(400, 500)
