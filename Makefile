@@ -40,9 +40,9 @@ test: $(VENV)/.dev ## run the tests of the package that this machine can run (AR
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
 	$(addprefix --ignore=,tests/journeys tests/upgrades $(SHOP)))
 
-# These wait for processes and for what ends after seconds, so four at once on two cores.
+# These start many processes, and wait for them: three at once on two cores.
 test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace processes and servers, the storms and the upgrades (ARGS="...")
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) tests/journeys tests/upgrades $(addprefix --ignore=,$(SHOP)))
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3 $(BY_FILE) tests/journeys tests/upgrades $(addprefix --ignore=,$(SHOP)))
 
 # The shop, its demo, the comparison and the compose files.
 SHOP = tests/demo tests/docker tests/project tests/shop tests/journeys/test_compare.py tests/journeys/test_demo.py \
@@ -57,11 +57,10 @@ BY_FILE = --dist loadfile --no-loadscope-reorder
 # The folders whose files name a marker. Looking for its tests everywhere takes each process 10 s.
 marked = $(sort $(dir $(shell grep -rlE --include='*.py' 'mark\.($(1))' tests)))
 
-# Rooms that need neither the embedded broker nor the pipeline; a few files in them put a broker with tables to the test.
-CORE = tests/core tests/outbox/publishing tests/outbox/relay tests/outbox/batches tests/outbox/check_backs tests/outbox/api \
-	tests/outbox/database tests/outbox/models tests/outbox/brokers/memory tests/outbox/consuming/test_handle.py \
-	tests/outbox/test_conf.py tests/outbox/test_message.py tests/outbox/test_topics.py
-NOT_CORE = tests/outbox/relay/test_hosts.py tests/outbox/relay/test_two_releases.py tests/outbox/check_backs/test_loop.py
+# Rooms that need neither the embedded broker nor the pipeline, and where settings matter; a few files in them put a broker with tables
+# to the test.
+CORE = tests/core tests/outbox/publishing tests/outbox/check_backs tests/outbox/api tests/outbox/consuming/test_handle.py
+NOT_CORE = tests/outbox/check_backs/test_loop.py
 
 test-core: $(VENV)/.dev ## run the tests of the core without the apps of embedded broker and pipeline (ARGS="...")
 	@$(BIN)/python -m pytest --ds tests.core.settings --numprocesses 2 $(BY_FILE) -m "not slow" \

@@ -24,9 +24,14 @@ def commands(workflow: str) -> list[str]:
 
 
 class TestTheWorkflowOfChanges:
-    def test_runs_what_every_change_must_pass(self):
-        assert commands(".github/workflows/ci.yml") == [".ci/run"]
+    def test_runs_each_stage_that_a_change_must_pass_in_one_job(self):
+        jobs = [stages.split() for stages in read(".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]["stages"]]
+        stages = re.findall(r"^stage (\w+) \d", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+        assert commands(".github/workflows/ci.yml") == [".ci/run ${{ matrix.stages }}"]
         assert os.access(ROOT / ".ci/run", os.X_OK)
+        assert {job[0] for job in jobs} == {"install"} == {stages[0]}
+        assert sorted(name for job in jobs for name in job[1:]) == sorted(stages[1:])
 
 
 class TestTheWorkflowOfReleases:

@@ -58,7 +58,7 @@ def worker(environment, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
         assert process.poll() is None, log.read_text()
         yield process
         process.terminate()
-        process.wait(15)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()
@@ -68,7 +68,7 @@ class TestAWakeupOverRedis:
     def test_has_celerys_worker_relay_at_once(self, worker, environment):
         command = [sys.executable, "-m", "django", "shell", "--no-imports", "-c", PUBLISH]
 
-        outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
         assert (outcome.stdout, outcome.returncode) == ("1\n", 0), outcome.stderr
         wait_until(lambda: MessageState.objects.filter(topic="orders", state="sent").exists())

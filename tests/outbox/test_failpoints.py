@@ -18,7 +18,7 @@ def run():
         process = subprocess.Popen(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, VARIABLE: plan}
         )
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         return process.pid, process.returncode, output
 
     return run

@@ -102,7 +102,7 @@ def _running(command: str, *arguments: str, tracebacks: int = 0) -> Iterator[Non
     try:
         yield
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=60)
     except BaseException:
         process.kill()
         print(f"--- {command}\n{process.communicate()[0]}", file=sys.stderr)  # noqa: T201

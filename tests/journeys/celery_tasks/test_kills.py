@@ -80,7 +80,7 @@ class Stage:
         try:
             yield process
             process.terminate()
-            process.wait(20)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()

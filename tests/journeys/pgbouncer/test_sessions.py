@@ -72,7 +72,7 @@ class TestARelay:
         wait_until(lambda: MessageState.objects.filter(topic="orders", state="sent").count() == 5)
         relay.send_signal(signal.SIGTERM)
 
-        assert relay.wait(20) == 0
+        assert relay.wait(60) == 0
         assert left_behind() == []
 
     def test_names_the_line_to_write_and_ends(self, environment):

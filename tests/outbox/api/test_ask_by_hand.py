@@ -23,7 +23,7 @@ def run_the_recipe(**variables):
         assert shutil.which(program), f"the recipe needs {program}: install it"
     recipe = re.search(r"```bash\n(.*?)```", (Path(django_settings.BASE_DIR) / PAGE).read_text(), re.DOTALL).group(1)
     environment = {**os.environ, "no_proxy": "*", **variables}
-    return subprocess.run(["bash", "-euc", recipe], env=environment, capture_output=True, text=True, timeout=20)
+    return subprocess.run(["bash", "-euc", recipe], env=environment, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.django_db(transaction=True)

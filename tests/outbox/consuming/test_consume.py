@@ -76,7 +76,7 @@ def show(broker: EmbeddedBroker, *invoices: str) -> None:
 
 def stop(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     return output
 
@@ -84,7 +84,7 @@ def stop(process: subprocess.Popen[str]) -> str:
 class TestKilled:
     def test_between_commit_and_ack_the_message_comes_again_and_is_dropped(self, start, embedded):
         show(embedded, "A1")
-        assert start(failpoints="consumer.after_commit=kill").wait(20) == -signal.SIGKILL
+        assert start(failpoints="consumer.after_commit=kill").wait(60) == -signal.SIGKILL
         assert CartEntry.objects.count() == 1
 
         successor = start("--json")
@@ -96,7 +96,7 @@ class TestKilled:
 
     def test_inside_the_transaction_the_message_comes_again_and_is_applied(self, start, embedded):
         show(embedded, "A1")
-        assert start(failpoints="consumer.after_handler=kill").wait(20) == -signal.SIGKILL
+        assert start(failpoints="consumer.after_handler=kill").wait(60) == -signal.SIGKILL
         assert not CartEntry.objects.exists()
         assert not Inbox.objects.exists()
 
@@ -122,7 +122,7 @@ class TestConsume:
     def test_ends_when_nothing_waits(self, start, embedded):
         show(embedded, "A1", "A2", "A3")
 
-        output, _ = start("--until-idle", "--json").communicate(timeout=20)
+        output, _ = start("--until-idle", "--json").communicate(timeout=60)
 
         assert json.loads(output)["cart"]["handled"] == 3
         assert CartEntry.objects.count() == 3

@@ -61,7 +61,7 @@ class TestOutboxRelay:
         publish(300)
 
         relay.send_signal(signal.SIGTERM)
-        output, errors = relay.communicate(timeout=20)
+        output, errors = relay.communicate(timeout=60)
 
         assert (relay.returncode, errors) == (0, "")
         assert json.loads(output)["relays"][0]["broker"] == "default"
@@ -104,7 +104,7 @@ class TestOutboxRelay:
 
         for relay in (first, second):
             relay.send_signal(signal.SIGTERM)
-            relay.communicate(timeout=20)
+            relay.communicate(timeout=60)
         assert visible() == (2000, 0)
         assert not Batch.objects.filter(attempt__gt=1).exists()
 

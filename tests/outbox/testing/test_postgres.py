@@ -195,7 +195,7 @@ class TestTheCommand:
 
         process.terminate()
 
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert answer == "1"
         with pytest.raises(psycopg.OperationalError):
             ask(url, "SELECT 1")
