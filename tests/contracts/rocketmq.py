@@ -115,15 +115,8 @@ class RocketMQHarness(RealTimeHarness):
     def __init__(self) -> None:
         super().__init__()
         self._made = time.monotonic()
-        self._created: set[str] = set()
-
-    def topic(self, kind: TopicType) -> str:
-        """Return the topic's name. It is created when a test first asks for it: a server gets slower with each."""
-        name = super().topic(kind)
-        if name not in self._created:
-            server().make_topic(name, kind, queues=64 if kind is TopicType.FIFO else 4)
-            self._created.add(name)
-        return name
+        for topic in self.topics.values():
+            server().make_topic(topic.name, topic.type, queues=64 if topic.type is TopicType.FIFO else 4)
 
     def pass_time(self, span: timedelta) -> None:
         super().pass_time(span)

@@ -74,7 +74,7 @@ class TestReceive:
         for kind in kinds:
             acts.send_bodies(str(kind).encode(), kind=kind, key="k")
         acts.end(*acts.send_halves(acts.message(TopicType.TRANSACTION, body=b"transaction")))
-        topics = [harness.topic(kind) for kind in TopicType]
+        topics = [topic.name for topic in harness.topics.values()]
 
         found = broker.receive("group", topics, limit=10, invisible_for=HELD, wait=NO_TIME)
 

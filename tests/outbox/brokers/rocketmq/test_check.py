@@ -51,8 +51,6 @@ class TestOptions:
 
 class TestCheck:
     def test_finds_no_fault_with_topics_as_they_are(self, harness: RocketMQHarness):
-        for kind in TopicType:
-            harness.topic(kind)
         broker = harness.open(COMMIT_WINDOW=timedelta(seconds=2))
 
         # Again where the machine stood still between two looks at clocks.
@@ -78,15 +76,14 @@ class TestCheck:
         assert [problem for problem in broker.check() if name in problem.text] == []
 
     def test_finds_a_topic_that_is_missing_or_of_another_type(self, harness: RocketMQHarness):
-        normal = harness.topic(NORMAL)
-        harness.topics = {kind: harness.topics[kind] for kind in (NORMAL, TopicType.FIFO)}
-        harness.topics[NORMAL] = replace(harness.topics[NORMAL], type=TopicType.TRANSACTION)
+        normal = harness.topics[NORMAL]
+        harness.topics[NORMAL] = replace(normal, type=TopicType.TRANSACTION)
         harness.topics[TopicType.FIFO] = TopicSpec("nowhere", TopicType.FIFO)
 
         texts = sorted(problem.text for problem in harness.open().check() if problem.is_error and "Topic" in problem.text)
 
         assert len(texts) == 2
-        assert f"Topic '{normal}' has type transaction in settings, but accepts ['NORMAL']" in texts[0]
+        assert f"Topic '{normal.name}' has type transaction in settings, but accepts ['NORMAL']" in texts[0]
         assert "Topic 'nowhere': RocketMQ says 40402" in texts[1]
 
     def test_says_that_the_server_is_away(self, harness: RocketMQHarness):
