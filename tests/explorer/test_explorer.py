@@ -15,6 +15,8 @@ from tests.explorer.compare import Found, Placed, problems
 from tests.explorer.policies import Replayed
 from tests.explorer.scheduler import Actor, Decision, Fault, Killed, Scheduler
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FAULTS = (Fault.LOST_REQUEST, Fault.KILL)
 

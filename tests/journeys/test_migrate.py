@@ -14,6 +14,8 @@ from django.conf import settings
 
 from outbox.database import partitions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def settings_module(monkeypatch: pytest.MonkeyPatch):

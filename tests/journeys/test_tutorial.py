@@ -16,6 +16,8 @@ import pytest
 
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 

@@ -23,6 +23,8 @@ from tests.journeys.rocketmq.conftest import Journey
 from tests.rocketmq_node import server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 WORK, STEPS = range(40), range(12)
 KILL = "recorder.after_write"
 

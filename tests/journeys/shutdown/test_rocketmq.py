@@ -23,6 +23,7 @@ from tests.journeys.shutdown.scene import LIMIT, Scene, end, seconds_until, wait
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.rocketmq,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not importlib.util.find_spec("rocketmq"), reason="There is no client of RocketMQ."),

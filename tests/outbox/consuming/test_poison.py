@@ -23,7 +23,7 @@ from tests.database_url import url_of
 from tests.factories import message_id
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 FELLOWS = 15
 

@@ -13,7 +13,7 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
 from outbox.models import Batch, MessageState, Process, State, Ticket
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from tests.kafka_node import JARS
 from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, read
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 LAME, WHOLE = "lame", "whole"
 TARGET = RelayTarget("default", "default")

@@ -25,7 +25,7 @@ from tests.outbox.brokers.kafka.cluster import (
 )
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(120)]
 
 ACCEPTED, REFUSED, UNAVAILABLE = SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.UNAVAILABLE
 LANE, OTHER = 3, 4

@@ -17,7 +17,7 @@ from tests.outbox.brokers.rabbitmq.acts import accepted, receive_all, received, 
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.rabbitmq
+pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 NewMessage = Callable[..., Outgoing]
 

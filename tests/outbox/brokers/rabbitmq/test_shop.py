@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 BLOG = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b"
 
-pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
 
 
 @pytest.fixture

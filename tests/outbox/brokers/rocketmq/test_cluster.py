@@ -17,6 +17,8 @@ from tests.contracts.rocketmq import RocketMQHarness
 from tests.outbox.brokers.rocketmq.log import copies
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 HALF = TopicType.TRANSACTION
 
 PATIENCE = 120  # seconds, of a busy machine; how many it took the figures say

@@ -22,7 +22,7 @@ from tests.outbox.brokers.rocketmq.commit_window import QUEUES, SOON_DISCARDED, 
 from tests.rocketmq_node import own_node
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 HOURS = pytest.mark.timeout(6 * 3600)  # on each test itself: the folder gives ten minutes to all
 

@@ -24,7 +24,7 @@ KINDS = [NORMAL, FIFO]
 
 RETRIES = 5  # of a group that the server gives up on soon
 
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", KINDS)]
 
 
 @pytest.fixture(scope="module")
