@@ -18,7 +18,7 @@ import grpc
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import BORN_EARLIER_SECONDS, clock_ahead, to_half
 from outbox.brokers.rocketmq.endpoints import Endpoint
-from outbox.brokers.rocketmq.errors import StatusError, describe
+from outbox.brokers.rocketmq.errors import StatusError, describe, is_outage
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.proxy_half_sender import RESOLUTIONS
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
@@ -122,13 +122,12 @@ class CheckBackListener:
                 )
                 await self._client.call(endpoint, "EndTransaction", request)
         except Exception as error:
-            is_outage = isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
             logger.log(
-                logging.WARNING if is_outage else logging.ERROR,
+                logging.WARNING if is_outage(error) else logging.ERROR,
                 "A check-back about %s could not be answered; the server will ask again: %s",
                 question.transaction_id,
                 describe(error),
-                exc_info=None if is_outage else error,
+                exc_info=None if is_outage(error) else error,
             )
 
     async def _is_visible(self, half: Half) -> bool:

@@ -16,6 +16,11 @@ class StatusError(Exception):
         self.text = str(status.message)
 
 
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error came from the server or the connection: logs describe it without a traceback."""
+    return isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
+
+
 def describe(error: BaseException) -> str:
     """Return an error as text for logs and problems."""
     if isinstance(error, grpc.aio.AioRpcError):

@@ -26,7 +26,7 @@ from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import is_for, to_delivery
 from outbox.brokers.rocketmq.endpoints import Queue
-from outbox.brokers.rocketmq.errors import StatusError, describe
+from outbox.brokers.rocketmq.errors import StatusError, describe, is_outage
 from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.brokers.rocketmq.subscriptions import EVERYTHING, MIN_WAIT_SECONDS, Subscriptions
@@ -200,13 +200,12 @@ class RocketMQReceiver:
             failures = [one for key, one in self._failures.items() if key[:2] == prefix and not one.is_logged]
             if failures:
                 error = failures[0].error
-                is_known_kind = isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
                 logger.warning(
                     "Group %s cannot receive messages of topic %s from RocketMQ; retrying: %s",
                     call.group,
                     topic,
                     describe(error),
-                    exc_info=None if is_known_kind else error,
+                    exc_info=None if is_outage(error) else error,
                 )
             for failure in failures:
                 failure.is_logged = True

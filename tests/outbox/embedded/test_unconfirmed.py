@@ -75,6 +75,7 @@ class TestACommitThatWasNotConfirmed:
         relay()
         consume()
 
+        assert not Inbox.objects.exists()  # no copy came
         assert [batch.state for batch in Batch.objects.all()] == [State.SENT]
         assert Group.objects.count() == 10
 
