@@ -31,7 +31,6 @@ from outbox.brokers.base import HalfRef, Outgoing
 from outbox.message import COMMIT, TopicSpec, TopicType
 from tests.contracts.harness import HARNESSES
 
-pytestmark = pytest.mark.slow
 harness, topic, kind, options = sys.argv[1:]
 spec = TopicSpec(topic, TopicType(kind))
 broker = HARNESSES[harness].broker_class("default", json.loads(options), [spec])

@@ -62,7 +62,7 @@ class TestRelayTask:
         scene.server.freeze()
         worker.terminate()
         seconds = seconds_until(iter(lambda: not Path(f"/proc/{child}/stat").exists(), None))
-        worker.wait(15)
+        worker.wait(30)
         scene.server.thaw()
 
         assert seconds < LIMIT

@@ -32,7 +32,6 @@ pytestmark = [
 Away = Callable[[], AbstractContextManager[None]]
 
 AWAY_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "15"))  # by then every back-off has reached its limit
-BUSY = 2  # so many times as long may it take on a machine with more to do; how long it took is printed
 
 
 @pytest.fixture(scope="module")
@@ -148,5 +147,5 @@ class TestFirstMessage:
         seconds = seconds_until(iter(lambda: scene.handled() > 5, None))
 
         print(f"handled after {seconds:.1f} s")  # noqa: T201
-        assert seconds < BUSY * LIMIT
+        assert seconds < LIMIT
         wait_until(lambda: scene.sent() == scene.handled() == 26, 120)

@@ -10,8 +10,8 @@ from tests.outbox.brokers.rabbitmq.conftest import HELD
 from tests.waiting import wait_until
 
 
-def receive_all(broker: RabbitMQBroker, topic: str, count: int) -> list[str]:
-    """Receive and acknowledge until so many different messages have come; return the ids of all, again and again."""
+def receive_all(broker: RabbitMQBroker, topic: str, wanted: int | set[str]) -> list[str]:
+    """Receive and acknowledge until these, or so many different messages, have come; return the ids of all, again and again."""
     found: list[str] = []
 
     def receive() -> bool:
@@ -19,7 +19,7 @@ def receive_all(broker: RabbitMQBroker, topic: str, count: int) -> list[str]:
             deliveries = broker.receive("billing", [topic], limit=500, invisible_for=HELD, wait=timedelta(seconds=1))
             found.extend(one.message_id for one in deliveries)
             broker.ack(deliveries)
-        return len(set(found)) >= count
+        return len(set(found)) >= wanted if isinstance(wanted, int) else wanted <= set(found)
 
     wait_until(receive, 60)
     return found

@@ -56,7 +56,9 @@ class TestKilledServer:
         is_over.set()
         sender.join(30)
 
-        assert set(confirmed) <= set(receive_all(broker, topic, len(set(confirmed))))
+        found = receive_all(broker, topic, set(confirmed))
+
+        assert set(confirmed) <= set(found)  # which may have more: some whose confirm was lost
 
     def test_leaves_what_was_sent_unsure_and_the_next_unavailable(self, broker, node: RabbitMQ, message: NewMessage, topic):
         broker.send([message()])
