@@ -4,11 +4,14 @@ What was handed out and is not settled.
 RabbitMQ knows no time after which a delivery comes again: it belongs to its channel until it is acknowledged or the channel
 is gone. So the time is kept here: a delivery that is not renewed in time goes back to its queue, by the thread that sends the
 heartbeats if by nobody else. A process that dies or freezes loses its connection, and with it all its deliveries.
+
+The message of a standing subscription is acknowledged after all others of its queue: so the server holds none of a cancelled
+subscription without one that stands (`receiver.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,7 +42,8 @@ class HeldDeliveries:
     Args:
         longest: seconds after which no delivery is renewed.
         clock: gives seconds; it never goes back.
-        before_return: called before a message is returned to its queue.
+        before_last: called with a queue of which all messages are settled, but for what is acknowledged next.
+        before_return: called with its queue before a message is returned that the standing subscription would bring back.
     """
 
     def __init__(
@@ -47,19 +51,38 @@ class HeldDeliveries:
         connection: RabbitMQConnection,
         longest: float,
         clock: Callable[[], float],
-        before_return: Callable[[], None] = lambda: None,
+        *,
+        before_last: Callable[[str], None],
+        before_return: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self.longest = longest
         self._clock = clock
+        self._before_last = before_last
         self._before_return = before_return
         self._serial = 0
         self._held: dict[str, HeldDelivery] = {}  # by receipt
+        self._unsettled: defaultdict[str, dict[int, Fetched]] = defaultdict(dict)  # queue -> by delivery tag
+        self._last: defaultdict[str, dict[int, Fetched]] = defaultdict(dict)  # of these, what is acknowledged after the others
 
     def begin(self) -> None:
         """Begin with a new connection; what was held over the last one is gone."""
         self._held.clear()
+        self._unsettled.clear()
+        self._last.clear()
         self._serial = self._connection.serial
+
+    def note(self, fetched: Fetched) -> None:
+        """Note a message of a topic without order that has come."""
+        self._unsettled[fetched.queue][fetched.tag] = fetched
+
+    def is_last(self, fetched: Fetched) -> bool:
+        """Return whether no other message of its queue is unsettled."""
+        return len(self._unsettled[fetched.queue]) == 1
+
+    def has_unsettled(self, queue: str, *, standing: bool = False) -> bool:
+        """Return whether the server waits for the settlement of a message from that queue, or of the standing subscription's."""
+        return any(one.is_standing or not standing for one in self._unsettled[queue].values())
 
     def hand_out(self, fetched: Fetched, invisible_for: timedelta, window: OrderedQueue | None = None) -> Delivery:
         """Hold a delivery for that time from now."""
@@ -133,8 +156,11 @@ class HeldDeliveries:
 
     def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
-        self._before_return()
+        if fetched.is_standing or self.is_last(fetched):
+            self._before_return(fetched.queue)
         fetched.channel.basic_reject(fetched.tag, requeue=True)
+        del self._unsettled[fetched.queue][fetched.tag]
+        self._end(fetched.queue)
 
     def _settle(self, deliveries: Iterable[Delivery], settle: Callable[[HeldDelivery], None]) -> list[bool]:
         found = []
@@ -152,9 +178,27 @@ class HeldDeliveries:
         return found
 
     def _acknowledge(self, held: HeldDelivery) -> None:
-        held.fetched.channel.send_method(spec.Basic.Ack, "Lb", (held.fetched.tag, False))
+        fetched = held.fetched
         if held.window is not None:
-            held.window.remove(held.fetched.tag)
+            _send_ack(fetched)
+            held.window.remove(fetched.tag)
+            return
+        if fetched.is_standing:
+            self._last[fetched.queue][fetched.tag] = fetched
+        else:
+            _send_ack(fetched)
+            del self._unsettled[fetched.queue][fetched.tag]
+        self._end(fetched.queue)
+
+    def _end(self, queue: str) -> None:
+        """Acknowledge what has waited for all others of a queue, if these are settled."""
+        unsettled, last = self._unsettled[queue], self._last[queue]
+        if len(last) == len(unsettled):
+            self._before_last(queue)
+            for fetched in last.values():
+                _send_ack(fetched)
+            last.clear()
+            unsettled.clear()
 
     def _return(self, held: HeldDelivery, due_at: float = 0.0) -> None:
         """Return a message to its queue; one of an ordered topic to its window, since it would come back to this process."""
@@ -174,3 +218,7 @@ class HeldDeliveries:
     def _find(self, delivery: Delivery) -> HeldDelivery | None:
         """Return a delivery that is still ours."""
         return self._held.get(delivery.receipt) if self._serial == self._connection.serial else None
+
+
+def _send_ack(fetched: Fetched) -> None:
+    fetched.channel.send_method(spec.Basic.Ack, "Lb", (fetched.tag, False))

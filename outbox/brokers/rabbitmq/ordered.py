@@ -21,12 +21,21 @@ WINDOW = 256  # messages that a process fetches of a queue; where all of them wa
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A message that was delivered over a channel. `received_at`: seconds of the receiver's clock."""
+    """
+    A message that was delivered over a channel.
+
+    Args:
+        received_at: seconds of the receiver's clock.
+        queue: where it came from; empty on ordered topics.
+        is_standing: over a subscription that stays for as long as a message of the queue is not settled.
+    """
 
     delivery: Delivery
     channel: amqp.Channel
     tag: int
     received_at: float
+    queue: str = ""
+    is_standing: bool = False
 
 
 @dataclass(slots=True)

@@ -1,11 +1,16 @@
 """
 Receives for consumer groups.
 
-On topics without order each receive subscribes, and cancels as soon as something has come: what was delivered until then is
-what it returns. A subscription that stays would fill this process with messages while a handler runs, and `basic.get` is
-slow: a quorum queue answers a few hundred of them in a second. Where messages come one by one, the subscription has a prefetch of
-1 and stays: the server sends nothing more over it until its message is settled, so that neither this message nor the next one
-waits for a round trip. It ends before a message is returned to its queue, else the server would send it here again.
+On topics without order there are two subscriptions to each queue. The *standing* one has a prefetch of 1, and stays while a
+message of the queue is not settled: the server sends nothing more over it until then. Where messages come one by one it is the
+only one, so that neither this message nor the next one waits for a round trip. It ends before its message is returned to the
+queue, else the server would send it here again. The *extra* one brings more at once, and is cancelled as soon as something has
+come: what was delivered until then is what a receive returns. If it stayed, it would fill this process with messages while a
+handler runs. `basic.get` is slow: a quorum queue answers a few hundred of them in a second.
+
+The standing one also brings messages back from a node that is lost. Before RabbitMQ 4.3, a quorum queue keeps what a cancelled
+subscription has brought for a channel whose node went away, until its leader changes; but not where the channel has another
+subscription that was not cancelled. So the message of the standing one is settled last (`HeldDeliveries`).
 
 On ordered topics the subscription stays, since it is what
 keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
@@ -71,7 +76,9 @@ class RabbitMQReceiver:
     ) -> None:
         self._connection = RabbitMQConnection(options, name, on_tick=self._return_unclaimed)
         longest = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
-        self.held = HeldDeliveries(self._connection, longest, clock, before_return=self._end_kept)
+        self.held = HeldDeliveries(
+            self._connection, longest, clock, before_last=self._before_last, before_return=self._end_standing
+        )
         self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
         self._topics = topics
         self._ordered = {topic.name for topic in topics.values() if topic.type is TopicType.FIFO}
@@ -80,8 +87,8 @@ class RabbitMQReceiver:
         self._channel: amqp.Channel | None = None
         self._channel_until = 0.0  # by `monotonic`
         self._prefetch = 0  # of the next subscription over it
-        self._kept: dict[str, str] = {}  # queue -> subscription over it that stays, between two receives
-        self._filled: set[str] = set()  # subscriptions of which something has come since the receive began
+        self._standing: dict[str, str] = {}  # queue -> subscription that stays
+        self._is_alone = False  # the last receive expected one message
         self._alone: tuple[str, frozenset[str]] | None = None  # group and topics whose messages come one by one
         self._uncounted = 0  # receives since the last one that was not alone, or counted what waits
         self._prefix = ""  # of receipts over it
@@ -188,33 +195,33 @@ class RabbitMQReceiver:
     def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
         """Subscribe, wait so long for the first message that can be handed out, and cancel."""
         deadline = time.monotonic() + seconds
-        tags, is_alone = self._begin(group, topics)
+        self._is_alone = is_alone = self._begin(group, topics)
+        extra: dict[str, str] = {}
         is_over, is_first = False, True
         while not is_over:
-            self._subscribe(group, topics, 1 if is_alone else limit, tags, may_renew=is_first)
-            look_again_at = min((self._next_look(group, topic, tags) for topic in topics), default=deadline)
+            self._subscribe(group, topics, 1 if is_alone else limit, extra, may_renew=is_first)
+            look_again_at = min((self._next_look(group, topic) for topic in topics), default=deadline)
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
             is_first = False
-        self._cancel(tags, is_alone=is_alone)
+        self._cancel(extra, is_alone=is_alone)
         self._uncounted = self._uncounted + 1 if is_alone else 0
         self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
-    def _begin(self, group: str, topics: Collection[str]) -> tuple[dict[str, str], bool]:
-        """Return the subscriptions that have stayed, by their queues, and whether messages come one by one."""
+    def _begin(self, group: str, topics: Collection[str]) -> bool:
+        """End standing subscriptions of other topics; return whether messages come one by one."""
         with self._connection.lock:
-            self._filled.clear()
             is_alone = self._alone == (group, frozenset(topics)) and not self._fetched and not self.held.has_any
-            if self._kept and self._serial == self._connection.serial:
+            if self._standing and self._serial == self._connection.serial:
                 with self._connection.use():
-                    if not is_alone or self._is_more_waiting():
-                        is_alone = False
-                        self._end_kept()
-            tags, self._kept = self._kept, {}
-            return tags, is_alone
+                    is_alone = is_alone and not self._is_more_waiting()
+                    asked = [queue for topic in topics for queue in group_queues(self._topics[topic], group)]
+                    for queue in self._standing.keys() - asked:
+                        self._end_standing(queue)
+            return is_alone
 
-    def _cancel(self, tags: Mapping[str, str], *, is_alone: bool) -> None:
+    def _cancel(self, extra: Mapping[str, str], *, is_alone: bool) -> None:
         """
-        Cancel subscriptions, except one that has brought the only message that it may bring.
+        Cancel subscriptions, except standing ones of queues of which a message is not settled.
 
         Without a message to hand out this waits for the answer: what the server had sent until then has come when it returns.
         """
@@ -222,10 +229,11 @@ class RabbitMQReceiver:
             if self._channel is None or self._serial != self._connection.serial:
                 return
             has_one = is_alone and bool(self._fetched)
-            for queue, tag in tags.items():
-                if has_one and tag in self._filled:
-                    self._kept[queue] = tag
-                else:
+            for tag in extra.values():
+                self._channel.basic_cancel(tag, nowait=has_one)
+            for queue, tag in list(self._standing.items()):
+                if not self.held.has_unsettled(queue):
+                    del self._standing[queue]
                     self._channel.basic_cancel(tag, nowait=has_one)
 
     def _is_more_waiting(self) -> bool:
@@ -233,20 +241,23 @@ class RabbitMQReceiver:
         if self._channel is None or self._uncounted < COUNT_AFTER:
             return False
         self._uncounted = 0
-        states = [state_of(self._channel, queue) for queue in self._kept]
+        states = [state_of(self._channel, queue) for queue in self._standing]
         return any(state is None or state[0] for state in states)
 
-    def _end_kept(self) -> None:
-        """Cancel the subscriptions that have stayed; the server knows it before anything that is sent over the channel later."""
-        kept, self._kept = self._kept, {}
-        if self._channel is not None and self._serial == self._connection.serial:
-            for tag in kept.values():
-                self._channel.basic_cancel(tag, nowait=True)
+    def _before_last(self, queue: str) -> None:
+        if not self._is_alone:  # else it brings the next message
+            self._end_standing(queue)
 
-    def _subscribe(self, group: str, topics: Collection[str], limit: int, tags: dict[str, str], *, may_renew: bool) -> None:
-        """Subscribe to queues without a tag, for a share of the limit from each topic, and add their tags."""
+    def _end_standing(self, queue: str) -> None:
+        """Cancel a standing subscription; the server knows it before anything that is sent over the channel later."""
+        tag = self._standing.pop(queue, None)
+        if tag is not None and self._channel is not None and self._serial == self._connection.serial:
+            self._channel.basic_cancel(tag, nowait=True)
+
+    def _subscribe(self, group: str, topics: Collection[str], limit: int, extra: dict[str, str], *, may_renew: bool) -> None:
+        """Subscribe to queues that are not subscribed to, for a share of the limit from each topic. `extra`: queue -> tag."""
         with self._connection.use() as connection:
-            channel = self._open_channel(connection, tags, may_renew=may_renew)
+            channel = self._open_channel(connection, extra, may_renew=may_renew)
             self.held.return_expired()
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
             for topic in readable:
@@ -258,31 +269,46 @@ class RabbitMQReceiver:
                 return
             self._first += 1  # else the others' messages would always be those that are too many
             at = self._first % len(plain)
-            prefetch = min(max(1, left // len(plain)), MOST_AT_ONCE)
-            if prefetch != self._prefetch:
-                channel.basic_qos(0, prefetch, False)
-                self._prefetch = prefetch
-            for topic in [*plain[at:], *plain[:at]]:
-                queue, due = group_queues(self._topics[topic], group)
-                if queue not in tags:
-                    tags[queue] = self._consume(channel, (group, topic), queue, partial(self._on_message, group, topic))
-                if due not in tags and time.monotonic() >= self._next_look(group, topic, tags):
-                    self._looked_at[due] = time.monotonic()
-                    tags[due] = self._consume(channel, (group, topic), due, partial(self._on_due, group, topic, due))
+            sources = [(group, topic) for topic in [*plain[at:], *plain[:at]]]
+            for source in sources:  # these first, so that the server fills them first
+                self._subscribe_standing(channel, source)
+            share = min(max(1, left // len(plain)), MOST_AT_ONCE)
+            for source in sources:
+                for queue in group_queues(self._topics[source[1]], group):
+                    more = share if self.held.has_unsettled(queue, standing=True) else share - 1
+                    if more and queue in self._standing and queue not in extra:
+                        extra[queue] = self._consume(channel, source, queue, more, is_standing=False)
 
-    def _consume(self, channel: amqp.Channel, source: Source, queue: str, callback: Callable[[amqp.Message], None]) -> str:
+    def _subscribe_standing(self, channel: amqp.Channel, source: Source) -> None:
+        group, topic = source
+        queue, due = group_queues(self._topics[topic], group)
+        if queue not in self._standing:
+            self._standing[queue] = self._consume(channel, source, queue, 1, is_standing=True)
+        if due not in self._standing and time.monotonic() >= self._next_look(group, topic):
+            self._looked_at[due] = time.monotonic()
+            self._standing[due] = self._consume(channel, source, due, 1, is_standing=True)
+
+    def _consume(self, channel: amqp.Channel, source: Source, queue: str, prefetch: int, *, is_standing: bool) -> str:
+        """Subscribe to a queue of a topic without order; return the tag."""
+        if prefetch != self._prefetch:
+            channel.basic_qos(0, prefetch, False)
+            self._prefetch = prefetch
+        note = partial(self._on_message, source, queue, is_standing)
+        return self._subscribe_with(channel, source, queue, note)
+
+    def _subscribe_with(self, channel: amqp.Channel, source: Source, queue: str, note: Callable[[amqp.Message], None]) -> str:
         """Subscribe to a queue; return the tag. A refusal is remembered, since it ends the connection for all."""
         try:
-            return str(channel.basic_consume(queue, callback=callback))
+            return str(channel.basic_consume(queue, callback=note))
         except ChannelError as error:
             if not isinstance(error, NotFound):
                 self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
             raise
 
-    def _next_look(self, group: str, topic: str, tags: Mapping[str, str]) -> float:
+    def _next_look(self, group: str, topic: str) -> float:
         """Return when the group's queue of due messages is read next; never, where it is read now or the topic is not read."""
         queue, *others = group_queues(self._topics[topic], group)
-        if queue not in tags or all(due in tags for due in others):
+        if queue not in self._standing or all(due in self._standing for due in others):
             return float("inf")
         return min(self._looked_at.get(due, float("-inf")) + DUE_SECONDS for due in others)
 
@@ -326,7 +352,7 @@ class RabbitMQReceiver:
         window = self._windows[source] = OrderedQueue(channel)
         channel.basic_qos(0, WINDOW, False)
         prefix = f"{self._serial}.{next(self._channels)}"
-        self._consume(channel, source, queue_name(topic, group), partial(self._on_ordered, source, window, prefix))
+        self._subscribe_with(channel, source, queue_name(topic, group), partial(self._on_ordered, source, window, prefix))
 
     def _wait(self, group: str, topics: Collection[str], deadline: float) -> bool:
         """Wait until a message can be handed out, at most until the deadline of `monotonic`; return whether it can."""
@@ -355,22 +381,22 @@ class RabbitMQReceiver:
                     found.append(self.held.hand_out(fetched, invisible_for, window))
         return found
 
-    def _on_message(self, group: str, topic: str, message: amqp.Message) -> None:
-        self._filled.add(message.delivery_info["consumer_tag"])
-        self._fetched.append(self._open(group, topic, self._prefix, message))
-
-    def _on_due(self, group: str, topic: str, queue: str, message: amqp.Message) -> None:
+    def _on_message(self, source: Source, queue: str, is_standing: bool, message: amqp.Message) -> None:
         self._looked_at.pop(queue, None)  # there may be more
-        self._on_message(group, topic, message)
+        fetched = self._open(*source, self._prefix, message, queue, is_standing=is_standing)
+        self.held.note(fetched)
+        self._fetched.append(fetched)
 
     def _on_ordered(self, source: Source, window: OrderedQueue, prefix: str, message: amqp.Message) -> None:
         fetched = self._open(*source, prefix, message)
         window.add(fetched, self._postponed.pop((source, fetched.delivery.message_id), 0.0))
 
-    def _open(self, group: str, topic: str, prefix: str, message: amqp.Message) -> Fetched:
+    def _open(
+        self, group: str, topic: str, prefix: str, message: amqp.Message, queue: str = "", *, is_standing: bool = False
+    ) -> Fetched:
         tag = message.delivery_info["delivery_tag"]
         delivery = to_delivery(message, group=group, topic=topic, receipt=f"{prefix}/{tag}")
-        return Fetched(delivery, message.channel, tag, self._clock())
+        return Fetched(delivery, message.channel, tag, self._clock(), queue, is_standing)
 
     def _is_due(self, windows: Iterable[OrderedQueue]) -> bool:
         now = self._clock()
@@ -387,15 +413,17 @@ class RabbitMQReceiver:
             return
         self.held.return_expired()
         now = self._clock()
-        unclaimed = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
-        self._fetched = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS > now]
-        for one in unclaimed:
-            self.held.reject(one)
+        old = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
+        for one in old:
+            if not one.is_standing or self.held.is_last(one):
+                self._fetched.remove(one)
+                self.held.reject(one)
 
-    def _open_channel(self, connection: amqp.Connection, tags: dict[str, str], *, may_renew: bool) -> amqp.Channel:
+    def _open_channel(self, connection: amqp.Connection, extra: dict[str, str], *, may_renew: bool) -> amqp.Channel:
         """Return the channel; where it is a new one, no subscription is left."""
         if self._channel is None or self._serial != self._connection.serial:
-            tags.clear()
+            self._standing.clear()
+            extra.clear()
             self._fetched.clear()
             for source, window in self._windows.items():
                 self._keep_postponed(source, window)
@@ -405,9 +433,9 @@ class RabbitMQReceiver:
             self._serial = self._connection.serial
             self.held.begin()
         elif may_renew and time.monotonic() >= self._channel_until and not self._fetched and not self.held.has_any:
-            for tag in tags.values():
+            for tag in self._standing.values():
                 self._channel.basic_cancel(tag)
-            tags.clear()
+            self._standing.clear()
             if not self._fetched:  # else what has come would come again
                 self._channel.close()
                 self._channel = self._new_channel(connection)

@@ -93,6 +93,31 @@ class TestLoneMessage:
         assert found.body == b"a"
 
 
+class TestSeveralMessages:
+    def test_leave_the_one_of_the_standing_subscription_for_the_end(self, broker, message: NewMessage, topic):
+        broker.send([message() for _ in range(3)])
+        found = wait_until(lambda: receive(broker, topic))
+
+        with methods_sent() as methods:
+            results = broker.ack(found)
+
+        assert len(found) == 3
+        assert results == [True] * 3
+        assert methods == [spec.Basic.Ack, spec.Basic.Ack, spec.Basic.Cancel, spec.Basic.Ack]
+
+    def test_are_taken_by_others_while_one_is_handled(self, open_broker: Open, message: NewMessage, topic):
+        busy, free = open_broker(), open_broker()
+        busy.send([message() for _ in range(3)])
+        first, *others = wait_until(lambda: receive(busy, topic))
+        busy.ack(others)
+
+        busy.send([message(b"next")])
+        next_ = one(free, topic)
+
+        assert (next_.body, next_.delivery_count) == (b"next", 1)
+        assert busy.ack([first]) == [True]
+
+
 class TestOtherProcess:
     def test_gets_the_next_message_while_the_first_is_handled(self, open_broker: Open, message: NewMessage, topic):
         busy, free = open_broker(), open_broker()

@@ -201,7 +201,7 @@ class TestDeclaredOtherwise:
     def test_is_no_longer_named_when_it_was_deleted(self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic):
         open_broker().send([message()])
         other = open_broker(MAX_LENGTH=5)
-        received(other, topic)
+        other.ack(received(other, topic))
         channel.queue_delete(f"{topic}:billing")
 
         results = wait_until(lambda: accepted(other, message(b"new")))
