@@ -5,8 +5,8 @@ RabbitMQ knows no time after which a delivery comes again: it belongs to its cha
 is gone. So the time is kept here: a delivery that is not renewed in time goes back to its queue, by the thread that sends the
 heartbeats if by nobody else. A process that dies or freezes loses its connection, and with it all its deliveries.
 
-The message of a standing subscription is acknowledged after all others of its queue: so the server holds none of a cancelled
-subscription without one that stands (`receiver.py`).
+The message of a standing subscription is acknowledged after all others of its queue, but soon in any case: so the server holds
+nothing that was not begun without a subscription that stands (`receiver.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HeldDeliveries:
         self._serial = 0
         self._held: dict[str, HeldDelivery] = {}  # by receipt
         self._unsettled: defaultdict[str, dict[int, Fetched]] = defaultdict(dict)  # queue -> by delivery tag
-        self._last: defaultdict[str, dict[int, Fetched]] = defaultdict(dict)  # of these, what is acknowledged after the others
+        self._last: defaultdict[str, dict[int, float]] = defaultdict(dict)  # of these, what is acknowledged last -> since when
 
     def begin(self) -> None:
         """Begin with a new connection; what was held over the last one is gone."""
@@ -75,10 +75,6 @@ class HeldDeliveries:
     def note(self, fetched: Fetched) -> None:
         """Note a message of a topic without order that has come."""
         self._unsettled[fetched.queue][fetched.tag] = fetched
-
-    def is_last(self, fetched: Fetched) -> bool:
-        """Return whether no other message of its queue is unsettled."""
-        return len(self._unsettled[fetched.queue]) == 1
 
     def has_unsettled(self, queue: str, *, standing: bool = False) -> bool:
         """Return whether the server waits for the settlement of a message from that queue, or of the standing subscription's."""
@@ -117,7 +113,7 @@ class HeldDeliveries:
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
         """
-        Acknowledge deliveries. False for one that is gone.
+        Acknowledge deliveries, that of a standing subscription later. False for one that is gone.
 
         Raises:
             BrokerUnavailable: the connection was lost; the messages are delivered again.
@@ -154,9 +150,15 @@ class HeldDeliveries:
                 self._connection.drop()  # then all go back
                 return
 
+    def acknowledge_last(self, seconds: float = 0.0) -> None:
+        """Acknowledge what has waited for others of its queue for so long."""
+        until = self._clock() - seconds
+        for queue in [queue for queue, last in self._last.items() if any(since <= until for since in last.values())]:
+            self._acknowledge_last(queue)
+
     def reject(self, fetched: Fetched) -> None:
         """Return a message that was not handed out to its queue."""
-        if fetched.is_standing or self.is_last(fetched):
+        if fetched.is_standing or not self.has_unsettled(fetched.queue, standing=True):
             self._before_return(fetched.queue)
         fetched.channel.basic_reject(fetched.tag, requeue=True)
         del self._unsettled[fetched.queue][fetched.tag]
@@ -184,7 +186,7 @@ class HeldDeliveries:
             held.window.remove(fetched.tag)
             return
         if fetched.is_standing:
-            self._last[fetched.queue][fetched.tag] = fetched
+            self._last[fetched.queue][fetched.tag] = self._clock()
         else:
             _send_ack(fetched)
             del self._unsettled[fetched.queue][fetched.tag]
@@ -192,13 +194,13 @@ class HeldDeliveries:
 
     def _end(self, queue: str) -> None:
         """Acknowledge what has waited for all others of a queue, if these are settled."""
-        unsettled, last = self._unsettled[queue], self._last[queue]
-        if len(last) == len(unsettled):
-            self._before_last(queue)
-            for fetched in last.values():
-                _send_ack(fetched)
-            last.clear()
-            unsettled.clear()
+        if len(self._last[queue]) == len(self._unsettled[queue]):
+            self._acknowledge_last(queue)
+
+    def _acknowledge_last(self, queue: str) -> None:
+        self._before_last(queue)
+        for tag in self._last.pop(queue, {}):
+            _send_ack(self._unsettled[queue].pop(tag))
 
     def _return(self, held: HeldDelivery, due_at: float = 0.0) -> None:
         """Return a message to its queue; one of an ordered topic to its window, since it would come back to this process."""

@@ -10,7 +10,8 @@ handler runs. `basic.get` is slow: a quorum queue answers a few hundred of them 
 
 The standing one also brings messages back from a node that is lost. Before RabbitMQ 4.3, a quorum queue keeps what a cancelled
 subscription has brought for a channel whose node went away, until its leader changes; but not where the channel has another
-subscription that was not cancelled. So the message of the standing one is settled last (`HeldDeliveries`).
+subscription that was not cancelled. So the message of the standing one is acknowledged last (`HeldDeliveries`). Without one this
+process holds at most a message that a slow handler has begun: by then it has returned the others.
 
 On ordered topics the subscription stays, since it is what
 keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
@@ -25,7 +26,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 
@@ -47,6 +48,7 @@ from outbox.message import TopicSpec, TopicType
 logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
+LAST_SECONDS = 1.0  # the message of a standing subscription waits this long for the settlement of the others
 DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
 CHANNEL_SECONDS = 30.0  # a channel is not used for longer
 COUNT_AFTER = 8  # receives in a row that brought one message, before the next one counts what waits
@@ -173,6 +175,9 @@ class RabbitMQReceiver:
     def close(self) -> None:
         """Close the connection; what is held goes back to its queues."""
         self._is_interrupted = True
+        with self._connection.lock, suppress(*LOST):
+            if self._serial == self._connection.serial:
+                self.held.acknowledge_last()
         self._connection.close()
 
     def _give_up_windows(self) -> None:
@@ -203,7 +208,7 @@ class RabbitMQReceiver:
             look_again_at = min((self._next_look(group, topic) for topic in topics), default=deadline)
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
             is_first = False
-        self._cancel(extra, is_alone=is_alone)
+        self._cancel(extra)
         self._uncounted = self._uncounted + 1 if is_alone else 0
         self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
@@ -219,7 +224,7 @@ class RabbitMQReceiver:
                         self._end_standing(queue)
             return is_alone
 
-    def _cancel(self, extra: Mapping[str, str], *, is_alone: bool) -> None:
+    def _cancel(self, extra: Mapping[str, str]) -> None:
         """
         Cancel subscriptions, except standing ones of queues of which a message is not settled.
 
@@ -228,9 +233,9 @@ class RabbitMQReceiver:
         with self._connection.use():
             if self._channel is None or self._serial != self._connection.serial:
                 return
-            has_one = is_alone and bool(self._fetched)
             for tag in extra.values():
-                self._channel.basic_cancel(tag, nowait=has_one)
+                self._channel.basic_cancel(tag)
+            has_one = self._is_alone and bool(self._fetched)
             for queue, tag in list(self._standing.items()):
                 if not self.held.has_unsettled(queue):
                     del self._standing[queue]
@@ -242,6 +247,9 @@ class RabbitMQReceiver:
             return False
         self._uncounted = 0
         states = [state_of(self._channel, queue) for queue in self._standing]
+        if None in states:  # it was deleted, and the server has closed the channel, which py-amqp opens again
+            self._standing.clear()
+            self._prefetch = 0
         return any(state is None or state[0] for state in states)
 
     def _before_last(self, queue: str) -> None:
@@ -408,16 +416,16 @@ class RabbitMQReceiver:
         return max(0, min((due_at - now for window in windows if (due_at := window.next_due_at()) is not None), default=1e6))
 
     def _return_unclaimed(self) -> None:
-        """Return what nobody has claimed or renewed in time, though nobody calls."""
+        """Return what nobody has claimed or renewed in time, and acknowledge what has waited for others, though nobody calls."""
         if self._serial != self._connection.serial:
             return
+        self.held.acknowledge_last(LAST_SECONDS)
         self.held.return_expired()
         now = self._clock()
-        old = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
-        for one in old:
-            if not one.is_standing or self.held.is_last(one):
-                self._fetched.remove(one)
-                self.held.reject(one)
+        unclaimed = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
+        self._fetched = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS > now]
+        for one in unclaimed:
+            self.held.reject(one)
 
     def _open_channel(self, connection: amqp.Connection, extra: dict[str, str], *, may_renew: bool) -> amqp.Channel:
         """Return the channel; where it is a new one, no subscription is left."""

@@ -105,6 +105,30 @@ class TestSeveralMessages:
         assert results == [True] * 3
         assert methods == [spec.Basic.Ack, spec.Basic.Ack, spec.Basic.Cancel, spec.Basic.Ack]
 
+    def test_wait_for_the_others_only_for_a_while(self, open_broker: Open, message: NewMessage, topic):
+        broker, other = open_broker(), open_broker()
+        broker.send([message() for _ in range(3)])
+        found = wait_until(lambda: receive(broker, topic))
+
+        with methods_sent() as methods:
+            broker.ack(found[:2])
+            wait_until(lambda: methods.count(spec.Basic.Ack) == 2)
+
+        assert broker.ack(found[2:]) == [True]
+        broker.close()
+        assert received(other, topic) == []
+
+    def test_are_acknowledged_when_the_broker_is_closed(self, open_broker: Open, message: NewMessage, topic):
+        broker, other = open_broker(), open_broker()
+        broker.send([message() for _ in range(2)])
+        first, second = wait_until(lambda: receive(broker, topic))
+        broker.ack([first])
+        broker.close()
+
+        again = wait_until(lambda: received(other, topic))
+
+        assert [one.message_id for one in again] == [second.message_id]
+
     def test_are_taken_by_others_while_one_is_handled(self, open_broker: Open, message: NewMessage, topic):
         busy, free = open_broker(), open_broker()
         busy.send([message() for _ in range(3)])
