@@ -208,7 +208,7 @@ class RabbitMQReceiver:
             look_again_at = min((self._next_look(group, topic) for topic in topics), default=deadline)
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
             is_first = False
-        self._cancel(extra)
+        self._cancel(group, topics, extra)
         self._uncounted = self._uncounted + 1 if is_alone else 0
         self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
@@ -224,7 +224,7 @@ class RabbitMQReceiver:
                         self._end_standing(queue)
             return is_alone
 
-    def _cancel(self, extra: Mapping[str, str]) -> None:
+    def _cancel(self, group: str, topics: Collection[str], extra: Mapping[str, str]) -> None:
         """
         Cancel subscriptions, except standing ones of queues of which a message is not settled.
 
@@ -236,10 +236,13 @@ class RabbitMQReceiver:
             for tag in extra.values():
                 self._channel.basic_cancel(tag)
             has_one = self._is_alone and bool(self._fetched)
-            for queue, tag in list(self._standing.items()):
-                if not self.held.has_unsettled(queue):
-                    del self._standing[queue]
-                    self._channel.basic_cancel(tag, nowait=has_one)
+            for topic in topics:
+                for queue in group_queues(self._topics[topic], group):
+                    if queue not in self._standing or self.held.has_unsettled(queue):
+                        continue
+                    self._channel.basic_cancel(self._standing.pop(queue), nowait=has_one)
+                    if self.held.has_unsettled(queue):  # a message came meanwhile
+                        self._standing[queue] = self._consume(self._channel, (group, topic), queue, 1, is_standing=True)
 
     def _is_more_waiting(self) -> bool:
         """Return whether messages wait in the queues that messages came from, one by one; only sometimes is the server asked."""
