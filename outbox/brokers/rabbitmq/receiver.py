@@ -200,16 +200,16 @@ class RabbitMQReceiver:
     def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
         """Subscribe, wait so long for the first message that can be handed out, and cancel."""
         deadline = time.monotonic() + seconds
-        self._is_alone = is_alone = self._begin(group, topics)
+        self._is_alone = self._begin(group, topics)
         extra: dict[str, str] = {}
         is_over, is_first = False, True
         while not is_over:
-            self._subscribe(group, topics, 1 if is_alone else limit, extra, may_renew=is_first)
+            self._subscribe(group, topics, 1 if self._is_alone else limit, extra, may_renew=is_first)
             look_again_at = min((self._next_look(group, topic) for topic in topics), default=deadline)
             is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
             is_first = False
         self._cancel(group, topics, extra)
-        self._uncounted = self._uncounted + 1 if is_alone else 0
+        self._uncounted = self._uncounted + 1 if self._is_alone else 0
         self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
 
     def _begin(self, group: str, topics: Collection[str]) -> bool:

@@ -31,11 +31,11 @@ def connected_to(cluster: Cluster, node: int) -> RabbitMQBroker:
 
 
 def test_what_was_held_over_a_lost_node_comes_to_others(cluster: Cluster):
-    one, two = connected_to(cluster, 0), connected_to(cluster, 1)
+    first, second = connected_to(cluster, 0), connected_to(cluster, 1)
     messages = [Outgoing(f"message-{number}", TOPIC, b"{}") for number in range(6)]
-    one.send(messages)  # declared over the first node, which has the leaders then
-    held = wait_until(lambda: two.receive("billing", [TOPIC], limit=5, invisible_for=HELD, wait=timedelta(seconds=5)))
-    two.ack(held[1:2])
+    first.send(messages)  # declared over the first node, which has the leaders then
+    held = wait_until(lambda: second.receive("billing", [TOPIC], limit=5, invisible_for=HELD, wait=timedelta(seconds=5)))
+    second.ack(held[1:2])
 
     wait_until(lambda: cluster.nodes[1].knows_after_crash(f"{TOPIC}:billing"))
     cluster.nodes[1].kill()
@@ -43,6 +43,6 @@ def test_what_was_held_over_a_lost_node_comes_to_others(cluster: Cluster):
 
     left = {one.message_id for one in messages} - {held[1].message_id}
     assert len(held) > 2
-    assert left <= set(receive_all(one, TOPIC, left))
-    one.close()
-    two.close()
+    assert left <= set(receive_all(first, TOPIC, left))
+    first.close()
+    second.close()
