@@ -30,7 +30,6 @@ from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import (
     BUSY,
     CRASH_LIMIT,
-    FOR_ANOTHER,
     HANDLED,
     NOT_NOW,
     Begun,
@@ -53,7 +52,6 @@ from outbox.errors import BrokenTransaction, ClosedByHandler, InboxRefused, Neve
 from outbox.failpoints import FailpointReached, failpoint
 from outbox.logs import get_logger
 from outbox.message import Cause, Header, TopicType, current_cause
-from outbox.models import Duplicate
 from outbox.shutdown import handler_runs, is_shutdown
 from outbox.unawaited import awaiting_all
 
@@ -189,15 +187,9 @@ def _idle_within(invisible: timedelta) -> str:
 
 def drop(entry: InboxEntry, using: str) -> None:
     """Record that a delivery was dropped as a duplicate."""
-    arrival = entry.arrival
-    Duplicate.objects.using(using).create(
-        consumer_group=arrival.group,
-        message_id=arrival.message_id,
-        topic=arrival.topic,
-        delivery_count=arrival.delivery_count,
-    )
+    outcome.record_duplicate(entry.arrival, using)
     with connections[using].cursor() as cursor:
-        cursor.execute(ARRIVED_TOO, {**arrival.as_parameters(), "key": entry.key})
+        cursor.execute(ARRIVED_TOO, {**entry.arrival.as_parameters(), "key": entry.key})
 
 
 logger = get_logger(__name__)
@@ -284,10 +276,16 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], lease_thread: Leas
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
-    """Ignore deliveries that no live process of the group subscribes to; hand back those of another release of its code."""
+    """
+    Ignore deliveries that no live process of the group subscribes to; hand back those of another release of its code, unless the
+    group has handled them or given them up.
+    """
     with _own_statements(), guarded_transaction(group.using):
         for_others = subscriptions.ignore(group, deliveries)
-    return [FOR_ANOTHER if place in for_others else HandlingResult(Outcome.IGNORED) for place in range(len(deliveries))]
+        return [
+            outcome.for_another(delivery, group.using) if place in for_others else HandlingResult(Outcome.IGNORED)
+            for place, delivery in enumerate(deliveries)
+        ]
 
 
 def _apply(one: _Run, consumer: Consumer) -> None:

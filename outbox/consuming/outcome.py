@@ -45,7 +45,7 @@ from outbox.database.guarded import guarded_transaction
 from outbox.database.locks import Lock
 from outbox.errors import InboxRefused, NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
 from outbox.logs import cut, cut_traceback, get_logger, safe_text, storable, without_numbers
-from outbox.models import FailedDelivery
+from outbox.models import Duplicate, FailedDelivery, Inbox
 
 logger = get_logger(__name__)
 
@@ -134,7 +134,8 @@ def judge(
     try:
         database.drop_if_lost(group.using)
         if consumer is None and isinstance(error, UnknownMessageType) and subscriptions.has_subscriber(group, delivery):
-            return FOR_ANOTHER
+            with guarded_transaction(group.using):
+                return for_another(delivery, group.using)
         with guarded_transaction(group.using):
             limit_lock_waits(group.using)
             # of another copy, or before this one could be read
@@ -166,6 +167,34 @@ def judge(
 def not_counted(delivery: Delivery, error: InboxRefused) -> HandlingResult:
     """Return the result of a delivery whose handler was not called, because the database refuses the inbox."""
     return replace(_again_uncounted(delivery, is_outage=True), ends_with=error)
+
+
+def for_another(delivery: Delivery, using: str) -> HandlingResult:
+    """
+    Return the result of a message that another process of the group has a handler for.
+
+    What the group has handled or given up ends here. Kafka delivers such messages again, in a partition whose messages need the
+    code of several releases: if each had to go to a process with its handler, no process could end them all.
+    """
+    arrival = DeliveryInfo.of(delivery)
+    if not delivery.message_id:
+        return FOR_ANOTHER  # nothing may be concluded from another message without an id
+    if (decided := read_decision(arrival, using)) and decided.given_up:
+        return as_decided(decided)
+    if Inbox.objects.using(using).filter(consumer_group=arrival.group, message_id=arrival.message_id).exists():
+        record_duplicate(arrival, using)
+        return HandlingResult(Outcome.DUPLICATE)
+    return FOR_ANOTHER
+
+
+def record_duplicate(arrival: DeliveryInfo, using: str) -> None:
+    """Record that a delivery is dropped as a duplicate."""
+    Duplicate.objects.using(using).create(
+        consumer_group=arrival.group,
+        message_id=arrival.message_id,
+        topic=arrival.topic,
+        delivery_count=arrival.delivery_count,
+    )
 
 
 def as_decided(decided: Decided) -> HandlingResult:

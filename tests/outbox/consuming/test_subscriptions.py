@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,14 +10,16 @@ from django.utils.timezone import now
 
 from outbox import consumer, database
 from outbox.consuming import register, subscriptions
-from outbox.consuming.handle import handle
-from outbox.consuming.outcome import Outcome
+from outbox.consuming.delivery_info import DeliveryInfo, identity_of
+from outbox.consuming.handle import handle, ignore
+from outbox.consuming.outcome import Outcome, record_decision
 from outbox.consuming.register import Group, group
 from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
-from outbox.models import FailedDelivery, FailureCount, Inbox, Process
+from outbox.models import Duplicate, FailedDelivery, FailureCount, Inbox, Process
 from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.testing.factories import InboxFactory
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
 from tests.outbox.consuming.messages import Cancelled, Placed
 
@@ -110,6 +113,55 @@ class TestOtherRelease:
         Process.objects.update(consumer_group="points")
 
         assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
+
+
+class TestMessageOfTheOtherRelease:
+    """It comes again, here, though the group needs nothing more of it."""
+
+    @pytest.fixture(autouse=True)
+    def _releases(self, monkeypatch):
+        takes(Placed)
+        other_release(monkeypatch, Placed, Cancelled)
+
+    def test_is_dropped_where_the_group_has_handled_it(self):
+        again = delivery(Cancelled("A1"), delivery_count=2)
+        InboxFactory(consumer_group="cart", message_id=again.message_id, dedupe_key="its handler's own")
+
+        assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
+        assert Duplicate.objects.get().delivery_count == 2
+
+    @pytest.mark.parametrize(("has_letter", "outcome"), [(False, Outcome.DEAD_LETTER), (True, Outcome.DUPLICATE)])
+    def test_ends_where_the_group_has_given_it_up(self, has_letter, outcome):
+        again = delivery(Cancelled("A1"), delivery_count=2)
+        record_decision(DeliveryInfo.of(again), "default", given_up="rejected", has_letter=has_letter)
+
+        result = handle(group("cart"), again)
+
+        assert (result.outcome, result.reason) == (outcome, "" if has_letter else "rejected")
+        assert not Inbox.objects.exists()
+
+    def test_is_handed_back_while_its_retry_waits(self):
+        again = delivery(Cancelled("A1"), delivery_count=2)
+        record_decision(DeliveryInfo.of(again), "default", after=timedelta(minutes=1))
+
+        assert handle(group("cart"), again).is_for_others
+
+    def test_of_an_undefined_type_is_dropped_where_the_group_has_handled_it(self):
+        Process.objects.update(
+            subscriptions=[text.replace("tests.Cancelled", "tests.Gone") for text in Process.objects.get().subscriptions]
+        )
+        again = delivery(Cancelled("A1"), headers={Header.TYPE: "tests.Gone"})
+        InboxFactory(consumer_group="cart", message_id=again.message_id)
+
+        assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
+        assert not FailedDelivery.objects.exists()
+
+    def test_without_an_id_is_not_taken_for_another_one(self, broker):
+        InboxFactory(consumer_group="cart", message_id=identity_of("", ""))
+
+        [result] = ignore(group("cart"), [replace(delivery(Cancelled("A1")), message_id="")])
+
+        assert result.is_for_others
 
 
 class TestWorker:
