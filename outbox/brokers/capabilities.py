@@ -364,15 +364,6 @@ class StoredInDatabase(Capability):
             topics: those of settings; their groups begin to read where they have not yet.
         """
 
-    @abc.abstractmethod
-    def ack_in_transaction(self, delivery: Delivery) -> bool:
-        """
-        Acknowledge a delivery in the open transaction of Django's connection to the broker's database.
-
-        Return whether the delivery was still held. Until the transaction ends no consumer gets the message, however long that
-        takes; a rollback leaves the delivery as it was.
-        """
-
 
 class SpeaksKafka(Capability):
     """Any client of Kafka can read the broker's topics, so Spark can."""

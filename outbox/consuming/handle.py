@@ -24,7 +24,6 @@ from psycopg.pq import TransactionStatus
 
 from outbox import conf, database, tracing
 from outbox.brokers.base import Delivery
-from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming import outcome, subscriptions
 from outbox.consuming.delivery_info import Context, DeliveryInfo, columns_of, context_of, dedupe_key_of, fields_of, require_id
 from outbox.consuming.lease_thread import LeaseThread
@@ -205,28 +204,21 @@ class _Run:
     group: Group
     deliveries: Sequence[Delivery]
     lease_thread: LeaseThread
-    stored: StoredInDatabase | None = None  # acknowledges the delivery in the handler's transaction
     consumer: Consumer | None = None
     results: list[HandlingResult] = field(default_factory=list)  # of each delivery; complete before the commit
     is_committed: bool = False
 
 
-def handle(
-    group: Group, delivery: Delivery, lease_thread: LeaseThread | None = None, *, stored: StoredInDatabase | None = None
-) -> HandlingResult:
+def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = None) -> HandlingResult:
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
     Exceptions of the handler, and a message that cannot be decoded, result in an outcome; they are not raised.
-
-    Args:
-        stored: the delivery's broker, if its tables are in the group's database: the same transaction then acknowledges the
-            delivery, and the result says so.
     """
     if lease_thread is None:
         with closing(LeaseThread()) as own:
-            return handle(group, delivery, own, stored=stored)
-    one = _Run(group, [delivery], lease_thread, stored)
+            return handle(group, delivery, own)
+    one = _Run(group, [delivery], lease_thread)
     before = connections[group.using].connection
     try:
         require_id(delivery)
@@ -325,16 +317,13 @@ def _apply_begun(one: _Run, consumer: Consumer, messages: list[Any], entries: li
     failpoint("consumer.before_handler")
     connection = connections[consumer.using]
     with guarded_transaction(consumer.using):  # what returns is acknowledged
-        if is_real := len(connection.atomic_blocks) == 1:  # a test's own transaction is not committed
+        if len(connection.atomic_blocks) == 1:  # a test's own transaction is not committed
             transaction.on_commit(lambda: setattr(one, "is_committed", True), using=consumer.using)
         with _own_statements():
             claims = _claim(entries, consumer.using)
             one.results = [
                 _result_of(claim, entry, consumer, one.lease_thread.worker) for claim, entry in zip(claims, entries, strict=True)
             ]
-            # Before the handler, which may change the session's role or search path.
-            if is_real and one.stored is not None and claims[0] in (Claim.MINE, Claim.HANDLED):
-                one.results = [replace(one.results[0], is_acknowledged=one.stored.ack_in_transaction(one.deliveries[0]))]
         mine = [place for place, claim in enumerate(claims) if claim is Claim.MINE]
         if mine:
             contexts = [context_of(one.deliveries[place], entries[place].key, failures) for place in mine]

@@ -106,7 +106,6 @@ class HandlingResult:
         reason: with DEAD_LETTER, why; with RETRY, why the message blocks its key.
         is_outage: the database went away; the handler is not to blame.
         is_for_others: another process of the group has a handler for the message, and this one has none.
-        is_acknowledged: the transaction that handled it has acknowledged it, too.
         is_busy: another process handles the message now. The broker delivers it again when INVISIBLE is over.
         ends_with: the exception that the worker raises when the delivery is settled.
     """
@@ -116,7 +115,6 @@ class HandlingResult:
     reason: str = ""
     is_outage: bool = False
     is_for_others: bool = False
-    is_acknowledged: bool = False
     is_busy: bool = False
     ends_with: BaseException | None = None
 

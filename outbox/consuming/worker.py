@@ -18,7 +18,6 @@ from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming import outcome, subscriptions
 from outbox.consuming.delivery_info import DeliveryInfo, fields_of
 from outbox.consuming.handle import handle, handle_together, ignore
@@ -183,7 +182,7 @@ class Worker:
             broker.release(deliveries)
             raise
         self._lease_thread.hold(broker, works, received_at=received_at)
-        handled = self._handle_all(broker, self._stored_beside(broker) if len(deliveries) == 1 else None)
+        handled = self._handle_all(broker)
         # A slow message is remembered for some receives, so that fewer are received and handed back.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
         return len(deliveries)
@@ -201,20 +200,8 @@ class Worker:
             except Exception:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
-    def _stored_beside(self, broker: Broker) -> StoredInDatabase | None:
-        """Return a broker whose tables are in the group's database; None for others."""
-        if not broker.is_stored_in_database:
-            return None
-        stored = StoredInDatabase.of(broker)
-        return stored if stored.stored_in(broker.options) == self.group.using else None
-
-    def _handle_all(self, broker: Broker, stored: StoredInDatabase | None) -> int:
-        """
-        Handle the received deliveries; return their number. The rest is handed back, also after an error.
-
-        Args:
-            stored: acknowledges each in its handler's transaction. None: several are acknowledged together.
-        """
+    def _handle_all(self, broker: Broker) -> int:
+        """Handle the received deliveries; return their number. The rest is handed back, also after an error."""
         acked_at = time.monotonic()
         handled = 0
         try:
@@ -222,7 +209,7 @@ class Worker:
                 handled += len(taken)
                 if taken[0].delivery.delivery_count > 1:  # it may kill this process: acknowledge the others first
                     self._ack(broker)
-                is_outage = self._handle(broker, taken, stored)
+                is_outage = self._handle(broker, taken)
                 if self._is_ordered(taken[0].delivery) or time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
                     self._ack(broker)  # the next message of its key may be waiting
                     acked_at = time.monotonic()
@@ -233,7 +220,7 @@ class Worker:
             self._end_all(broker)
         return handled
 
-    def _handle(self, broker: Broker, taken: Sequence[Held], stored: StoredInDatabase | None) -> bool:
+    def _handle(self, broker: Broker, taken: Sequence[Held]) -> bool:
         """Handle deliveries together and settle them; return whether the database went away."""
         deliveries = [held.delivery for held in taken]
         if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
@@ -241,7 +228,7 @@ class Worker:
         elif len(deliveries) > 1:
             results = handle_together(self.group, deliveries, self._lease_thread)
         else:
-            results = [handle(self.group, deliveries[0], self._lease_thread, stored=stored)]
+            results = [handle(self.group, deliveries[0], self._lease_thread)]
         is_outage = any(result.is_outage for result in results)
         self._has_unended |= is_outage  # before settling, since the broker may be away too
         if any(not result.is_outage for result in results):  # a step without messages says nothing about the inbox
@@ -266,10 +253,7 @@ class Worker:
     def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
         if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
             self.counts.add(result.outcome)
-            if result.is_acknowledged:
-                self._lease_thread.end(held)
-            else:
-                self._lease_thread.done(held)
+            self._lease_thread.done(held)
             return
         delivery = self._lease_thread.end(held)
         if result.is_busy:

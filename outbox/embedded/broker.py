@@ -248,12 +248,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries, now=self._now())
 
-    def ack_in_transaction(self, delivery: Delivery) -> bool:
-        """Acknowledge a delivery in Django's open transaction. The lock of its row keeps the message from other consumers."""
-        if delivery.topic in self.topics and self.topics[delivery.topic].type is TopicType.FIFO:
-            self._client.scan_validity = None  # the next message of its key will be due
-        return settlement.ack_in_transaction(self._settings.database, delivery)
-
     def retry(self, delivery: Delivery, after: timedelta) -> bool:
         """Release a delivery; its message is due again after the given time."""
         with self._client.translated() as connection:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import BrokerDeadLetter, Delivery
-from outbox.database import Connection, kept_cursor
+from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
 from outbox.embedded.log import NOTIFY
@@ -24,10 +24,6 @@ WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(delivery_counts)s::int[
 DELETE FROM outbox_embedded_delivery d USING given g
 WHERE d.id = g.id AND d.delivery_count = g.delivery_count AND d.is_held
 RETURNING d.id
-"""
-
-ACK_ONE = """
-DELETE FROM outbox_embedded_delivery WHERE id = %(id)s AND delivery_count = %(delivery_count)s AND is_held
 """
 
 # Skips rows that an ACK in another thread has locked, so that the two cannot deadlock.
@@ -127,14 +123,6 @@ FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
     """Acknowledge deliveries; return, for each, whether it was still held."""
     return _change_held(connection, ACK, deliveries, {"now": now})
-
-
-def ack_in_transaction(alias: str, delivery: Delivery) -> bool:
-    """Acknowledge a delivery in the open transaction of Django's connection; return whether it was still held."""
-    delivery_id, delivery_count = _read(delivery.receipt)
-    cursor = kept_cursor(alias, ACK_ONE)
-    cursor.execute(ACK_ONE, {"id": delivery_id, "delivery_count": delivery_count})
-    return bool(cursor.rowcount == 1)
 
 
 def renew(

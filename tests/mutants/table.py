@@ -409,13 +409,6 @@ MUTANTS: dict[str, Mutant] = {
         "        deliveries = [held.delivery for held in taken]\n        broker.ack(deliveries)\n        if len(deliveries) > 1 and find",
         (f"{CONSUMING}/test_worker.py",),
     ),
-    "acknowledge-busy": Mutant(
-        "A message that another process handles now is not acknowledged with the transaction",
-        HANDLE,
-        "one.stored is not None and claims[0] in (Claim.MINE, Claim.HANDLED):",
-        "one.stored is not None:",
-        ("tests/outbox/embedded/test_ack_in_transaction.py",),
-    ),
     "acknowledge-others": Mutant(
         "Handled messages are acknowledged before one that may kill the process",
         "outbox/consuming/worker.py",

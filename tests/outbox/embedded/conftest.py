@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from outbox import database
-from outbox.database import OwnConnection
 from outbox.embedded import EmbeddedBroker
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
@@ -54,28 +52,3 @@ def connection(db: None) -> Iterator[database.Connection]:
 @pytest.fixture
 def unpolled(harness: EmbeddedHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.without_polls(monkeypatch)
-
-
-class Statements:
-    """The statements that brokers and tests have sent."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._sent: list[str] = []
-        execute = OwnConnection.execute
-
-        def noted(connection: OwnConnection, query: str, *args: Any, **options: Any) -> Any:
-            self._sent.append(query)
-            return execute(connection, query, *args, **options)
-
-        monkeypatch.setattr(OwnConnection, "execute", noted)
-
-    @contextmanager
-    def counted(self) -> Iterator[list[str]]:
-        """Yield a list to which each statement sent in the block is added."""
-        self._sent.clear()
-        yield self._sent
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> Statements:
-    return Statements(monkeypatch)

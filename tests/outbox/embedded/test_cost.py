@@ -1,21 +1,48 @@
 """The number of statements of a consumer for a message, a wakeup and a wait."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from outbox.database import Connection
+from outbox.database import Connection, OwnConnection
 from outbox.embedded import EmbeddedBroker, receiver, settlement
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
-from tests.outbox.embedded.conftest import Statements
 from tests.waiting import wait_until
 
 NOTIFY = "NOTIFY outbox_embedded"
 MOMENT = timedelta(seconds=0.05)
+
+
+class Statements:
+    """The statements that brokers and tests have sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sent: list[str] = []
+        execute = OwnConnection.execute
+
+        def noted(connection: OwnConnection, query: str, *args: Any, **options: Any) -> Any:
+            self._sent.append(query)
+            return execute(connection, query, *args, **options)
+
+        monkeypatch.setattr(OwnConnection, "execute", noted)
+
+    @contextmanager
+    def counted(self) -> Iterator[list[str]]:
+        """Yield a list to which each statement sent in the block is added."""
+        self._sent.clear()
+        yield self._sent
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> Statements:
+    return Statements(monkeypatch)
 
 
 class TestCost:
