@@ -181,7 +181,10 @@ def for_another(delivery: Delivery, using: str) -> HandlingResult:
         return FOR_ANOTHER  # nothing may be concluded from another message without an id
     if (decided := read_decision(arrival, using)) and decided.given_up:
         return as_decided(decided)
-    if Inbox.objects.using(using).filter(consumer_group=arrival.group, message_id=arrival.message_id).exists():
+    handled = Inbox.objects.using(using).filter(
+        consumer_group=arrival.group, message_id=arrival.message_id, topic=arrival.topic, delivery_count__gt=0
+    )
+    if handled.exists():
         record_duplicate(arrival, using)
         return HandlingResult(Outcome.DUPLICATE)
     return FOR_ANOTHER

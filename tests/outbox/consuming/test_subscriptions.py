@@ -156,6 +156,13 @@ class TestMessageOfTheOtherRelease:
         assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
         assert not FailedDelivery.objects.exists()
 
+    @pytest.mark.parametrize("row", [{"delivery_count": 0}, {"topic": "elsewhere"}], ids=["no handler", "another topic"])
+    def test_is_handed_back_where_the_group_has_only_ignored_it_or_handled_its_like(self, row):
+        again = delivery(Cancelled("A1"))
+        InboxFactory(consumer_group="cart", message_id=again.message_id, **row)
+
+        assert handle(group("cart"), again).is_for_others
+
     def test_without_an_id_is_not_taken_for_another_one(self, broker):
         InboxFactory(consumer_group="cart", message_id=identity_of("", ""))
 
