@@ -1,11 +1,9 @@
-import time
-
 import msgspec
 import pytest
 
 from outbox import message
 from outbox.schema import snapshot
-from outbox.schema.misfits import misfits
+from outbox.schema.misfits import _Comparison, misfits
 
 
 @pytest.fixture
@@ -18,6 +16,19 @@ def schema_of(define):
         return snapshot.take(message.registered).types["OrderPlaced"].schema
 
     return schema_of
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The pairs of nodes that are compared."""
+    seen, compare = [], _Comparison._compare
+
+    def look(comparison, part):
+        seen.append(part)
+        return compare(comparison, part)
+
+    monkeypatch.setattr(_Comparison, "_compare", look)
+    return seen
 
 
 def nested(levels, leaf):
@@ -33,21 +44,20 @@ class TestMisfits:
 
         assert found.path == "thing" + ".inner" * 100
 
-    def test_of_ten_thousand_lines_are_found_within_a_second(self, schema_of):
+    def test_of_ten_thousand_lines_are_found_by_one_look_at_each(self, schema_of, looks):
         def wide(last):
             fields = [(f"field_{number}", list[int] | None) for number in range(1500)]
             return msgspec.defstruct("Wide", [*fields, ("last", last)])
 
         before, after = schema_of(wide(int)), schema_of(wide(str))
         assert len(msgspec.json.format(msgspec.json.encode(before)).splitlines()) > 10_000
-        began = time.perf_counter()
 
         found = misfits(before, after)
 
         assert [one.path for one in found] == ["thing.last"]
-        assert time.perf_counter() - began < 1
+        assert len(looks) < 10_000
 
-    def test_of_unions_of_unions_are_found_within_a_second(self, schema_of):
+    def test_of_unions_of_unions_are_found_by_one_look_at_each_pair(self, schema_of, looks):
         def tree(leaf):
             for level in range(12):
                 parts = [
@@ -58,9 +68,8 @@ class TestMisfits:
             return leaf
 
         before, after = schema_of(tree(int)), schema_of(tree(str))
-        began = time.perf_counter()
 
         found = misfits(before, after)
 
         assert {one.written for one in found} == {"integer"}
-        assert time.perf_counter() - began < 1
+        assert len(looks) < 1000
