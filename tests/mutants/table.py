@@ -402,6 +402,20 @@ MUTANTS: dict[str, Mutant] = {
         "false",
         (f"{CONSUMING}/test_subscriptions.py",),
     ),
+    "other-release-done": Mutant(
+        "What the group has handled ends, though another release of it has the handler",
+        "outbox/consuming/outcome.py",
+        "    if handled.exists():",
+        "    if False:",
+        (f"{CONSUMING}/test_subscriptions.py",),
+    ),
+    "other-release-ignored": Mutant(
+        "What the group had no handler for is handed back to a release that has one",
+        "outbox/consuming/outcome.py",
+        "topic=arrival.topic, delivery_count__gt=0",
+        "topic=arrival.topic",
+        (f"{CONSUMING}/test_subscriptions.py",),
+    ),
     "acknowledge-first": Mutant(
         "A message is acknowledged after the handler's commit",
         "outbox/consuming/worker.py",
