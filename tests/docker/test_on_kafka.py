@@ -49,10 +49,11 @@ class TestServer:
         ours, theirs = settings(), kafka.SETTINGS
 
         assert {name for name in ours.keys() & theirs if ours[name] != theirs[name]} == set()
-        # A cluster of tests has few partitions, notices soon that a node is gone, and is patient on a busy machine.
+        # A cluster of tests has few partitions, a small heap, notices soon that a node is gone, and is patient on a busy machine.
         assert theirs.keys() - ours == {
             "offsets.topic.num.partitions",
             "transaction.state.log.num.partitions",
+            "log.cleaner.dedupe.buffer.size",
             "broker.heartbeat.interval.ms",
             "initial.broker.registration.timeout.ms",
         }
