@@ -133,11 +133,10 @@ def judge(
     has_id = bool(delivery.message_id)  # else nothing may be concluded from what was decided about another one
     try:
         database.drop_if_lost(group.using)
-        if consumer is None and isinstance(error, UnknownMessageType) and subscriptions.has_subscriber(group, delivery):
-            with guarded_transaction(group.using):
-                return for_another(delivery, group.using)
         with guarded_transaction(group.using):
             limit_lock_waits(group.using)
+            if consumer is None and isinstance(error, UnknownMessageType) and subscriptions.has_subscriber(group, delivery):
+                return for_another(delivery, group.using)
             # of another copy, or before this one could be read
             if has_id and (decided := read_decision(arrival, group.using)):
                 return as_decided(decided)
@@ -176,9 +175,9 @@ def for_another(delivery: Delivery, using: str) -> HandlingResult:
     What the group has handled or given up ends here. Kafka delivers such messages again, in a partition whose messages need the
     code of several releases: if each had to go to a process with its handler, no process could end them all.
     """
-    arrival = DeliveryInfo.of(delivery)
     if not delivery.message_id:
         return FOR_ANOTHER  # nothing may be concluded from another message without an id
+    arrival = DeliveryInfo.of(delivery)
     if (decided := read_decision(arrival, using)) and decided.given_up:
         return as_decided(decided)
     handled = Inbox.objects.using(using).filter(
