@@ -48,8 +48,8 @@ class Broker(abc.ABC):
     Carries messages from relays to consumer groups.
 
     A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and
-    `release` may be called by a second thread, also during a call of the first; `interrupt`, `close`, `held` and `refusals` by
-    any thread, and the last two return at once. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
+    `ack` may be called by a second thread, also during a call of the first; `interrupt`, `close` and `refusals` by any thread, and
+    the last one returns at once. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
@@ -64,7 +64,7 @@ class Broker(abc.ABC):
     # Properties of the calls below.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again; see `DeadLetters.deliver_again`
+    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again; see `DeliversAgain`
     is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
@@ -76,6 +76,8 @@ class Broker(abc.ABC):
     supports_half_messages: ClassVar[bool] = False
     needs_check_loop: ClassVar[bool] = False
     asks_producers: ClassVar[bool] = False
+    delivers_again: ClassVar[bool] = False
+    gives_up: ClassVar[bool] = False
     supports_replay: ClassVar[bool] = False
     supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
@@ -154,7 +156,12 @@ class Broker(abc.ABC):
         """
         Receive messages for a consumer group. They are invisible to its other members for the given time.
 
-        Messages of all tags are returned: during a deployment, the members of a group want different ones.
+        Messages of all tags are returned: during a deployment, the members of a group want different ones. On topics of type fifo
+        a message is returned only if all earlier ones of its key are acknowledged, or stand before it in the same list. After a
+        loss or a release, a key begins again at its first message that is not acknowledged.
+
+        `Delivery.delivery_count` is 1 only where the message was certainly not returned to the group before. A higher number that
+        is wrong costs two statements of the database; a 1 that is wrong is a death of a process that is not counted.
 
         Args:
             topics: names of topics.
@@ -197,7 +204,7 @@ class Broker(abc.ABC):
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand back deliveries that are still held: other members of the group can receive their messages at once."""
+        """Hand back deliveries that are still held: their messages can be received again at once. May be ignored."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod
@@ -206,42 +213,13 @@ class Broker(abc.ABC):
         Acknowledge deliveries.
 
         False in place of a delivery: too late, the message was or may be delivered again. An expired delivery may still be
-        acknowledged if the broker knows that nobody else has the message.
+        acknowledged if the broker knows that nobody else has the message. Callers depend on nothing here: an acknowledgement may be
+        lost or late.
         """
-
-    @abc.abstractmethod
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """
-        Return a message to its group, to be delivered again after the given time. False as for `ack`.
-
-        Raises:
-            KeptByClient: the broker did not take it; this client delivers it again by itself.
-        """
-
-    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
-        """
-        Return a message that this process has no handler for to its group, for a member that has one. False as for `ack`.
-
-        Args:
-            after: how soon it may come here again.
-        """
-        return self.retry(delivery, after)
-
-    @abc.abstractmethod
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Store a message as a dead letter; the group continues with the next one. False and errors as for `retry`."""
 
     @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
-        """
-        Return the number of messages that wait for a group, by topic, including those being handled.
-
-        A broker whose clients hold messages that the server cannot count returns those in `held`.
-        """
-
-    def held(self, group: str) -> dict[str, int]:
-        """Return the number of messages of a group that this client holds and `backlog` does not count, by topic."""
-        return {}
+        """Return the number of messages that wait for a group, by topic, including those being handled."""
 
     def refusals(self) -> dict[str, str]:
         """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
@@ -253,7 +231,7 @@ class Broker(abc.ABC):
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
-        Return those of the messages that may be delivered to a group again: their deliveries have not ended, or can be replayed.
+        Return those of the messages that may be delivered to a group again, because their deliveries have not ended.
 
         A broker that cannot tell of a message must forget it within `redelivery_time`, or a time that its `check` compares.
         """
@@ -261,7 +239,7 @@ class Broker(abc.ABC):
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
-        Drop what waits for a group in these topics, with its dead letters. If the group receives again, it begins as a new one.
+        Drop what waits for a group in these topics. If the group receives again, it begins as a new one.
 
         The group's consumers have to be stopped before.
 

@@ -87,14 +87,6 @@ class SendOnly(Broker):
         """Refuse, as `receive`."""
         raise self._refuse()
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Refuse, as `receive`."""
-        raise self._refuse()
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Refuse, as `receive`."""
-        raise self._refuse()
-
     def backlog(self, group: str) -> dict[str, int]:
         """Refuse, as `receive`."""
         raise self._refuse()
@@ -259,6 +251,36 @@ class DeadLetters(Capability):
         raise UnsupportedByBroker(
             f"{type(self).__name__} delivers messages that are sent again.", hint="Check deduplicates_sends first."
         )
+
+
+class DeliversAgain(Capability):
+    """A group can be delivered messages again that it has finished, where a repeated send is not stored again."""
+
+    flag = "delivers_again"
+    delivers_again: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
+        """Deliver messages that a group has finished to it again, with deliveries counted from 1. Return their ids."""
+
+
+class GivesUp(Capability):
+    """The server takes messages out of a group's queue by itself (a delivery limit, a TTL), and keeps them where they can be read."""
+
+    flag = "gives_up"
+    gives_up: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+        """
+        Receive messages that the server gave up, each with the server's reason in `Delivery.given_up`; `ack` ends them.
+
+        Returns at once. One that is not acknowledged comes again, at the latest in another process.
+        """
+
+    @abc.abstractmethod
+    def count_given_up(self, group: str) -> dict[str, int]:
+        """Return the number of messages that the server gave up and nobody has received, by topic, without topics that have none."""
 
 
 class TransactionalSends(Capability):
@@ -434,7 +456,7 @@ class Seeks(Capability):
     @abc.abstractmethod
     def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
         """
-        Move a group to other places. Copies of its messages that wait for a retry, and its dead letters, stay as they are.
+        Move a group to other places.
 
         Raises:
             BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is done.

@@ -133,6 +133,7 @@ class Delivery:
         delivery_count: how many times it was delivered to the group, including this time.
         stored_at: when the broker made it visible.
         queue, pos: where it is stored, in a form of the broker; another copy of the message has other values. None: unknown.
+        given_up: why the server gave it up, from `receive_given_up`; "" for all others.
     """
 
     group: str
@@ -147,6 +148,7 @@ class Delivery:
     stored_at: datetime | None = None
     queue: str = ""
     pos: int | None = None
+    given_up: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class StoredCopy:
     A message stored at its broker.
 
     Args:
-        state: half, visible, delayed, rolled_back, discarded or dead_letter.
+        state: half, visible, delayed, rolled_back or discarded.
         asked: how often the broker has asked about the half message.
         ended_at: when the half message was ended.
     """
@@ -175,7 +177,7 @@ class StoredList:
     Messages that a consumer is still to get, in the order of a key.
 
     Args:
-        noun: what one of them is: waiting message, dead letter.
+        noun: what one of them is, such as "waiting message".
         read: returns keys with their messages, at most so many, after a key or from the beginning (None); the newest ones of
             them, the newest first, if the last argument is true. None instead of a message that is gone.
     """
@@ -194,12 +196,32 @@ class DeadLetterCount:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerDeadLetter:
+    """
+    A message that a group gave up.
+
+    Args:
+        id: identifies it for `replay` and `discard`.
+        source: the header `ce-source`, which tells messages of different producers with the same id apart.
+    """
+
+    id: str
+    group: str
+    topic: str
+    message_id: str
+    reason: str
+    delivery_count: int
+    died_at: datetime
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DelayedCount:
     """
     Messages between their sending and their consumer groups.
 
     Args:
-        waiting: those whose delay is not over, of all topics and groups: delayed messages and retries.
+        waiting: those whose delay is not over, of all topics.
         undeliverable: those whose delay is over, and that have no consumer group.
     """
 
@@ -239,26 +261,6 @@ class GroupPosition:
     pos: int | None
     wanted: int
     ahead: int
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerDeadLetter:
-    """
-    A message that a group gave up.
-
-    Args:
-        id: identifies it for `replay` and `discard`.
-        source: the header `ce-source`, which tells messages of different producers with the same id apart.
-    """
-
-    id: str
-    group: str
-    topic: str
-    message_id: str
-    reason: str
-    delivery_count: int
-    died_at: datetime
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

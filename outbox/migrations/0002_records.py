@@ -1,4 +1,4 @@
-"""What is kept beside the hot path: inbox, failures, acts, duplicates, gaps, check-backs, processes, dead messages."""
+"""What is kept beside the hot path: inbox, deferred messages, failures, acts, duplicates, gaps, check-backs, processes, dead messages."""
 
 import django.contrib.postgres.fields
 import django.db.models.functions.datetime
@@ -16,6 +16,10 @@ INBOX_ROW_RULES = [
     "CREATE RULE outbox_inbox_row_insert AS ON INSERT TO outbox_inbox_row DO INSTEAD NOTHING",
     "CREATE RULE outbox_inbox_row_update AS ON UPDATE TO outbox_inbox_row DO INSTEAD NOTHING",
 ]
+
+
+# Rows are updated often. Of one above 2 kB an update copies 65 bytes, since its body is stored apart.
+DEFERRED_STORAGE = "ALTER TABLE outbox_deferred SET (autovacuum_vacuum_scale_factor = 0.02, toast_tuple_target = 128)"
 
 
 class Migration(migrations.Migration):
@@ -134,9 +138,9 @@ class Migration(migrations.Migration):
                     "act",
                     models.TextField(
                         choices=[
-                            ("replay asked", "Replay Asked"),
                             ("replayed", "Replayed"),
-                            ("discard asked", "Discard Asked"),
+                            ("retried now", "Retried Now"),
+                            ("held", "Held"),
                             ("discarded", "Discarded"),
                         ]
                     ),
@@ -145,9 +149,6 @@ class Migration(migrations.Migration):
                 ("topic", models.TextField()),
                 ("consumer_group", models.TextField(db_default="")),
                 ("delivery_count", models.IntegerField(null=True)),
-                ("source", models.TextField(db_default="")),
-                ("lane", models.SmallIntegerField(null=True)),
-                ("number", models.BigIntegerField(null=True)),
                 ("fingerprint", models.TextField(db_default="")),
                 ("batch_id", models.BigIntegerField(null=True)),
                 ("attempt", models.BigIntegerField(null=True)),
@@ -157,55 +158,73 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "outbox_operator_act",
+            },
+        ),
+        migrations.CreateModel(
+            name="Deferred",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("consumer_group", models.TextField()),
+                ("message_id", models.UUIDField(db_index=True)),
+                ("own_id", models.TextField()),
+                ("dedupe_key", models.TextField()),
+                ("topic", models.TextField()),
+                ("type", models.TextField(db_default="")),
+                ("tag", models.TextField(db_default="")),
+                ("key", models.TextField(db_default="")),
+                ("headers", models.TextField()),
+                ("body", models.BinaryField()),
+                ("stored_at", models.DateTimeField(null=True)),
+                ("source", models.TextField(db_default="")),
+                ("lane", models.SmallIntegerField(null=True)),
+                ("number", models.BigIntegerField(null=True)),
+                ("delivery_count", models.IntegerField()),
+                ("order_key", models.TextField(null=True)),
+                ("failures", models.IntegerField(db_default=0)),
+                ("crashes", models.IntegerField(db_default=0)),
+                ("runs", models.IntegerField(db_default=0)),
+                ("due_at", models.DateTimeField(null=True)),
+                ("dead_at", models.DateTimeField(null=True)),
+                ("no_code_since", models.DateTimeField(null=True)),
+                ("reason", models.TextField()),
+                ("error", models.TextField(db_default="")),
+                ("fingerprint", models.TextField(db_default="")),
+                ("deferred_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                "verbose_name": "deferred message",
+                "db_table": "outbox_deferred",
+                "default_permissions": ("view",),
+                "permissions": [
+                    ("replay_deferred", "Can replay, retry and hold deferred messages"),
+                    ("discard_deferred", "Can discard deferred messages"),
+                ],
                 "indexes": [
+                    models.Index(
+                        condition=models.Q(("dead_at", None)), fields=["consumer_group", "due_at"], name="outbox_deferred_due"
+                    ),
+                    models.Index(
+                        condition=models.Q(("dead_at", None), ("order_key__isnull", False)),
+                        fields=["order_key", "id"],
+                        name="outbox_deferred_key",
+                    ),
+                    models.Index(
+                        condition=models.Q(("dead_at__isnull", False)),
+                        fields=["consumer_group", "dead_at"],
+                        name="outbox_deferred_dead",
+                    ),
                     models.Index(
                         condition=models.Q(("number__isnull", False)),
                         fields=["consumer_group", "topic", "source", "lane", "number"],
-                        name="outbox_operator_act_number",
-                    )
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="FailureCount",
-            fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "consumer_group", "message_id", blank=True, editable=False, primary_key=True, serialize=False
+                        name="outbox_deferred_number",
                     ),
-                ),
-                ("consumer_group", models.TextField()),
-                ("message_id", models.UUIDField()),
-                ("topic", models.TextField()),
-                ("failures", models.IntegerField(db_default=0)),
-                ("crashes", models.IntegerField(db_default=0)),
-                ("begun_at", models.DateTimeField(null=True)),
-                ("begun_by", models.TextField(db_default="")),
-                ("due_at", models.DateTimeField(null=True)),
-                ("given_up", models.TextField(db_default="")),
-                ("has_letter", models.BooleanField(db_default=False)),
-                ("changed_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-            ],
-            options={
-                "db_table": "outbox_failure_count",
-            },
-        ),
-        migrations.CreateModel(
-            name="DeadLetter",
-            fields=[],
-            options={
-                "permissions": [
-                    ("replay_deadletter", "Can replay dead letters"),
-                    ("discard_deadletter", "Can discard dead letters"),
                 ],
-                "proxy": True,
-                "default_permissions": ("view",),
-                "indexes": [],
-                "constraints": [],
+                "constraints": [
+                    models.UniqueConstraint(fields=("consumer_group", "message_id"), name="outbox_deferred_once")
+                ],
             },
-            bases=("outbox.faileddelivery",),
         ),
+        migrations.RunSQL(DEFERRED_STORAGE, migrations.RunSQL.noop),
         migrations.CreateModel(
             name="Overview",
             fields=[],

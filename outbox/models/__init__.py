@@ -2,7 +2,7 @@
 
 from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane, Process, State
 from outbox.models.check_back import CheckBack
-from outbox.models.inbox import DeadLetter, Duplicate, FailedDelivery, FailureCount, Gap, Inbox, InboxRow
+from outbox.models.inbox import Deferred, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
 from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
 from outbox.models.operator_act import Act, OperatorAct
 
@@ -11,14 +11,13 @@ __all__ = [
     "Act",
     "Batch",
     "CheckBack",
-    "DeadLetter",
     "DeadMessage",
     "Dedupe",
+    "Deferred",
     "Delayed",
     "Duplicate",
     "FailedDelivery",
     "FailedSend",
-    "FailureCount",
     "Gap",
     "Inbox",
     "InboxRow",

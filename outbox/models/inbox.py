@@ -1,4 +1,4 @@
-"""Tables of consumers: handled messages, failures, gaps."""
+"""Tables of consumers: messages that are handled, and those that are deferred; failures, gaps."""
 
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ class InboxRow(models.Model):
 
 class FailedDelivery(models.Model):
     """
-    A delivery whose handler failed.
+    A delivery whose handler failed: a log for people, which decides nothing.
 
-    `delivery_count`: which delivery to the group it was, from 1. Source, lane and number are stored as in the inbox: a number
-    that is being retried, or became a dead letter, arrived.
+    `delivery_count`: which delivery to the group it was, from 1. Source, lane and number are stored as in the inbox.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -103,46 +102,76 @@ class FailedDelivery(models.Model):
         return f"{self.consumer_group}: {self.message_id} delivery {self.delivery_count}"
 
 
-class FailureCount(models.Model):
+class Deferred(models.Model):
     """
-    What is counted of a message that came to a group again, or failed. The row is deleted when the message is handled.
+    A message that a group knows and has not ended: it waits, or is a dead letter. The broker is done with it.
 
-    `failures`: how often the handler raised. `crashes`: how often it was begun and did not end. `begun_at`, `begun_by`: the
-    run that is under way, or never ended; of a first delivery that is not written down. `due_at`: the handler is not called
-    again before. `given_up`: why the group gave it up. `has_letter`: the broker has stored its dead letter, so that another
-    copy of the message is dropped. The row is deleted when the letter is replayed or discarded, too.
+    A row is deleted only where the inbox has its message, in the same transaction or before; docs/explanation/deliveries.md has
+    the statements. The identity (`message_id`) is a UUID made of the message's own id (`own_id`) and its source.
+
+    `order_key`: group, topic and key on topics of type fifo. `failures`: how often the handler raised. `crashes`: runs that were
+    begun and of which no end is known. `runs`: how often a run was begun or replayed, which is the token of a run. `due_at`: when
+    it is run, NULL where it waits behind an earlier deferred message of its key, infinity where an operator holds it. `dead_at`:
+    since when it is not run again by itself. `no_code_since`: it is due, and no live process has a handler. `delivery_count`: the
+    broker's, when it was deferred.
     """
 
-    pk = models.CompositePrimaryKey("consumer_group", "message_id")
+    id = models.BigAutoField(primary_key=True)  # the order of arrival
     consumer_group = models.TextField()
-    message_id = models.UUIDField()
+    message_id = models.UUIDField(db_index=True)
+    own_id = models.TextField()
+    dedupe_key = models.TextField()
     topic = models.TextField()
+    type = models.TextField(db_default="")
+    tag = models.TextField(db_default="")
+    key = models.TextField(db_default="")
+    headers = models.TextField()
+    body = models.BinaryField()
+    stored_at = models.DateTimeField(null=True)
+    source = models.TextField(db_default="")
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    delivery_count = models.IntegerField()
+    order_key = models.TextField(null=True)
     failures = models.IntegerField(db_default=0)
     crashes = models.IntegerField(db_default=0)
-    begun_at = models.DateTimeField(null=True)
-    begun_by = models.TextField(db_default="")
+    runs = models.IntegerField(db_default=0)
     due_at = models.DateTimeField(null=True)
-    given_up = models.TextField(db_default="")
-    has_letter = models.BooleanField(db_default=False)
-    changed_at = models.DateTimeField(db_default=Now())
+    dead_at = models.DateTimeField(null=True)
+    no_code_since = models.DateTimeField(null=True)
+    reason = models.TextField()  # see `consuming.deferred.Reason`
+    error = models.TextField(db_default="")
+    fingerprint = models.TextField(db_default="")  # equal for errors that look alike
+    deferred_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        db_table = "outbox_failure_count"
-
-    def __str__(self) -> str:
-        return f"{self.consumer_group}: {self.message_id}"
-
-
-class DeadLetter(FailedDelivery):
-    """What the admin calls dead letters, and the permissions for them. They themselves lie with the brokers."""
-
-    class Meta:
-        proxy = True
+        db_table = "outbox_deferred"
+        verbose_name = "deferred message"
         default_permissions = ("view",)
         permissions = [
-            ("replay_deadletter", "Can replay dead letters"),
-            ("discard_deadletter", "Can discard dead letters"),
+            ("replay_deferred", "Can replay, retry and hold deferred messages"),
+            ("discard_deferred", "Can discard deferred messages"),
         ]
+        constraints = [models.UniqueConstraint(fields=["consumer_group", "message_id"], name="outbox_deferred_once")]
+        indexes = [
+            models.Index(fields=["consumer_group", "due_at"], name="outbox_deferred_due", condition=models.Q(dead_at=None)),
+            models.Index(
+                fields=["order_key", "id"],
+                name="outbox_deferred_key",
+                condition=models.Q(dead_at=None, order_key__isnull=False),
+            ),
+            models.Index(
+                fields=["consumer_group", "dead_at"], name="outbox_deferred_dead", condition=models.Q(dead_at__isnull=False)
+            ),
+            models.Index(
+                fields=["consumer_group", "topic", "source", "lane", "number"],
+                name="outbox_deferred_number",
+                condition=models.Q(number__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group}: {self.own_id}"
 
 
 class Duplicate(models.Model):
