@@ -1,16 +1,40 @@
 """
-Deferred messages: what a group knows and has not ended.
+Deferred messages: what a group knows and has not ended. The table, its statements, and the steps of a run.
 
-A message that a group could not handle at its first delivery is stored here, and only then acknowledged. Then the broker is done
-with it. Source: docs/explanation/deliveries.md.
+A message that a group could not handle at its first delivery is stored here, and only then acknowledged: the broker is done with
+it. A message is *known* if it has a row here or in the inbox. A row is deleted here only where the inbox has its message, in the
+same transaction or before. So the broker may deliver whatever and whenever it likes, and an acknowledgement is right if and only
+if the message is known. Source: docs/explanation/deliveries.md.
+
+A deferred message is run in two steps. TAKE commits the beginning of the run, so that it is known when it kills its process. Then
+one transaction holds the row's lock, which is the lease, while the handler runs behind a savepoint; its failure is written under
+the same lock. `runs` is the token of a run: what a process writes after another one has taken the message changes nothing.
 """
 
 from __future__ import annotations
 
 import enum
-from datetime import UTC, datetime
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from outbox import database
+from outbox.brokers.base import Delivery
+from outbox.consuming.delivery_info import DeliveryInfo, dedupe_key_of, order_key_of
+from outbox.consuming.subscriptions import BETWEEN
+from outbox.database import Connection
+from outbox.database.guarded import guarded_transaction
+from outbox.database.locks import Lock
+from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
+CRASH_LIMIT = 5
 
 
 class Reason(enum.StrEnum):
@@ -24,3 +48,325 @@ class Reason(enum.StrEnum):
     STOP = "stop"  # the worker was stopped
     SLOW = "slow"  # it waited behind a slow handler
     SERVER = "server"  # the broker's server gave it up
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """
+    What is written about a message that is not ended.
+
+    Args:
+        after: the time until it is due.
+        failures: how often its handler has raised.
+        crashes: how often it may have killed a process.
+        is_dead: it is not run again by itself.
+        is_blocking: it cannot be handled, and keeps later messages of its key from being handled.
+        error, fingerprint: of the last error; "" leaves what the row has.
+    """
+
+    reason: Reason
+    after: timedelta = timedelta()
+    failures: int = 0
+    crashes: int = 0
+    is_dead: bool = False
+    is_blocking: bool = False
+    error: str = ""
+    fingerprint: str = ""
+
+    @classmethod
+    def unhandled(cls, reason: Reason, delivery: Delivery) -> Deferral:
+        """Return that of a delivery whose handler was not called here; one that was delivered before may be a killer."""
+        return cls(reason, crashes=int(delivery.delivery_count > 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """
+    A deferred message whose run was begun.
+
+    Args:
+        runs: the token of this run.
+        crashes: runs before this one that were begun, and of which no end is known.
+    """
+
+    id: int
+    runs: int
+    crashes: int
+    failures: int
+    message_id: UUID
+    dedupe_key: str
+    order_key: str | None
+    delivery: Delivery
+
+    @property
+    def type(self) -> str:
+        """The name of its message type."""
+        return self.delivery.headers.get(Header.TYPE, "")
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it may have killed a process."""
+        return self.crashes > 0
+
+
+# Of an order key, an earlier row that is not dead is a message that has to be handled before.
+_IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
+_IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s::text AND i.message_id = g.message_id)
+    AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)"""
+
+# Store messages that the group does not know yet, in their order. Of a key that has a deferred message already, they are asleep.
+# The look into this table keeps the statement from waiting for a run that has deleted the row and is not committed.
+DEFER = f"""
+INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at,
+    source, lane, number, delivery_count, order_key, failures, crashes, due_at, dead_at, reason, error, fingerprint)
+SELECT %(group)s::text, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
+    delivery_count, order_key, failures, crashes,
+    CASE WHEN order_key IS NULL OR {_IS_KEY_FREE.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
+    CASE WHEN is_dead THEN clock_timestamp() END, reason, error, fingerprint
+FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
+    %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)s::bytea[], %(stored_at)s::timestamptz[], %(source)s::text[],
+    %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[], %(failures)s::int[],
+    %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[])
+    WITH ORDINALITY g (message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
+    delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
+WHERE {_IS_UNKNOWN}
+ORDER BY place
+ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING message_id
+"""
+
+# Commit the beginning of a run: of the message that is due for the longest time, that this process has a handler for, and that is
+# the first one of its key. `statement_timestamp()`, since `clock_timestamp()` uses no index.
+TAKE = f"""
+WITH due AS MATERIALIZED (
+    SELECT d.id FROM outbox_deferred d
+    WHERE d.consumer_group = %(group)s AND d.dead_at IS NULL AND d.due_at <= statement_timestamp()
+      AND (d.topic || '{BETWEEN}' || d.type || '{BETWEEN}*' = ANY (%(mine)s::text[])
+        OR d.topic || '{BETWEEN}' || d.type || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[])
+        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}*' = ANY (%(mine)s::text[])
+        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[]))
+      AND (d.crashes = 0 OR %(may_doubt)s) AND {_IS_KEY_FREE.format(key="d.order_key", more=" AND e.id < d.id")}
+    ORDER BY d.due_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE outbox_deferred d SET runs = runs + 1, crashes = crashes + 1, due_at = clock_timestamp() + interval '10 s'
+FROM due WHERE d.id = due.id
+RETURNING d.id, d.runs, d.crashes - 1, d.failures, d.message_id, d.dedupe_key, d.order_key, d.topic, d.own_id, d.body, d.key,
+    d.tag, d.headers, d.delivery_count + d.runs, d.stored_at
+"""
+
+# The first statement of a run: the row's lock is the lease, while the transaction is open. The locks keep the message and its key
+# from being handled twice at once; `own`: the handler's own dedupe key.
+LEASE = f"""
+WITH r AS MATERIALIZED (
+    SELECT FROM outbox_deferred WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL FOR UPDATE SKIP LOCKED
+)
+SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(dedupe_key)s::text))
+    AND (%(order)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text)))
+    AND (%(own)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(own)s::text))),
+    CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
+        THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
+FROM r
+"""
+
+# The message moves from one table to the other. No inbox row is inserted where the message has ended already.
+CLAIM_DEFERRED = """
+WITH d AS (
+    DELETE FROM outbox_deferred WHERE id = %(id)s RETURNING 1
+), i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
+        %(number)s::bigint, %(delivery_count)s::int
+    FROM d WHERE NOT EXISTS (
+        SELECT FROM outbox_inbox WHERE consumer_group = %(group)s::text AND message_id = %(message_id)s::uuid)
+    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING RETURNING 1
+)
+SELECT EXISTS (SELECT FROM i)
+"""
+
+END = """
+UPDATE outbox_deferred SET failures = %(failures)s, crashes = %(crashes)s, due_at = clock_timestamp() + %(after)s,
+    dead_at = CASE WHEN %(is_dead)s THEN clock_timestamp() END,
+    error = CASE WHEN %(error)s = '' THEN error ELSE %(error)s END,
+    fingerprint = CASE WHEN %(error)s = '' THEN fingerprint ELSE %(fingerprint)s END
+WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
+"""
+
+NOT_BEGUN = """
+UPDATE outbox_deferred SET crashes = greatest(crashes - 1, 0), due_at = clock_timestamp() + %(after)s
+WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
+"""
+
+# Runs whose end could not be written, because the database was away.
+END_LATE = """
+UPDATE outbox_deferred d SET crashes = 0, due_at = clock_timestamp()
+FROM unnest(%(ids)s::bigint[], %(runs)s::int[]) g (id, runs) WHERE d.id = g.id AND d.runs = g.runs AND d.dead_at IS NULL
+"""
+
+NEXT = """
+UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE due_at IS NULL AND dead_at IS NULL AND id = (
+    SELECT id FROM outbox_deferred WHERE order_key = %(order)s AND dead_at IS NULL ORDER BY id LIMIT 1)
+"""
+
+# Wake each first message of a key that is asleep: its process died before NEXT, or it was deferred just after that.
+SWEEP = """
+WITH RECURSIVE head AS (
+    (SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key IS NOT NULL
+     ORDER BY order_key, id LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM head h, LATERAL (
+        SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key > h.order_key
+        ORDER BY order_key, id LIMIT 1) n
+)
+UPDATE outbox_deferred d SET due_at = clock_timestamp() FROM head h WHERE h.due_at IS NULL AND d.id = h.id AND d.due_at IS NULL
+    AND d.dead_at IS NULL
+"""
+
+SECONDS_TO_NEXT = """
+SELECT extract(epoch FROM min(due_at) - statement_timestamp())::float8 FROM outbox_deferred
+WHERE consumer_group = %s AND dead_at IS NULL AND due_at > statement_timestamp()
+"""
+
+# A row of some size for each table, to be rolled back.
+PROBE = """
+WITH i AS (
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, topic)
+    VALUES (%(group)s, %(id)s::text, %(id)s::uuid, '') RETURNING 1
+)
+INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, headers, body, delivery_count, reason)
+SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)s, 1, '' FROM i
+"""
+
+
+def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery, Deferral]]) -> list[bool]:
+    """
+    Store deliveries that the group does not know yet, in their order, in the caller's transaction.
+
+    Returns:
+        Whether each is stored now. False: the group knows it. Either way it may be acknowledged after the commit.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: another DEFER of one of the messages took longer than the lock timeout.
+    """
+    rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
+    stored = {message_id for (message_id,) in connection.execute(DEFER, {"group": group, **columns})}
+    return [row["message_id"] in stored for row in rows]
+
+
+def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
+    info = DeliveryInfo.of(delivery)
+    own_id = delivery.message_id.replace("\0", "") or str(info.message_id)
+    return {
+        "message_id": info.message_id,
+        "own_id": own_id,
+        "dedupe_key": dedupe_key_of(own_id, info.source),
+        "topic": delivery.topic,
+        "type": delivery.headers.get(Header.TYPE, "").replace("\0", ""),
+        "tag": delivery.tag.replace("\0", ""),
+        "key": delivery.key.replace("\0", ""),
+        "headers": json.dumps(dict(delivery.headers)),  # NUL is escaped
+        "body": delivery.body,
+        "stored_at": delivery.stored_at,
+        "source": info.source,
+        "lane": info.lane,
+        "number": info.number,
+        "delivery_count": delivery.delivery_count,
+        "order_key": order_key_of(delivery),
+        "failures": deferral.failures,
+        "crashes": deferral.crashes,
+        "after": deferral.after,
+        "is_dead": deferral.is_dead,
+        "reason": deferral.reason,
+        "error": deferral.error,
+        "fingerprint": deferral.fingerprint,
+    }
+
+
+def limit_lock_waits(connection: Connection) -> None:
+    """Set the transaction's lock timeout to one second."""
+    connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+
+
+def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: bool) -> Taken | None:
+    """
+    Begin a run of the deferred message that has been due for the longest time.
+
+    Args:
+        subscriptions: those of this process, from `subscriptions_of`.
+        may_doubt: whether it may be one that may have killed a process.
+    """
+    values = {"group": group, "mine": list(subscriptions), "may_doubt": may_doubt}
+    with guarded_transaction(using):
+        row = database.raw(using).execute(TAKE, values).fetchone()
+    if row is None:
+        return None
+    *run, topic, own_id, body, key, tag, headers, delivery_count, stored_at = row
+    delivery = Delivery(
+        group=group,
+        topic=topic,
+        message_id=own_id,
+        body=bytes(body),
+        receipt="",
+        key=key,
+        tag=tag,
+        headers=json.loads(headers),
+        delivery_count=delivery_count,
+        stored_at=stored_at,
+    )
+    return Taken(*run, delivery)
+
+
+def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bool | None:
+    """
+    Lock the row of a run in the caller's transaction; return whether nobody else handles its message or its key.
+
+    None: the run is another process's, or has ended.
+    """
+    values = {"id": taken.id, "runs": taken.runs, "group": taken.delivery.group, "dedupe_key": taken.dedupe_key, "own": own_key}
+    row = database.raw(using).execute(LEASE, {**values, "order": taken.order_key, "idle": idle}).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def claim_deferred(taken: Taken, info: DeliveryInfo, key: str, using: str) -> bool:
+    """Move the message to the inbox in the caller's transaction. False: it has ended already, and only the row is deleted."""
+    row = database.raw(using).execute(CLAIM_DEFERRED, {"id": taken.id, "key": key, **info.as_parameters()}).fetchone()
+    return row is not None and bool(row[0])
+
+
+def end(taken: Taken, deferral: Deferral, using: str) -> bool:
+    """Write the end of a run that did not end its message. False: another process has the message since."""
+    values = {"id": taken.id, "runs": taken.runs, "failures": deferral.failures, "crashes": deferral.crashes}
+    values |= {"after": deferral.after, "is_dead": deferral.is_dead, "error": deferral.error, "fingerprint": deferral.fingerprint}
+    return database.raw(using).execute(END, values).rowcount > 0
+
+
+def not_begun(taken: Taken, after: timedelta, using: str) -> None:
+    """Take back the beginning of a run whose handler was not called."""
+    database.raw(using).execute(NOT_BEGUN, {"id": taken.id, "runs": taken.runs, "after": after})
+
+
+def end_late(runs: Sequence[tuple[int, int]], using: str) -> None:
+    """End runs, each an id and its token, whose end could not be written before."""
+    database.raw(using).execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [token for _, token in runs]})
+
+
+def wake_next(order_key: str, using: str) -> None:
+    """Wake the first deferred message of a key."""
+    database.raw(using).execute(NEXT, {"order": order_key})
+
+
+def sweep(using: str) -> None:
+    """Wake the first messages of all keys that are asleep."""
+    database.raw(using).execute(SWEEP)
+
+
+def seconds_to_next(group: str, using: str) -> float | None:
+    """Return the time until the next deferred message of a group is due; None where none is."""
+    row = database.raw(using).execute(SECONDS_TO_NEXT, [group]).fetchone()
+    return row[0] if row else None
+
+
+def probe(group: str, body: bytes, using: str) -> None:
+    """Raise where the database would refuse a message of this size."""
+    with guarded_transaction(using):
+        database.raw(using).execute(PROBE, {"group": group, "id": uuid.uuid4(), "body": body})
+        transaction.set_rollback(True, using=using)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from uuid import NAMESPACE_OID, UUID, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
+from outbox import conf
 from outbox.errors import UnreadableBody
 from outbox.logs import log_fields
-from outbox.message import Header
+from outbox.message import Header, TopicType
 
 if TYPE_CHECKING:  # a handler is registered without importing any broker
     from outbox.brokers.base import Delivery
 
 SOURCE_PREFIX = "urn:uuid:"  # of an outbox; its message ids are UUIDs
+MAX_KEY_BYTES = 500  # PostgreSQL indexes up to 2,704 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class Context:
     The context that a handler receives with a message.
 
     Args:
-        delivery_count: how often the broker has delivered the message to the group, this time included. Deployments and
-            outages cause deliveries too.
+        delivery_count: how often the message has come to the group, this time included: deliveries of the broker, and runs of
+            the deferred message. Deployments and outages cause deliveries too.
         failures: how often the handler has failed with the message before.
         idempotency_key: the same for each delivery of the message to the group. Pass it to services outside the database, so
             that they act once.
@@ -52,7 +55,7 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class DeliveryInfo:
     """
-    The columns about a delivery in the tables of the inbox, failures and duplicates.
+    The columns about a delivery in the tables of the inbox, deferred messages, failures and duplicates.
 
     Args:
         message_id: a UUID; see `identity_of`.
@@ -70,10 +73,16 @@ class DeliveryInfo:
     @classmethod
     def of(cls, delivery: Delivery) -> DeliveryInfo:
         lane, number = _number(delivery.headers)
+        if delivery.message_id:
+            message_id = identity_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""))
+        elif delivery.pos is not None:
+            message_id = uuid5(NAMESPACE_OID, f"{delivery.topic} {delivery.queue} {delivery.pos}")
+        else:
+            message_id = uuid4()
         return cls(
             group=delivery.group,
             topic=delivery.topic,
-            message_id=identity_of(delivery.message_id, delivery.headers.get(Header.SOURCE, "")),
+            message_id=message_id,
             delivery_count=delivery.delivery_count,
             source=delivery.headers.get(Header.SOURCE, "").replace("\0", ""),
             lane=lane,
@@ -155,8 +164,22 @@ def identity_of(message_id: str, source: str) -> UUID:
 
 def dedupe_key_of(message_id: str, source: str) -> str:
     """Return the text that identifies a message for a group."""
-    text = message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}"
-    return text.replace("\0", "")
+    return as_key(message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}")
+
+
+def order_key_of(delivery: Delivery) -> str | None:
+    """Return the text that identifies the key of a message on a topic of type fifo; None where nothing orders it."""
+    if not delivery.key or conf.topic_settings(delivery.topic).type is not TopicType.FIFO:
+        return None
+    return as_key(f"{delivery.group} {delivery.topic} {delivery.key}")
+
+
+def as_key(text: str) -> str:
+    """Return a text in a form that PostgreSQL can store and index: a long one is replaced by its hash."""
+    text = text.replace("\0", "")
+    if len(text) <= MAX_KEY_BYTES // 4 or len(encoded := text.encode()) <= MAX_KEY_BYTES:
+        return text
+    return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
 def uuid_of(message_id: str) -> UUID:

@@ -1,13 +1,10 @@
 """
 The deliveries that a worker holds, and the thread that looks after them while a handler runs.
 
-A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, hands back the
-deliveries that wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process, unless
-the process runs other work, too. The inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends
-that of a frozen process; the thread of a live process sends a statement from time to time.
-
-`read_holdings` returns what all workers of this process hold and handle, and which topics they cannot receive from, for its
-heartbeats.
+A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, defers the deliveries that
+wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process, unless the process runs
+other work, too. The inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen
+process; the thread of a live process sends a statement from time to time.
 """
 
 from __future__ import annotations
@@ -16,19 +13,19 @@ import ctypes
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-from weakref import WeakValueDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from outbox import conf, signals
 from outbox.brokers.base import Broker, Delivery
+from outbox.consuming.delivery_info import order_key_of
 from outbox.consuming.register import Consumer
 from outbox.database import heartbeats
 from outbox.database.heartbeats import BEAT_SECONDS, Handling
@@ -38,13 +35,13 @@ from outbox.shutdown import give_up_handler
 
 logger = get_logger(__name__)
 
-RELEASE_SECONDS = 1.0  # deliveries that wait so long behind a handler are handed back
+SLOW_SECONDS = 1.0  # a handler that runs for longer keeps no other deliveries waiting
 LOOK_SECONDS = 0.25
 TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
 RENEWALS = 3  # in each INVISIBLE
 INTERRUPT_SECONDS = 1.0  # between two interruptions of a handler beyond its time limit
 GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`register.CANCEL_SECONDS`)
-SLOW = 5  # a handler that runs for this many times INVISIBLE is reported
+REPORTED_AFTER = 5  # a handler that runs for this many times INVISIBLE is reported
 
 _serial = itertools.count(1)
 
@@ -64,21 +61,30 @@ class LeaseThread:
 
     Args:
         stop: set when the worker should end.
-        worker: its name in the table of failure counts.
+        worker: its name, for logs.
         beat: sends a heartbeat while a handler runs, where nothing else in the process does.
+        unload: defers deliveries that wait behind a slow handler, and acknowledges them and those that are done.
     """
 
-    def __init__(self, stop: threading.Event | None = None, worker: str = "", *, beat: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        stop: threading.Event | None = None,
+        worker: str = "",
+        *,
+        beat: Callable[[], None] | None = None,
+        unload: Callable[[Sequence[Delivery], Sequence[Delivery]], None] | None = None,
+    ) -> None:
         self.stop = stop or threading.Event()
         self.worker = worker or new_worker_name()
         self._beat = beat
+        self._unload = unload
         self._beat_at = 0.0
         self._invisible = conf.settings().consumer.invisible.total_seconds()
         self._broker: Broker | None = None
         self._waiting: deque[list[Held]] = deque()
         self._taken: list[Held] = []
         self._done: list[Held] = []
-        self._taken_at = self._renewed_at = 0.0
+        self._renewed_at = 0.0
         self._work: _Work | None = None
         self._lock = threading.Lock()  # so that a delivery is not renewed and settled at the same time
         self._thread: threading.Thread | None = None
@@ -98,29 +104,22 @@ class LeaseThread:
             if time.monotonic() - self._renewed_at >= self._invisible:  # others may have them
                 self._waiting.clear()
             self._taken = self._waiting.popleft() if self._waiting else []
-            self._taken_at = time.monotonic()
             return self._taken
 
-    def end(self, held: Held) -> Delivery:
-        """Stop looking after a delivery that is about to be settled. Return it with its current receipt."""
-        with self._lock:
-            self._taken = [one for one in self._taken if one is not held]
-            return held.delivery
-
     def done(self, held: Held) -> None:
-        """Mark a delivery as handled, to be acknowledged."""
+        """Mark a delivery as one to be acknowledged."""
         with self._lock:
-            self._taken = [one for one in self._taken if one is not held]
+            self._taken = [other for other in self._taken if other is not held]
             self._done.append(held)
 
     def end_done(self) -> list[Delivery]:
-        """Stop looking after handled deliveries, and return them to be acknowledged."""
+        """Stop looking after deliveries that are done, and return them to be acknowledged."""
         with self._lock:
             done, self._done = self._done, []
             return [held.delivery for held in done]
 
     def end_waiting(self) -> list[Delivery]:
-        """Stop looking after deliveries that are not settled, and return them to be handed back."""
+        """Stop looking after deliveries that are not done, and return them."""
         with self._lock:
             left = [*self._taken, *(held for work in self._waiting for held in work)]
             self._waiting.clear()
@@ -128,9 +127,9 @@ class LeaseThread:
             return [held.delivery for held in left]
 
     @contextmanager
-    def handler_at_work(self, connection: psycopg.Connection[Any], consumer: Consumer) -> Iterator[None]:
-        """Look after the handler that runs in the block, in this thread and over this connection."""
-        work = self._work = _Work(connection, consumer)
+    def handler_at_work(self, connection: psycopg.Connection[Any], consumer: Consumer, delivery: Delivery) -> Iterator[None]:
+        """Look after the handler that runs in the block with a message, in this thread and over this connection."""
+        work = self._work = _Work(connection, consumer, delivery)
         self._begin()
         try:
             yield
@@ -143,13 +142,13 @@ class LeaseThread:
 
     def running(self) -> Handling | None:
         """Return the handler that runs now, from any thread; None if none does."""
-        work, taken = self._work, self._taken
-        if work is None or not taken:
+        work = self._work
+        if work is None:
             return None
         limit = work.consumer.time_limit
         return Handling(
-            topic=taken[0].delivery.topic,
-            message_id=taken[0].delivery.message_id,
+            topic=work.delivery.topic,
+            message_id=work.delivery.message_id,
             handler=work.consumer.name,
             seconds=time.monotonic() - work.began_at,
             limit_seconds=limit.total_seconds() if limit is not None else None,
@@ -190,11 +189,11 @@ class LeaseThread:
                     self._report_given_up(work, limit)
             elif now - work.touched_at >= min(self._invisible / 4, TOUCH_SECONDS):
                 work.keep_alive()
-            if runs_for >= SLOW * self._invisible and not work.is_reported:
+            if runs_for >= REPORTED_AFTER * self._invisible and not work.is_reported:
                 work.is_reported = True
                 self._report_slow(work)
             with self._lock:
-                self._release(now)
+                self._unload_waiting(work, runs_for)
                 self._renew(now, is_given_up=work.is_broken_off)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
                 self._beat_at = now  # first, so that a database that is away is not asked more often
@@ -204,14 +203,29 @@ class LeaseThread:
         except Exception:
             logger.exception("The deliveries of worker %s could not be renewed.", self.worker)
 
-    def _release(self, now: float) -> None:
-        if self._waiting and self._broker and now - self._taken_at >= min(RELEASE_SECONDS, self._invisible / 4):
-            waiting = [held.delivery for work in self._waiting for held in work]
-            self._waiting.clear()
-            self._broker.release(waiting)
+    def _unload_waiting(self, work: _Work, runs_for: float) -> None:
+        """
+        Have what waits behind a slow handler deferred.
+
+        Messages of the key that it handles stay: they would get before it if it fails.
+        """
+        if self._unload is None or runs_for < min(SLOW_SECONDS, self._invisible / 4) or not (self._waiting or self._done):
+            return
+        key = order_key_of(work.delivery)
+        behind: deque[list[Held]] = deque()
+        others: list[Delivery] = []
+        for held in itertools.chain.from_iterable(self._waiting):
+            if key is not None and order_key_of(held.delivery) == key:
+                behind.append([held])
+            else:
+                others.append(held.delivery)
+        if others or self._done:
+            self._unload(others, [held.delivery for held in self._done])
+        self._waiting = behind
+        self._done = []
 
     def _renew(self, now: float, *, is_given_up: bool) -> None:
-        waiting = [one for work in self._waiting for one in work]
+        waiting = [held for work in self._waiting for held in work]
         held = [one for one in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not one.is_lost]
         if not held or self._broker is None or now - self._renewed_at < self._invisible / RENEWALS:
             return
@@ -242,7 +256,7 @@ class LeaseThread:
         self._alert(
             work,
             f"{work.consumer.name} of group {work.consumer.group!r} has been handling a message for more than "
-            f"{SLOW} x OUTBOX['CONSUMER']['INVISIBLE']. Find out what it waits for, or set a time_limit.",
+            f"{REPORTED_AFTER} x OUTBOX['CONSUMER']['INVISIBLE']. Find out what it waits for, or set a time_limit.",
         )
 
     def _alert(self, work: _Work, text: str) -> None:
@@ -261,6 +275,7 @@ class _Work:
 
     connection: psycopg.Connection[Any]
     consumer: Consumer
+    delivery: Delivery
     thread: int = field(default_factory=threading.get_ident)
     began_at: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -312,60 +327,11 @@ class _Work:
 
 
 def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before waiting ones are handed back: at least one, and not more than `most`."""
-    seconds = min(invisible.total_seconds() / 2, RELEASE_SECONDS)
+    """Return how many messages can be handled before waiting ones are deferred: at least one, and not more than `most`."""
+    seconds = min(invisible.total_seconds() / 2, SLOW_SECONDS)
     return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 def new_worker_name() -> str:
     """Return a unique name for a worker: process and a number."""
     return f"{heartbeats.instance()}:{next(_serial)}"
-
-
-@dataclass(slots=True)
-class Holdings:
-    """
-    The state of workers.
-
-    Args:
-        held: topic -> messages that the broker's backlog lacks.
-        refusals: topic -> why it cannot be received from as configured.
-        handling: the handler that has been running for the longest time; None if none runs.
-    """
-
-    held: Counter[str] = field(default_factory=Counter)
-    refusals: dict[str, str] = field(default_factory=dict)
-    handling: Handling | None = None
-
-
-_workers_lock = threading.Lock()
-_clients: dict[tuple[str, str], WeakValueDictionary[str, Broker]] = {}  # broker and group -> by worker
-_lease_threads: dict[tuple[str, str], WeakValueDictionary[str, LeaseThread]] = {}
-
-
-def note_worker(alias: str, group: str, worker: str, broker: Broker, lease_thread: LeaseThread) -> None:
-    """Remember what a worker receives and handles with."""
-    with _workers_lock:
-        _clients.setdefault((alias, group), WeakValueDictionary())[worker] = broker
-        _lease_threads.setdefault((alias, group), WeakValueDictionary())[worker] = lease_thread
-
-
-def forget_worker(alias: str, group: str, worker: str) -> None:
-    """Forget a worker whose broker client is closed."""
-    with _workers_lock:
-        for known in (_clients, _lease_threads):
-            known.get((alias, group), WeakValueDictionary()).pop(worker, None)
-
-
-def read_holdings(alias: str, group: str) -> Holdings:
-    """Return the sum of all workers of a group at a broker."""
-    with _workers_lock:
-        clients = list(_clients.get((alias, group), {}).values())
-        lease_threads = list(_lease_threads.get((alias, group), {}).values())
-    total = Holdings()
-    for broker in clients:
-        total.held.update(broker.held(group))
-        total.refusals.update(broker.refusals())
-    running = [one for one in (lease_thread.running() for lease_thread in lease_threads) if one is not None]
-    total.handling = max(running, key=lambda one: one.seconds, default=None)
-    return total

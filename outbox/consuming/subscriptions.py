@@ -2,7 +2,7 @@
 The subscriptions of a group's live processes, so that two releases of a group can run side by side.
 
 The heartbeat of each process has the topics, types and tags that its code has handlers for. A message that this process has no
-handler for and another one has is handed back; only a message that no live process subscribes to is ignored for good.
+handler for and another one has is deferred; only a message that no live process subscribes to is ignored for good.
 
 Also the groups that a database knows, whether or not this process has code for them.
 """
@@ -19,7 +19,7 @@ from django.db import connections
 from outbox import database
 from outbox.brokers.base import Delivery
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of
-from outbox.consuming.lease_thread import read_holdings
+from outbox.consuming.holdings import read_holdings
 from outbox.consuming.register import Group, groups, plain_subject
 from outbox.database import heartbeats, loop_errors
 from outbox.message import Header
@@ -34,14 +34,12 @@ DEPLOYED_IN = timedelta(hours=1)
 _beats: dict[tuple[str, str], tuple[float, float]] = {}
 
 _ANY = "*"
-_BETWEEN = "\x1f"  # separates the parts of a text below; no topic, type or tag contains it
+BETWEEN = "\x1f"  # separates the parts of a text below; no topic, type or tag contains it
 
 _LIVE = """
 SELECT FROM outbox_process p
 WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
 """
-
-HAS_SUBSCRIBER = f"SELECT EXISTS ({_LIVE} AND p.subscriptions && %(matching)s::text[])"
 
 # Groups whose live processes have had different code for longer than a deployment takes.
 DIFFERING = """
@@ -50,8 +48,8 @@ WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND star
 GROUP BY consumer_group HAVING count(DISTINCT subscriptions) > 1 ORDER BY consumer_group
 """
 
-# Records each message that no live process of the group subscribes to, so that its number does not look lost; returns the places
-# of the others.
+# Records each message that no live process of the group subscribes to, so that its number does not look lost, except where it is
+# deferred; returns the places of the others.
 IGNORE = f"""
 WITH g AS MATERIALIZED (
     SELECT g.*, EXISTS ({_LIVE} AND p.subscriptions && string_to_array(g.matching, chr(10))) AS has_subscriber
@@ -60,7 +58,9 @@ WITH g AS MATERIALIZED (
         WITH ORDINALITY g (message_id, source, topic, lane, number, matching, place)
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
-    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g WHERE NOT has_subscriber
+    SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g
+    WHERE NOT has_subscriber AND NOT EXISTS (
+        SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND d.message_id = g.message_id)
     ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
 )
 SELECT place - 1 FROM g WHERE has_subscriber
@@ -68,9 +68,9 @@ SELECT place - 1 FROM g WHERE has_subscriber
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write a heartbeat as a consumer of a group, with what it subscribes to and holds; by default over Django's connection."""
+    """Write a heartbeat as a consumer of a group, with what it subscribes to; by default over Django's connection."""
     connection = over or database.raw(group.using)
-    found = read_holdings(alias, group.name)
+    holdings = read_holdings(alias, group.name)
     heartbeats.beat(
         connection,
         "consumer",
@@ -78,10 +78,9 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         consumer_group=group.name,
         note=note,
         subscriptions=subscriptions_of(group),
-        holds=found.held,
-        refusals=found.refusals,
+        refusals=holdings.refusals,
         errors=loop_errors.read("consumer", group.using, alias, group.name),
-        handling=found.handling,
+        handling=holdings.handling,
     )
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))
@@ -96,7 +95,7 @@ def _lives_for(group: Group) -> timedelta:
 
 def subscriptions_of(group: Group) -> list[str]:
     """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
-    return sorted(_BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
+    return sorted(BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
@@ -114,13 +113,6 @@ def differing_groups(connection: database.Connection) -> list[str]:
     return [row[0] for row in rows]
 
 
-def has_subscriber(group: Group, delivery: Delivery) -> bool:
-    """Return whether a live process of the group subscribes to the message of a delivery."""
-    with connections[group.using].cursor() as cursor:
-        cursor.execute(HAS_SUBSCRIBER, _values(group, matching=_matching(delivery)))
-        return bool(cursor.fetchone()[0])
-
-
 def _values(group: Group, **more: Any) -> dict[str, Any]:
     return {"group": group.name, "lives_for": _lives_for(group), **more}
 
@@ -131,11 +123,11 @@ def _matching(delivery: Delivery) -> list[str]:
 
 def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
     """Return each string that `subscriptions_of` may have for a message."""
-    return [_BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
+    return [BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
 
 
-# The names in the inbox, each found by the index of its primary key; and those of failure counts and of
-# consumers of the last hour.
+# The names in the inbox, each found by the index of its primary key; and those of deferred messages and
+# of consumers of the last hour.
 STORED = """
 WITH RECURSIVE handled AS (
     (SELECT consumer_group AS name FROM outbox_inbox ORDER BY consumer_group LIMIT 1)
@@ -144,7 +136,7 @@ WITH RECURSIVE handled AS (
     FROM handled WHERE handled.name IS NOT NULL
 ), known AS (
     SELECT name FROM handled WHERE name IS NOT NULL
-    UNION SELECT consumer_group FROM outbox_failure_count
+    UNION SELECT consumer_group FROM outbox_deferred
     UNION SELECT consumer_group FROM outbox_process WHERE kind = 'consumer'
 )
 SELECT name FROM known
@@ -158,12 +150,12 @@ RECEIVES = f"""
         SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND subscriptions && %(matching)s::text[])
     ELSE EXISTS (
         SELECT FROM outbox_inbox WHERE consumer_group = name AND outbox_inbox.topic = %(topic)s AND number IS NOT NULL)
-      OR EXISTS (SELECT FROM outbox_failure_count WHERE consumer_group = name AND outbox_failure_count.topic = %(topic)s) END
+      OR EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = name AND outbox_deferred.topic = %(topic)s) END
 """
 
 FORGET = """
 WITH gaps AS (DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND topic = %(topic)s AND closed_at IS NULL)
-DELETE FROM outbox_failure_count WHERE consumer_group = %(group)s AND topic = %(topic)s
+DELETE FROM outbox_deferred WHERE consumer_group = %(group)s AND topic = %(topic)s
 """
 
 
@@ -179,5 +171,5 @@ def groups_without_code_for(connection: database.Connection, topic: str, type_na
 
 
 def forget_group(connection: database.Connection, group: str, topic: str) -> None:
-    """Delete the failures and open gaps of a group in a topic. Its inbox is kept, so that it handles nothing twice."""
+    """Delete the deferred messages and open gaps of a group in a topic. Its inbox is kept, so that it handles nothing twice."""
     connection.execute(FORGET, {"group": group, "topic": topic})

@@ -1,36 +1,44 @@
 """
-Workers: receive, handle, settle; each in one thread, for one group and one broker, until it is stopped.
+Workers: run what is due of the deferred messages, receive, handle, acknowledge; each in one thread, for one group and one broker.
 
 A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome. `ConsumerThreads` runs the workers of some groups.
+outcome. What it cannot handle is deferred, and then acknowledged, too. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import compress
 from typing import Self
 
 from django.db import connections
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import outcome, subscriptions
-from outbox.consuming.delivery_info import DeliveryInfo, fields_of
-from outbox.consuming.handle import handle, handle_together, ignore
-from outbox.consuming.lease_thread import Held, LeaseThread, affordable, forget_worker, new_worker_name, note_worker
-from outbox.consuming.outcome import HandlingResult, Outcome
+from outbox.brokers.capabilities import GivesUp
+from outbox.consuming import deferred, limits, subscriptions
+from outbox.consuming.deferred import Deferral, Reason
+from outbox.consuming.delivery_info import fields_of, order_key_of, require_id
+from outbox.consuming.doubt import Doubt
+from outbox.consuming.handle import defer, handle, handle_together, ignore
+from outbox.consuming.handler import own_statements
+from outbox.consuming.holdings import Holdings, note_worker
+from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
+from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome, judge
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
+from outbox.consuming.run_deferred import run_deferred
 from outbox.database import heartbeats, loop_errors
 from outbox.database.guarded import guarded_transaction
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.loop_errors import Loop
-from outbox.errors import BrokerUnavailable, InboxRefused, KeptByClient, NotMigrated, UnknownMessageType
+from outbox.errors import BrokerUnavailable, InboxRefused, NotMigrated, UnknownMessageType, UnreadableBody
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.outages import BACKOFF, OUTAGES
@@ -41,18 +49,26 @@ ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged t
 IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
 IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
 PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
+LOOK_SECONDS = 1.0  # interval of looks for due messages where the last one found none
+SWEEP_SECONDS = 2.0
+LONGEST_WAIT_SECONDS = 2.0  # of a receive, since other workers defer messages, too
+GIVEN_UP_AT_ONCE = 20  # messages that the server gave up, in a second
 
 
 @dataclass(slots=True)
 class Counts:
-    """The number of deliveries by outcome. `late`: settled too late for the broker, which delivers the message again."""
+    """
+    The number of deliveries, and of runs of deferred messages, by outcome.
+
+    `late`: acknowledged too late for the broker, which delivers the message again.
+    """
 
     handled: int = 0
     duplicates: int = 0
     ignored: int = 0
-    retried: int = 0
-    handed_back: int = 0
+    deferred: int = 0
     dead_letters: int = 0
+    released: int = 0
     late: int = 0
 
     def add(self, outcome: Outcome) -> None:
@@ -69,9 +85,9 @@ _FIELDS = {
     Outcome.HANDLED: "handled",
     Outcome.DUPLICATE: "duplicates",
     Outcome.IGNORED: "ignored",
-    Outcome.RETRY: "retried",
-    Outcome.HANDED_BACK: "handed_back",
+    Outcome.DEFERRED: "deferred",
     Outcome.DEAD_LETTER: "dead_letters",
+    Outcome.RELEASED: "released",
 }
 
 
@@ -81,7 +97,7 @@ class Worker:
 
     Args:
         alias: the broker. A client is made in the thread that uses it, and again after an error.
-        stop: set it, or call `stop()`, from any thread: the current message is finished, the rest handed back.
+        stop: set it, or call `stop()`, from any thread: the current message is finished, the rest deferred.
         is_task: it runs inside a Celery task, where it has to send heartbeats while a handler runs.
 
     Raises:
@@ -101,11 +117,17 @@ class Worker:
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
         self._note = BY_CELERY if is_task else ""
         self._lease_thread = self._new_lease_thread()
-        self._most_at_once = max([self._settings.batch_size, *(one.batch_size or 1 for one in group.consumers.values())])
+        self._most_at_once = max([self._settings.batch_size, *(other.batch_size or 1 for other in group.consumers.values())])
+        self._limits = limits.TopicLimits(group, self._topics)
+        self._subscriptions = subscriptions.subscriptions_of(group)
         self._seconds_per_message = 0.0
         self._used_at = 0.0  # when the database last answered; 0: unknown
         self._announced_at = float("-inf")
-        self._has_unended = False  # the end of a run may not be recorded, since the database was away
+        self._looked_at = self._swept_at = self._given_up_at = float("-inf")
+        self._due_at = 0.0  # when the next deferred message is due
+        self._unended: list[tuple[int, int]] = []  # runs whose end could not be written, since the database was away
+        self._probe_bytes: int | None = None  # the size of the message that the database did not take
+        self._behind: set[str] = set()  # keys of which a received message was deferred: later ones have to wait, too
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -146,7 +168,7 @@ class Worker:
                     self._say(error, pause)
                     troubles += 1
                     self.close()
-                    self._stop.wait(min(pause, max(0, deadline - time.monotonic())))
+                    self._pause(min(pause, max(0, deadline - time.monotonic())), goes_on=isinstance(error, BrokerUnavailable))
                 else:
                     if once or (until_idle and not received):
                         break
@@ -157,7 +179,7 @@ class Worker:
 
     def step(self, wait: timedelta) -> int:
         """
-        Receive once and handle all received messages; return their number.
+        Run what is due of the deferred messages, then receive once and handle all received messages; return their number.
 
         Raises:
             NotMigrated: the database has no tables of the outbox, or is read-only.
@@ -166,33 +188,30 @@ class Worker:
         """
         self._check_database()
         self._announce()
+        ran = self._run_due()
         broker = self._connected()
         if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
-            return 0
+            return ran
+        given_up = self._receive_given_up(broker)
+        topics = self._limits.open_topics()
+        to_next = max(0.0, self._due_at - time.monotonic())
+        wait = min(wait, timedelta(seconds=min(LONGEST_WAIT_SECONDS, to_next)))
+        if not topics:
+            self._stop.wait(wait.total_seconds())
+            return ran + given_up
         received_at = time.monotonic()  # before the call, since the broker's time begins within it
         invisible = self._settings.invisible
         limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
-        deliveries = broker.receive(self.group.name, self._topics, limit=limit, invisible_for=invisible, wait=wait)
-        if not deliveries:
-            return 0
-        started_at = time.monotonic()
-        try:
-            works = plan(self.group, deliveries)
-        except Exception:  # the database is away
-            broker.release(deliveries)
-            raise
-        self._lease_thread.hold(broker, works, received_at=received_at)
-        handled = self._handle_all(broker)
-        # A slow message is remembered for some receives, so that fewer are received and handed back.
-        self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
-        return len(deliveries)
+        deliveries = broker.receive(self.group.name, topics, limit=limit, invisible_for=invisible, wait=wait)
+        if deliveries:
+            self._handle_received(broker, deliveries, received_at)
+        return ran + given_up + len(deliveries)
 
     def close(self) -> None:
         """Close the broker; the next step makes a new client."""
         self._lease_thread.close()
         self._lease_thread = self._new_lease_thread()
         self._used_at = 0.0
-        forget_worker(self.alias, self.group.name, self._name)
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -200,47 +219,164 @@ class Worker:
             except Exception:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
+    def holdings(self) -> Holdings:
+        """Return which topics the worker cannot receive from, and the handler that it runs; from any thread."""
+        broker = self._broker
+        return Holdings({**self._limits.refusals(), **(broker.refusals() if broker else {})}, self._lease_thread.running())
+
+    def _pause(self, seconds: float, *, goes_on: bool) -> None:
+        """Wait after an error; while the broker is away (`goes_on`), deferred messages are run."""
+        until = time.monotonic() + seconds
+        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
+            if goes_on:
+                try:
+                    self._check_database()
+                    self._announce()
+                    self._run_due()
+                except Exception:  # the next step tells of it
+                    goes_on = False
+            left = min(left, max(0.0, until - time.monotonic()))
+            self._stop.wait(min(left, LOOK_SECONDS) if goes_on else left)
+
+    def _run_due(self) -> int:
+        """Run deferred messages that are due, a batch at most; return their number."""
+        now = time.monotonic()
+        if now < min(self._looked_at + LOOK_SECONDS, self._due_at):
+            return 0
+        number = 0
+        while number < self._settings.batch_size and not self._stop.is_set():
+            if not self._run_one():
+                self._look_ahead()
+                return number
+            number += 1
+        self._due_at = 0.0
+        return number
+
+    def _run_one(self) -> bool:
+        """Run the deferred message that has been due for the longest time; return whether there was one."""
+        doubt = Doubt()
+        try:
+            taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_mine)
+            if taken is None:
+                return False
+            if taken.is_doubtful:
+                consumer = self.group.find(taken.delivery.topic, taken.type, taken.delivery.tag)
+                doubt.extend(consumer.time_limit if consumer else None)
+            else:
+                doubt.end()
+            result = run_deferred(self.group, taken, self._lease_thread)
+        finally:
+            doubt.end()
+        self.counts.add(result.outcome)
+        if result.outcome is Outcome.RELEASED:
+            self._unended.append((taken.id, taken.runs))
+            self._note_outage(taken.delivery)
+        else:
+            self._used_at = time.monotonic()
+        if result.ends_with is not None:
+            raise result.ends_with
+        return True
+
+    def _look_ahead(self) -> None:
+        """Note when the next deferred message is due, and wake those that nobody else wakes."""
+        self._looked_at = time.monotonic()
+        if self._looked_at - self._swept_at > SWEEP_SECONDS:
+            deferred.sweep(self.group.using)
+            self._swept_at = self._looked_at
+        seconds = deferred.seconds_to_next(self.group.name, self.group.using)
+        self._due_at = float("inf") if seconds is None else time.monotonic() + seconds
+
+    def _receive_given_up(self, broker: Broker) -> int:
+        """Store what the server gave up as dead letters; return their number."""
+        if not broker.gives_up or time.monotonic() - self._given_up_at < LOOK_SECONDS:
+            return 0
+        self._given_up_at = time.monotonic()
+        topics = limits.topics_with_room(self.group, self._topics)
+        given_up = GivesUp.of(broker).receive_given_up(self.group.name, topics, limit=GIVEN_UP_AT_ONCE) if topics else []
+        results = defer(self.group, [(one, Deferral(Reason.SERVER, is_dead=True, error=one.given_up)) for one in given_up])
+        known = []
+        for delivery, result in zip(given_up, results, strict=True):
+            self.counts.add(result.outcome)
+            if result.outcome is Outcome.RELEASED:  # it comes again
+                self._note_outage(delivery)
+                continue
+            known.append(delivery)
+            if result.outcome is Outcome.DEAD_LETTER:
+                names = {"group": self.group.name, "message_id": delivery.message_id, "topic": delivery.topic}
+                signals.dead_lettered.send_robust(sender=Consumer, reason=delivery.given_up, **names)
+        broker.ack(known)
+        return len(given_up)
+
+    def _handle_received(self, broker: Broker, deliveries: Sequence[Delivery], received_at: float) -> None:
+        self._behind = set()
+        started_at = time.monotonic()
+        self._lease_thread.hold(broker, plan(self.group, deliveries), received_at=received_at)
+        handled = self._handle_all(broker)
+        # A slow message is remembered for some receives, so that fewer are received and deferred.
+        self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
+
     def _handle_all(self, broker: Broker) -> int:
-        """Handle the received deliveries; return their number. The rest is handed back, also after an error."""
+        """Handle the received deliveries; return their number. After an outage the rest is released, after a stop deferred."""
         acked_at = time.monotonic()
         handled = 0
+        is_outage, ends_with = False, None
         try:
-            while not self._stop.is_set() and (taken := self._lease_thread.take()):
+            while not (is_outage or ends_with or self._stop.is_set()) and (taken := self._lease_thread.take()):
                 handled += len(taken)
-                if taken[0].delivery.delivery_count > 1:  # it may kill this process: acknowledge the others first
-                    self._ack(broker)
-                is_outage = self._handle(broker, taken)
-                if self._is_ordered(taken[0].delivery) or time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
-                    self._ack(broker)  # the next message of its key may be waiting
-                    acked_at = time.monotonic()
+                is_outage = True  # where an error leaves this block
+                results = self._handle([held.delivery for held in taken])
+                is_outage = self._settle(taken, results)
+                ends_with = next((result.ends_with for result in results if result.ends_with), None)
                 self._used_at = 0.0 if is_outage else time.monotonic()
-                if is_outage:
-                    break
+                if time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
+                    self._ack(broker)
+                    acked_at = time.monotonic()
         finally:
-            self._end_all(broker)
+            self._end_all(broker, is_outage=is_outage)
+        if ends_with is not None:
+            raise ends_with
         return handled
 
-    def _handle(self, broker: Broker, taken: Sequence[Held]) -> bool:
-        """Handle deliveries together and settle them; return whether the database went away."""
-        deliveries = [held.delivery for held in taken]
-        if len(deliveries) > 1 and find_consumer(self.group, deliveries[0]) is None:
-            results = ignore(self.group, deliveries)
-        elif len(deliveries) > 1:
-            results = handle_together(self.group, deliveries, self._lease_thread)
-        else:
-            results = [handle(self.group, deliveries[0], self._lease_thread)]
-        is_outage = any(result.is_outage for result in results)
-        self._has_unended |= is_outage  # before settling, since the broker may be away too
-        if any(not result.is_outage for result in results):  # a step without messages says nothing about the inbox
-            loop_errors.clear(self._inbox_loop)
+    def _handle(self, deliveries: list[Delivery]) -> list[HandlingResult]:
+        """Handle deliveries that were planned together."""
+        first = deliveries[0]
         try:
-            for held, result in zip(taken, results, strict=True):
-                self._settle(broker, held, result)
-        finally:
-            for result in results:
-                if result.ends_with is not None:
-                    raise result.ends_with
+            require_id(first)
+            consumer = find_consumer(self.group, first)
+        except (UnreadableBody, UnknownMessageType) as error:
+            return defer(self.group, [(one, judge(self.group, None, one, error)) for one in deliveries], error)
+        if consumer is None:
+            return ignore(self.group, deliveries)
+        if first.delivery_count > 1:
+            return defer(self.group, [(one, Deferral.unhandled(Reason.AGAIN, one)) for one in deliveries])
+        if (key := order_key_of(first)) is not None and key in self._behind:
+            return defer(self.group, [(one, Deferral.unhandled(Reason.BEHIND, one)) for one in deliveries])
+        if len(deliveries) > 1:
+            return handle_together(self.group, deliveries, self._lease_thread)
+        return [handle(self.group, first, self._lease_thread)]
+
+    def _settle(self, taken: Sequence[Held], results: Sequence[HandlingResult]) -> bool:
+        """Count results, and mark known messages to be acknowledged; return whether the database is away."""
+        is_outage = False
+        for held, result in zip(taken, results, strict=True):
+            if result.outcome is Outcome.RELEASED:
+                is_outage = True
+                self._note_outage(held.delivery)
+                continue
+            self.counts.add(result.outcome)
+            loop_errors.clear(self._inbox_loop)  # a step without messages says nothing about the inbox
+            self._lease_thread.done(held)
+            if result.outcome is Outcome.DEFERRED:
+                self._due_at = 0.0
+            if result.is_failure:
+                self._limits.note_failure(held.delivery.topic)
+            if result.order_key is not None:
+                self._behind.add(result.order_key)
         return is_outage
+
+    def _note_outage(self, delivery: Delivery) -> None:
+        self._used_at = 0.0
+        self._probe_bytes = len(delivery.body)
 
     def _leave_session(self) -> None:
         """Close Django's connection: a handler may have left a setting in its session that has the database refuse."""
@@ -250,45 +386,6 @@ class Worker:
                 connection.connection.close()  # a pool of Django's would keep the session
             connection.close()
 
-    def _settle(self, broker: Broker, held: Held, result: HandlingResult) -> None:
-        if result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.IGNORED):
-            self.counts.add(result.outcome)
-            self._lease_thread.done(held)
-            return
-        delivery = self._lease_thread.end(held)
-        if result.is_busy:
-            self.counts.add(result.outcome)
-            return
-        try:
-            if result.outcome is Outcome.DEAD_LETTER:
-                is_ended = broker.dead_letter(delivery, result.reason)
-            elif result.is_for_others:
-                is_ended = broker.pass_on(delivery, result.after)
-            else:
-                is_ended = broker.retry(delivery, result.after)
-        except KeptByClient as error:
-            logger.warning("Message %s: %s", delivery.message_id, error, extra=fields_of(delivery))
-            return
-        except BrokerUnavailable:
-            raise
-        except Exception:
-            text = "Message %s could not be settled; it will be delivered again."
-            logger.exception(text, delivery.message_id, extra=fields_of(delivery))
-            return
-        self.counts.add(result.outcome)  # not before: where the broker did not take it, it comes again
-        if not is_ended:
-            self._note_late(delivery)
-        elif result.outcome is Outcome.DEAD_LETTER:
-            self._note_dead(delivery, result.reason)
-
-    def _note_dead(self, delivery: Delivery, reason: str) -> None:
-        if delivery.message_id:
-            with guarded_transaction(self.group.using):
-                outcome.record_decision(DeliveryInfo.of(delivery), self.group.using, given_up=reason, has_letter=True)
-        signals.dead_lettered.send_robust(
-            sender=Worker, group=self.group.name, message_id=delivery.message_id, topic=delivery.topic, reason=reason
-        )
-
     def _note_late(self, delivery: Delivery) -> None:
         self.counts.late += 1
         text = (
@@ -297,24 +394,38 @@ class Worker:
         )
         logger.warning(text, delivery.message_id, self.group.name, extra=fields_of(delivery))
 
-    def _end_all(self, broker: Broker) -> None:
-        """Acknowledge handled messages and hand the rest back."""
+    def _end_all(self, broker: Broker, *, is_outage: bool) -> None:
+        """Acknowledge what is known. Defer the rest and acknowledge it, too, or release it if the database is away."""
         left = self._lease_thread.end_waiting()
+        stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in left]
+        results = [RELEASED] * len(left) if is_outage else defer(self.group, stopped)
+        for result in results:
+            self.counts.add(result.outcome)
+        is_known = [result.outcome is not Outcome.RELEASED for result in results]
         try:
-            self._ack(broker)
+            self._ack(broker, list(compress(left, is_known)))
         finally:
-            if left:
-                self.counts.handed_back += len(left)
-                broker.release(left)
+            if not all(is_known):
+                broker.release([delivery for delivery, known in zip(left, is_known, strict=True) if not known])
 
-    def _ack(self, broker: Broker) -> None:
-        if done := self._lease_thread.end_done():
+    def _ack(self, broker: Broker, more: Sequence[Delivery] = ()) -> None:
+        if done := [*self._lease_thread.end_done(), *more]:
             for delivery, is_acked in zip(done, broker.ack(done), strict=True):
                 if not is_acked:
                     self._note_late(delivery)
 
-    def _is_ordered(self, delivery: Delivery) -> bool:
-        return conf.topic_settings(delivery.topic).type is TopicType.FIFO
+    def _unload(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
+        """Defer what waits behind a slow handler, over a connection of its own, and acknowledge that and what is done."""
+        limits_ = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
+        if waiting:
+            with database.connect(
+                self.group.using, application_name="outbox slow handler", settings=limits_, connect_timeout=1
+            ) as connection:
+                deferrals = [(delivery, Deferral.unhandled(Reason.SLOW, delivery)) for delivery in waiting]
+                deferred.defer(connection, self.group.name, deferrals)
+            self.counts.deferred += len(waiting)
+        if (broker := self._broker) is not None:
+            broker.ack([*waiting, *done])
 
     def _say(self, error: Exception, pause: float) -> None:
         """Log an error, without a traceback where database or broker are away."""
@@ -343,10 +454,14 @@ class Worker:
             if not self._used_at:
                 database.ensure_fit(self.group.using, database.raw(self.group.using))
             self._used_at = time.monotonic()
-        if self._has_unended:
+        if self._probe_bytes is not None:
+            with own_statements():
+                deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)
+            self._probe_bytes = None
+        if self._unended:
             with guarded_transaction(self.group.using):
-                outcome.end_runs_of(self._name, self.group.using)
-            self._has_unended = False
+                deferred.end_late(self._unended, self.group.using)
+            self._unended = []
 
     def _announce(self) -> None:
         """Send a heartbeat with the subscriptions of this process, before the first receive and then periodically."""
@@ -356,7 +471,9 @@ class Worker:
             self._announced_at = time.monotonic()
 
     def _new_lease_thread(self) -> LeaseThread:
-        return LeaseThread(self._stop, self._name, beat=self._beat_beside if self._note else None)
+        is_in_test = connections[self.group.using].in_atomic_block  # whose rows no other connection may write
+        beat, unload = self._beat_beside if self._note else None, None if is_in_test else self._unload
+        return LeaseThread(self._stop, self._name, beat=beat, unload=unload)
 
     def _beat_beside(self) -> None:
         """Send a heartbeat while a handler runs, over a connection of its own."""
@@ -371,7 +488,7 @@ class Worker:
             broker = conf.make_broker(self.alias)
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
-            note_worker(self.alias, self.group.name, self._name, self._broker, self._lease_thread)
+            note_worker(self.alias, self.group.name, self._name, self)
         return self._broker
 
 
@@ -379,43 +496,33 @@ def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
     Return deliveries in the order of work, in lists that are handled together.
 
-    First deliveries come first. Redelivered messages whose last run has not ended come last: if one of them kills the process,
-    the others are done.
+    First those that no handler takes, which need no handler's time; then those of topics without order that were delivered
+    before, which are deferred together; then all others in the order received, which on ordered topics is that of their keys.
     """
-    first = [delivery for delivery in deliveries if delivery.delivery_count == 1]
-    again = [delivery for delivery in deliveries if delivery.delivery_count > 1]
-    return [*_together(group, first), *([one] for one in _by_risk(group, again))]
-
-
-def _by_risk(group: Group, deliveries: list[Delivery]) -> list[Delivery]:
-    if len(deliveries) < 2:
-        return deliveries
-    ids = [DeliveryInfo.of(one).message_id for one in deliveries]
-    unended = outcome.unended_runs(group.name, ids, group.using)
-    return [one for _, one in sorted(zip(ids, deliveries, strict=True), key=lambda pair: pair[0] in unended)]
-
-
-def _together(group: Group, deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
-    """Group deliveries of handlers with a batch size, and those without a handler; all others stay alone."""
-    collected: dict[str, list[Delivery]] = {}
+    ignored: list[Delivery] = []
+    again: list[Delivery] = []
+    works: list[list[Delivery]] = []
+    batches: dict[str, list[Delivery]] = {}  # by the subject of their handler
     for delivery in deliveries:
         try:
-            consumer = find_consumer(group, delivery)
+            consumer = find_consumer(group, delivery) if delivery.message_id else None
         except UnknownMessageType:
-            yield [delivery]
+            works.append([delivery])
             continue
-        if consumer and not consumer.batch_size:
-            yield [delivery]
-            continue
-        work = collected.setdefault(consumer.subject if consumer else "", [])
-        work.append(delivery)
-        if _is_full(work, consumer):
-            yield collected.pop(consumer.subject if consumer else "")
-    yield from collected.values()
-
-
-def _is_full(work: list[Delivery], consumer: Consumer | None) -> bool:
-    return consumer is not None and len(work) == consumer.batch_size
+        if consumer is None and delivery.message_id:
+            ignored.append(delivery)
+        elif consumer is None or conf.topic_settings(delivery.topic).type is TopicType.FIFO:
+            works.append([delivery])
+        elif delivery.delivery_count > 1:
+            again.append(delivery)
+        elif not consumer.batch_size:
+            works.append([delivery])
+        else:
+            batch = batches.setdefault(consumer.subject, [])
+            batch.append(delivery)
+            if len(batch) == consumer.batch_size:
+                works.append(batches.pop(consumer.subject))
+    return [work for work in (ignored, again, *works, *batches.values()) if work]
 
 
 class ConsumerThreads:
@@ -481,7 +588,7 @@ class ConsumerThreads:
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
         try:
             worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
-        except BaseException as error:  # an interrupt in a thread reaches nobody by itself
+        except BaseException as error:  # an interrupt in a thread must be propagated
             self._failures.append(error)
             self._stop.set()
         finally:

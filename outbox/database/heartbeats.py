@@ -32,13 +32,12 @@ WITH before AS (
 
 BEAT = """
 INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, subscriptions,
-    holds, refusals, errors, handling)
+    refusals, errors, handling)
 VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(subscriptions)s,
-    %(holds)s, %(refusals)s, %(errors)s, %(handling)s)
+    %(refusals)s, %(errors)s, %(handling)s)
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
 SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subscriptions = excluded.subscriptions,
-    holds = excluded.holds, refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling,
-    beat_at = clock_timestamp()
+    refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling, beat_at = clock_timestamp()
 """
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
@@ -98,7 +97,6 @@ def beat(
     breaker: str = "closed",
     note: str = "",
     subscriptions: Sequence[str] = (),
-    holds: Mapping[str, int] | None = None,
     refusals: Mapping[str, str] | None = None,
     errors: Mapping[str, str] | None = None,
     handling: Handling | None = None,
@@ -110,7 +108,7 @@ def beat(
     Args:
         note: what hosts it, for operators to read.
         subscriptions: the subscriptions of a consumer: `consuming/subscriptions.py`.
-        holds, refusals: what a consumer holds and cannot receive: `consuming/lease_thread.py`.
+        refusals: the topics that a consumer cannot receive from, each with the reason.
         inserts_only: leave the row of a predecessor, for a process that may lack permissions.
         handling: the handler of a consumer that has been running for the longest time.
         errors: the last errors of loops of this process: `loop_errors.py`.
@@ -126,7 +124,7 @@ def beat(
     }
     said = {"refusals": refusals or {}, "errors": errors or {}}
     texts = {name: Jsonb({one: cut(storable(text)) for one, text in found.items()}) for name, found in said.items()}
-    work = {"holds": Jsonb(holds or {}), "handling": Jsonb(asdict(handling) if handling else {})}
+    work = {"handling": Jsonb(asdict(handling) if handling else {})}
     connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, who | what | texts | work)
 
 

@@ -309,7 +309,6 @@ class Migration(migrations.Migration):
                     "subscriptions",
                     django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), db_default=[], size=None),
                 ),
-                ("holds", models.JSONField(db_default={})),
                 ("refusals", models.JSONField(db_default={})),
                 ("handling", models.JSONField(db_default={})),
                 ("errors", models.JSONField(db_default={})),

@@ -143,10 +143,7 @@ class Process(models.Model):
     subscriptions = ArrayField(
         models.TextField(), db_default=[]
     )  # of a consumer: the topics, types and tags that its code handles
-    # Of a consumer: the messages that it holds and the broker's backlog lacks, by topic; and the topics that it cannot receive
-    # from as configured, with the reasons.
-    holds = models.JSONField(db_default={})
-    refusals = models.JSONField(db_default={})
+    refusals = models.JSONField(db_default={})  # of a consumer: the topics that it cannot receive from, with the reasons
     handling = models.JSONField(db_default={})  # of a consumer: its handler that has been running for the longest time
     errors = models.JSONField(db_default={})  # of its loops whose last step failed, by the name of the loop
     started_at = models.DateTimeField(db_default=Now())

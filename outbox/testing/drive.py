@@ -174,7 +174,7 @@ class Consumers:
             worker.step(timedelta(0))
         finally:
             worker.close()
-        failed = worker.counts.retried + worker.counts.dead_letters - self._intended
+        failed = worker.counts.deferred + worker.counts.dead_letters - self._intended
         if failed > len(self.failures) - known:  # it failed outside of the handler: read the error from its row
             row = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).latest("id")
             self.failures.append(Failure(f"Group {group.name!r}", f"message {row.message_id}", row.error))

@@ -1,0 +1,130 @@
+"""Call a handler: inside its transaction, watched by the lease thread, with the context of its message."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from django.db import Error as DatabaseError
+from django.db import OperationalError, connections, transaction
+from psycopg.pq import TransactionStatus
+
+from outbox import database, tracing
+from outbox.brokers.base import Delivery
+from outbox.consuming.delivery_info import Context, fields_of
+from outbox.consuming.failures import causes
+from outbox.consuming.inbox import Claim
+from outbox.consuming.lease_thread import LeaseThread
+from outbox.consuming.outcome import is_conflict
+from outbox.consuming.register import Consumer, Group
+from outbox.database.guarded import as_innermost
+from outbox.errors import BrokenTransaction, ClosedByHandler, InboxRefused, NotOutermost
+from outbox.logs import get_logger
+from outbox.message import Cause, Header, current_cause
+from outbox.shutdown import handler_runs, is_shutdown
+from outbox.unawaited import awaiting_all
+
+logger = get_logger(__name__)
+
+DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
+
+
+@dataclass(slots=True)
+class Run:
+    """A handler's run with one message, or several at once. Its fields are also valid after an exception."""
+
+    group: Group
+    deliveries: Sequence[Delivery]
+    lease_thread: LeaseThread
+    consumer: Consumer | None = None
+    claims: list[Claim] = field(default_factory=list)  # of each delivery; complete before the handler is called
+    is_committed: bool = False
+
+    def note_commit(self) -> None:
+        """Note when the open transaction is committed."""
+        if len(connections[self.group.using].atomic_blocks) == 1:  # a test's own transaction is not committed
+            transaction.on_commit(lambda: setattr(self, "is_committed", True), using=self.group.using)
+
+    def call(self, consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
+        """Call the handler with some of the messages, in the open transaction."""
+        connection = connections[consumer.using].connection
+        with (
+            self.lease_thread.handler_at_work(connection, consumer, self.deliveries[0]),
+            tracing.process(consumer.group, self.deliveries),
+        ):
+            _call(consumer, messages, contexts)
+        _check_transaction(consumer)
+
+    def end_of_process(self, error: BaseException) -> BaseException | None:
+        """Return the error if the end of the process caused it."""
+        return error if is_shutdown(error, is_requested=self.lease_thread.stop.is_set()) else None
+
+    def report_callback(self, error: BaseException) -> None:
+        """Log that a callback after the commit failed."""
+        text = "Message %s was handled, but a callback after its commit failed."
+        ids = ", ".join(delivery.message_id for delivery in self.deliveries)
+        logger.error(text, ids, exc_info=error, extra=fields_of(*self.deliveries))
+
+
+@contextmanager
+def own_statements() -> Iterator[None]:
+    """Raise `InboxRefused` where the database refuses a statement of the inbox: no handler is to blame."""
+    try:
+        yield
+    except (DatabaseError, psycopg.Error) as error:
+        if database.refuses_all(error):
+            raise InboxRefused(str(error).strip()) from error
+        raise
+
+
+def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
+    context = contexts[0]
+    correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
+    cause = Cause(context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, ""))
+    before = current_cause.set(cause if len(contexts) == 1 else None)
+    try:
+        with as_innermost(consumer.using), handler_runs(), awaiting_all():
+            result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], context)
+    except RuntimeError as error:
+        if DURABLE_IS_NESTED not in str(error):
+            raise
+        raise NotOutermost(
+            f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox "
+            "row.",
+            hint="Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
+            "itself goes into a message of its own, which the handler publishes.",
+        ) from error
+    finally:
+        current_cause.reset(before)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(
+            f"{consumer.name} returned a coroutine, but is not marked as a coroutine function, so it was not awaited. Put "
+            "@consumer right above `async def`, or mark the wrapper with asgiref.sync.markcoroutinefunction()."
+        )
+
+
+def _check_transaction(consumer: Consumer) -> None:
+    """Raise where the commit would silently be a rollback, in Django or in PostgreSQL."""
+    connection = connections[consumer.using]
+    status = connection.connection.pgconn.transaction_status if connection.connection else TransactionStatus.UNKNOWN
+    if connection.needs_rollback or status != TransactionStatus.INTRANS:
+        error = BrokenTransaction if not connection.closed_in_transaction else ClosedByHandler
+        raise error(
+            f"{consumer.name} returned with a broken transaction: it caught an error of the database, or of an atomic "
+            "block, that had aborted the transaction. Put the statement that may fail into an atomic() of its own, "
+            "and catch the error outside of it."
+        )
+
+
+def is_outage(error: BaseException, before: Any) -> bool:
+    """Return whether the database caused an error, not the handler: the connection from before is closed."""
+    if isinstance(error, ClosedByHandler):
+        return False
+    if before is None:  # it could not be opened, or was at its first statement
+        return isinstance(error, OperationalError | psycopg.OperationalError) and not is_conflict(error)
+    return before.closed and any(isinstance(cause, DatabaseError | psycopg.Error | BrokenTransaction) for cause in causes(error))
