@@ -13,7 +13,6 @@ import psycopg
 from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
-    BrokerDeadLetter,
     BrokerInterface,
     BrokerStatus,
     DelayedCount,
@@ -29,7 +28,7 @@ from outbox.brokers.base import (
     StoredList,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, ListsResources, NeedsCheckLoop, StoredInDatabase
+from outbox.brokers.capabilities import DeliversAgain, ListsResources, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
@@ -48,7 +47,7 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
-class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResources):
+class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
@@ -102,7 +101,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
 
     @classmethod
     def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """Return parked half messages and dead letters, if the database is the broker's. May raise NotMigrated."""
+        """Return parked half messages and groups, if the database is the broker's. May raise NotMigrated."""
         if cls.stored_in(options) != database:
             return BrokerStatus()
         with tables_there(database):
@@ -117,7 +116,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
 
     @classmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
-        """Return what groups have not read or not finished, dead letters, delayed and half messages. May raise NotMigrated."""
+        """Return what groups have not read or not finished, delayed and half messages. May raise NotMigrated."""
         settings = read_options(EmbeddedOptions, options)
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
@@ -246,39 +245,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
         with self._client.translated() as connection:
             if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
                 self._client.scan_validity = None  # the next messages of their keys are due
-            return settlement.ack(connection, deliveries, now=self._now())
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Release a delivery; its message is due again after the given time."""
-        with self._client.translated() as connection:
-            self._client.scan_validity = None
-            return settlement.retry(connection, delivery, after, now=self._now())
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Store the message as a dead letter, until it is replayed or discarded."""
-        with self._client.translated() as connection:
-            self._client.scan_validity = None
-            return settlement.dead_letter(connection, delivery, reason, now=self._now())
-
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a group, oldest first."""
-        with self._client.translated() as connection:
-            return settlement.dead_letters(connection, group, limit)
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """Return the number of dead letters of a group, by topic."""
-        with self._client.translated() as connection:
-            return settlement.count_dead_letters(connection, group)
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Deliver dead letters to their group again, with deliveries counted from 1."""
-        with self._client.translated() as connection:
-            return settlement.replay(connection, group, letters, now=self._now())
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters. Retention deletes their messages later."""
-        with self._client.translated() as connection:
-            return settlement.discard(connection, group, letters)
+            return settlement.ack(connection, deliveries)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Deliver messages again that the group has read and finished."""
@@ -291,12 +258,12 @@ class EmbeddedBroker(NeedsCheckLoop, DeadLetters, StoredInDatabase, ListsResourc
             return lookup.backlog(connection, group)
 
     def delayed(self) -> DelayedCount:
-        """Return the number of delayed messages. Retries are part of the backlog."""
+        """Return the number of delayed messages."""
         with self._client.translated() as connection:
             return DelayedCount(log.count_delayed(connection))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return the ids that the group has not read, has not finished, or keeps as dead letters."""
+        """Return the ids that the group has not read or not finished."""
         with self._client.translated() as connection:
             return lookup.open_ids(connection, group, message_ids)
 

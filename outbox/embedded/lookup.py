@@ -9,20 +9,19 @@ from outbox.brokers.base import StoredCopy
 from outbox.database import Connection
 from outbox.embedded.clock import NOW
 
-# Messages after the offsets, of any tag, and messages that were read but not finished; no dead letters.
+# Messages after the offsets, of any tag, and messages that were read but not finished.
 BACKLOG = """
 SELECT t.name, sum(
     (SELECT count(*) FROM outbox_embedded_message m
      WHERE m.topic_id = o.topic_id AND m.queue = o.queue AND m.pos > o.pos)
     + (SELECT count(*) FROM outbox_embedded_delivery d
-       WHERE d.consumer_group = o.consumer_group AND d.topic_id = o.topic_id AND d.queue = o.queue AND d.died_at IS NULL)
+       WHERE d.consumer_group = o.consumer_group AND d.topic_id = o.topic_id AND d.queue = o.queue)
 )::bigint
 FROM outbox_embedded_offset o JOIN outbox_embedded_topic t ON t.id = o.topic_id
 WHERE o.consumer_group = %(group)s GROUP BY t.name
 """
 
-# Messages with these ids that may be delivered to a group: not read yet, read but not finished, or dead letters, which can be
-# replayed. Deliveries are read by their two partial indexes.
+# Messages with these ids that a group has not read, or read and not finished.
 OPEN = """
 WITH asked AS MATERIALIZED (
     SELECT topic_id, queue, pos, message_id FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s::text[])
@@ -30,11 +29,7 @@ WITH asked AS MATERIALIZED (
 SELECT a.message_id FROM asked a JOIN outbox_embedded_offset o USING (topic_id, queue)
 WHERE o.consumer_group = %(group)s AND o.pos < a.pos
 UNION
-SELECT a.message_id FROM asked a JOIN (
-    SELECT topic_id, queue, pos FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND died_at IS NULL
-    UNION ALL
-    SELECT topic_id, queue, pos FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND died_at IS NOT NULL
-) d USING (topic_id, queue, pos)
+SELECT a.message_id FROM asked a JOIN outbox_embedded_delivery d USING (topic_id, queue, pos) WHERE d.consumer_group = %(group)s
 """
 
 FIND = f"""
@@ -45,11 +40,8 @@ SELECT t.name, f.state, f.half_id, f.stored_at FROM (
     SELECT topic_id, CASE WHEN deliver_at > {NOW} THEN 'delayed' ELSE 'visible' END, '', NULL
     FROM outbox_embedded_delayed WHERE message_id = %(message_id)s
     UNION ALL
-    SELECT m.topic_id, CASE WHEN EXISTS (
-        SELECT FROM outbox_embedded_delivery d
-        WHERE d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos AND d.died_at IS NOT NULL
-    ) THEN 'dead_letter' ELSE 'visible' END, coalesce(half_id::text, ''), stored_at
-    FROM outbox_embedded_message m WHERE message_id = %(message_id)s
+    SELECT topic_id, 'visible', coalesce(half_id::text, ''), stored_at
+    FROM outbox_embedded_message WHERE message_id = %(message_id)s
 ) f JOIN outbox_embedded_topic t ON t.id = f.topic_id
 """
 

@@ -140,8 +140,9 @@ class EmbeddedOffset(models.Model):
 
 class EmbeddedDelivery(models.Model):
     """
-    A message that a group has read but not finished: it is being handled, to be retried, waiting for earlier messages of its
-    key on a fifo topic, or a dead letter (`died_at` is set).
+    A message that a group has read but not finished: it is being handled, or it is due.
+
+    On a fifo topic it may wait for an earlier one of its key; its count is 0 before its first delivery.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -151,10 +152,7 @@ class EmbeddedDelivery(models.Model):
     pos = models.BigIntegerField()
     order_key = models.BigIntegerField(null=True)  # a hash of the key, on fifo topics only
     delivery_count = models.IntegerField()
-    is_held = models.BooleanField()
     due_at = models.DateTimeField()
-    reason = models.TextField(default="")
-    died_at = models.DateTimeField(null=True)
 
     class Meta:
         app_label = "outbox_embedded"

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from psycopg.rows import class_row
-
-from outbox.brokers.base import BrokerStatus, DeadLetterCount, Delivery, StoredCopy, StoredList
+from outbox.brokers.base import BrokerStatus, Delivery, StoredCopy, StoredList
 from outbox.database import Connection
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.halves import OPEN
@@ -17,12 +15,6 @@ from outbox.message import TopicSpec, read_headers
 PARKED = f"""
 SELECT t.name, count(*) FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
 WHERE h.state = {HalfState.PARKED} GROUP BY 1 ORDER BY 1
-"""
-
-# Dead letters of consumer groups, by the partial index of dead deliveries.
-DEAD_LETTERS = """
-SELECT d.consumer_group, t.name AS topic, count(*) AS letters FROM outbox_embedded_delivery d
-JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.died_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 GROUPS = "SELECT DISTINCT consumer_group FROM outbox_embedded_offset ORDER BY 1"
@@ -46,7 +38,7 @@ FROM outbox_embedded_queue q JOIN outbox_embedded_topic t ON t.id = q.topic_id
 LEFT JOIN outbox_embedded_offset o USING (topic_id, queue) ORDER BY t.name, q.queue, o.consumer_group
 """
 
-HOLDING_GROUPS = "SELECT DISTINCT consumer_group, died_at IS NOT NULL FROM outbox_embedded_delivery ORDER BY 1, 2"
+HOLDING_GROUPS = "SELECT DISTINCT consumer_group FROM outbox_embedded_delivery ORDER BY 1"
 
 # Pages of what is still to be delivered, each by an index that has its key.
 UNREAD = """
@@ -56,7 +48,7 @@ WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > %(after)s ORDER BY
 HELD = """
 SELECT d.id, d.consumer_group, t.name, m.message_id, m.tag, m.headers, m.body FROM outbox_embedded_delivery d
 JOIN outbox_embedded_message m USING (topic_id, queue, pos) JOIN outbox_embedded_topic t ON t.id = d.topic_id
-WHERE d.consumer_group = %(group)s AND (d.died_at IS NOT NULL) = %(is_dead)s AND d.id > %(after)s
+WHERE d.consumer_group = %(group)s AND d.id > %(after)s
 ORDER BY d.id {order} LIMIT %(limit)s
 """
 DELAYED = """
@@ -71,10 +63,9 @@ ORDER BY h.id {{order}} LIMIT %(limit)s
 
 
 def read_status(connection: Connection) -> BrokerStatus:
-    """Return the parked half messages, the dead letters and the consumer groups in a database."""
+    """Return the parked half messages and the consumer groups in a database."""
     parked: dict[str, int] = dict(connection.execute(PARKED).fetchall())
-    letters = connection.cursor(row_factory=class_row(DeadLetterCount)).execute(DEAD_LETTERS).fetchall()
-    return BrokerStatus(parked, letters, [group for (group,) in connection.execute(GROUPS).fetchall()])
+    return BrokerStatus(parked, groups=[group for (group,) in connection.execute(GROUPS).fetchall()])
 
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
@@ -102,10 +93,8 @@ def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_fr
         for group, pos in sorted(read_to.items())
         if pos < last_pos
     ]
-    for group, is_dead in connection.execute(HOLDING_GROUPS).fetchall():
-        lists.append(
-            _stored_list(connection, "dead letter" if is_dead else "unfinished message", HELD, 0, group=group, is_dead=is_dead)
-        )
+    for (group,) in connection.execute(HOLDING_GROUPS).fetchall():
+        lists.append(_stored_list(connection, "unfinished message", HELD, 0, group=group))
     lists.append(_stored_list(connection, "delayed message", DELAYED, 0))
     lists.append(_stored_list(connection, "half message", HALVES, 0))
     return lists

@@ -17,12 +17,12 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# The deliveries given, and all others of the group that are not held: where one message is lost, often many are.
+# The deliveries given, and all others of the group that are due: where one message is lost, often many are.
 DROP = f"""
 DELETE FROM outbox_embedded_delivery WHERE id IN (
     SELECT d.id FROM outbox_embedded_delivery d
-    WHERE d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.died_at IS NULL
-      AND (d.id = ANY(%(ids)s) OR NOT d.is_held OR d.due_at <= {NOW})
+    WHERE d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s)
+      AND (d.id = ANY(%(ids)s) OR d.due_at <= {NOW})
       AND NOT EXISTS (
           SELECT FROM outbox_embedded_message m WHERE m.topic_id = d.topic_id AND m.queue = d.queue AND m.pos = d.pos)
     FOR UPDATE OF d SKIP LOCKED

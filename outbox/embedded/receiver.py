@@ -44,11 +44,11 @@ ON CONFLICT DO NOTHING
 # Deliveries that are due, on fifo topics only the first unfinished one of each key. An earlier one cannot be added later, because
 # messages are read in order, under the lock of the offset.
 IS_DUE = f"""
-d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.died_at IS NULL AND d.due_at <= {NOW}
+d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.due_at <= {NOW}
 AND (d.order_key IS NULL OR NOT EXISTS (
     SELECT FROM outbox_embedded_delivery earlier
     WHERE earlier.consumer_group = d.consumer_group AND earlier.topic_id = d.topic_id AND earlier.order_key = d.order_key
-      AND earlier.pos < d.pos AND earlier.died_at IS NULL
+      AND earlier.pos < d.pos
 ))
 """
 
@@ -64,7 +64,7 @@ SELECT
     ),
     extract(epoch FROM least(
         (SELECT min(due_at) FROM outbox_embedded_delivery
-         WHERE consumer_group = %(group)s AND topic_id = ANY(%(topic_ids)s) AND died_at IS NULL AND due_at > {NOW}),
+         WHERE consumer_group = %(group)s AND topic_id = ANY(%(topic_ids)s) AND due_at > {NOW}),
         (SELECT min(deliver_at) FROM outbox_embedded_delayed WHERE topic_id = ANY(%(delay_ids)s) AND deliver_at > {NOW})
     ) - {NOW})::float8
 """
@@ -82,7 +82,7 @@ room AS (
     SELECT CASE WHEN %(is_fifo)s THEN greatest(0, least(%(limit)s, %(max_waiting)s - (
         SELECT count(*) FROM outbox_embedded_delivery
         WHERE consumer_group = %(group)s AND topic_id = %(topic_id)s AND queue = %(queue)s
-          AND order_key IS NOT NULL AND died_at IS NULL
+          AND order_key IS NOT NULL
     ))) ELSE %(limit)s END AS messages
 ),
 seen AS MATERIALIZED (
@@ -104,17 +104,17 @@ moved AS (
 ),
 held AS (
     INSERT INTO outbox_embedded_delivery
-        (consumer_group, topic_id, queue, pos, order_key, delivery_count, is_held, due_at)
+        (consumer_group, topic_id, queue, pos, order_key, delivery_count, due_at)
     SELECT %(group)s, %(topic_id)s, %(queue)s, pos,
            CASE WHEN %(is_fifo)s THEN hashtextextended(key, 0) END,
-           CASE WHEN %(is_fifo)s THEN 0 ELSE 1 END, NOT %(is_fifo)s,
+           CASE WHEN %(is_fifo)s THEN 0 ELSE 1 END,
            CASE WHEN %(is_fifo)s THEN {NOW} ELSE {NOW} + %(invisible_for)s END
     FROM seen ORDER BY pos
-    RETURNING id, pos, delivery_count, is_held
+    RETURNING id, pos, delivery_count
 )
 SELECT held.id, coalesce(held.delivery_count, (SELECT count(*) FROM seen)), seen.topic_id, seen.message_id, seen.key, seen.tag,
     seen.headers, seen.body, seen.stored_at
-FROM moved LEFT JOIN (held JOIN seen ON held.is_held AND seen.pos = held.pos) ON true
+FROM moved LEFT JOIN (held JOIN seen ON held.delivery_count > 0 AND seen.pos = held.pos) ON true
 ORDER BY held.pos
 """
 
@@ -125,7 +125,7 @@ WITH due AS (
     ORDER BY d.due_at, d.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ),
 taken AS (
-    UPDATE outbox_embedded_delivery d SET delivery_count = delivery_count + 1, is_held = true, due_at = {NOW} + %(invisible_for)s
+    UPDATE outbox_embedded_delivery d SET delivery_count = delivery_count + 1, due_at = {NOW} + %(invisible_for)s
     FROM due WHERE d.id = due.id RETURNING d.id, d.topic_id, d.queue, d.pos, d.delivery_count
 )
 SELECT taken.id, taken.delivery_count, m.topic_id, m.message_id, m.key, m.tag, m.headers, m.body, m.stored_at

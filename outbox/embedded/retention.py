@@ -2,8 +2,8 @@
 Retention: delete messages that are past their topic's retention and that every group has finished.
 
 Messages within a topic's retention are kept, and so are messages stored since `keep_since`. After that, a message is kept while
-a group that reads the topic has not read it, holds it, waits to retry it, or keeps it as a dead letter. So a group that is no
-longer used blocks the retention of its topics until it is forgotten. A half message that was not ended is never deleted.
+a group that reads the topic has not read or not finished it. So a group that is no longer
+used blocks the retention of its topics until it is forgotten. A half message that was not ended is never deleted.
 """
 
 from __future__ import annotations
@@ -97,5 +97,5 @@ def _prune_queue(connection: Connection, values: dict[str, object], limit: int) 
 
 
 def forget_group(connection: Connection, group: str, topics: Collection[str]) -> None:
-    """Delete a group's offsets, deliveries and dead letters in these topics, so that they no longer block retention."""
+    """Delete a group's offsets and deliveries in these topics, so that they no longer block retention."""
     connection.execute(FORGET_GROUP, {"group": group, "topics": list(topics)})

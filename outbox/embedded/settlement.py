@@ -1,28 +1,26 @@
 """
-Settle deliveries: acknowledge, retry, release or dead-letter them, or hold them longer.
+End deliveries: acknowledge or release them, hold them longer, or begin them again.
 
-A receipt is the delivery's id and its count (rows.py), which no delivery has twice. Each statement matches both, and that the
-delivery is still held. When a delivery is taken again, its count changes (receiver.py), so a late call changes nothing after
-another consumer has taken the message. Until then the call succeeds, however late it is.
+A receipt is the delivery's id and its count (rows.py), which no delivery has twice. Each statement matches both. When a delivery
+is taken again, its count changes (receiver.py), so a late call changes nothing after another consumer has taken the message.
+Until then the call succeeds, however late it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import BrokerDeadLetter, Delivery
+from outbox.brokers.base import Delivery
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.embedded.clock import NOW
 from outbox.embedded.log import NOTIFY
-from outbox.message import Header, read_headers
 
 ACK = """
 WITH given AS (SELECT * FROM unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count))
 DELETE FROM outbox_embedded_delivery d USING given g
-WHERE d.id = g.id AND d.delivery_count = g.delivery_count AND d.is_held
+WHERE d.id = g.id AND d.delivery_count = g.delivery_count
 RETURNING d.id
 """
 
@@ -31,67 +29,10 @@ RENEW = f"""
 WITH held AS (
     SELECT d.id FROM outbox_embedded_delivery d
     JOIN unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count) USING (id, delivery_count)
-    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
+    FOR UPDATE OF d SKIP LOCKED
 )
 UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM held WHERE d.id = held.id
 RETURNING d.id
-"""
-
-# Skips locked rows, as RENEW does. The messages are due at once, so waiting consumers are notified.
-RELEASE = f"""
-WITH held AS (
-    SELECT d.id FROM outbox_embedded_delivery d
-    JOIN unnest(%(ids)s::bigint[], %(delivery_counts)s::int[]) AS g (id, delivery_count) USING (id, delivery_count)
-    WHERE d.is_held FOR UPDATE OF d SKIP LOCKED
-),
-released AS (
-    UPDATE outbox_embedded_delivery d SET is_held = false, due_at = {NOW} FROM held WHERE d.id = held.id RETURNING d.id
-)
-SELECT id, {NOTIFY} FROM released
-"""
-
-RETRY = f"""
-UPDATE outbox_embedded_delivery SET is_held = false, due_at = {NOW} + %(after)s
-WHERE id = %(id)s AND delivery_count = %(delivery_count)s AND is_held
-RETURNING id
-"""
-
-DEAD_LETTER = f"""
-UPDATE outbox_embedded_delivery SET is_held = false, died_at = {NOW}, reason = %(reason)s
-WHERE id = %(id)s AND delivery_count = %(delivery_count)s AND is_held
-RETURNING id
-"""
-
-DEAD_LETTERS = """
-SELECT d.id::text, d.consumer_group, t.name, m.message_id, d.reason, d.delivery_count, d.died_at, m.headers
-FROM outbox_embedded_delivery d
-JOIN outbox_embedded_message m USING (topic_id, queue, pos)
-JOIN outbox_embedded_topic t ON t.id = d.topic_id
-WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL
-ORDER BY d.died_at, d.id LIMIT %(limit)s
-"""
-
-COUNT_DEAD_LETTERS = """
-SELECT t.name, count(*) FROM outbox_embedded_delivery d JOIN outbox_embedded_topic t ON t.id = d.topic_id
-WHERE d.consumer_group = %(group)s AND d.died_at IS NOT NULL GROUP BY 1
-"""
-
-# A replayed message gets a new id, since its deliveries are counted from 1 again: a receipt from before must not match.
-REPLAY = f"""
-WITH letter AS (
-    SELECT id FROM outbox_embedded_delivery
-    WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL FOR UPDATE
-),
-given AS (
-    UPDATE outbox_embedded_delivery d SET id = DEFAULT, died_at = NULL, reason = '', delivery_count = 0, due_at = {NOW}
-    FROM letter WHERE d.id = letter.id RETURNING letter.id
-)
-SELECT id::text, {NOTIFY} FROM given
-"""
-
-DISCARD = """
-DELETE FROM outbox_embedded_delivery WHERE consumer_group = %(group)s AND id = ANY(%(ids)s) AND died_at IS NOT NULL
-RETURNING id::text
 """
 
 # Until the deliveries are committed, no prune deletes their messages (retention.py). A statement of its own, so that the
@@ -105,9 +46,9 @@ SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, topic_id) FROM (
 # Messages that a group has read and finished become due again.
 DELIVER_AGAIN = f"""
 WITH given AS (
-    INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, delivery_count, is_held, due_at)
+    INSERT INTO outbox_embedded_delivery (consumer_group, topic_id, queue, pos, order_key, delivery_count, due_at)
     SELECT o.consumer_group, m.topic_id, m.queue, m.pos,
-        CASE WHEN t.type = 'fifo' THEN hashtextextended(m.key, 0) END, 0, false, {NOW}
+        CASE WHEN t.type = 'fifo' THEN hashtextextended(m.key, 0) END, 0, {NOW}
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     JOIN outbox_embedded_offset o ON o.topic_id = m.topic_id AND o.queue = m.queue AND o.pos >= m.pos
     WHERE o.consumer_group = %(group)s AND m.message_id = ANY(%(message_ids)s) AND NOT EXISTS (
@@ -120,9 +61,9 @@ FROM given JOIN outbox_embedded_message m USING (topic_id, queue, pos)
 """
 
 
-def ack(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> list[bool]:
+def ack(connection: Connection, deliveries: Sequence[Delivery]) -> list[bool]:
     """Acknowledge deliveries; return, for each, whether it was still held."""
-    return _change_held(connection, ACK, deliveries, {"now": now})
+    return _change_held(connection, ACK, deliveries, {})
 
 
 def renew(
@@ -134,41 +75,9 @@ def renew(
 
 
 def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
-    """Release deliveries that are still held; their messages are due at once."""
-    _change_held(connection, RELEASE, deliveries, {"now": now})
-
-
-def retry(connection: Connection, delivery: Delivery, after: timedelta, *, now: datetime | None) -> bool:
-    """Make the message due again after that time."""
-    return _end_one(connection, RETRY, delivery, {"after": after, "now": now})
-
-
-def dead_letter(connection: Connection, delivery: Delivery, reason: str, *, now: datetime | None) -> bool:
-    """Make the message a dead letter; retention keeps it as long as it is one."""
-    return _end_one(connection, DEAD_LETTER, delivery, {"reason": reason.replace("\0", ""), "now": now})
-
-
-def dead_letters(connection: Connection, group: str, limit: int) -> list[BrokerDeadLetter]:
-    """Return the dead letters of a group, oldest first."""
-    rows = connection.execute(DEAD_LETTERS, {"group": group, "limit": limit})
-    return [replace(BrokerDeadLetter(*row[:-1]), source=read_headers(row[-1]).get(Header.SOURCE, "")) for row in rows]
-
-
-def count_dead_letters(connection: Connection, group: str) -> dict[str, int]:
-    """Return the number of dead letters of a group, by topic."""
-    return dict(connection.execute(COUNT_DEAD_LETTERS, {"group": group}).fetchall())
-
-
-def replay(connection: Connection, group: str, letters: Collection[str], *, now: datetime | None) -> set[str]:
-    """Deliver dead letters again; return the ids of those that existed."""
-    rows = connection.execute(REPLAY, {"group": group, "ids": [int(one) for one in letters], "now": now}).fetchall()
-    return {row[0] for row in rows}
-
-
-def discard(connection: Connection, group: str, letters: Collection[str]) -> set[str]:
-    """Delete dead letters; return the ids of those that existed."""
-    rows = connection.execute(DISCARD, {"group": group, "ids": [int(one) for one in letters]}).fetchall()
-    return {row[0] for row in rows}
+    """Make the messages of deliveries that are still held due at once, and notify waiting consumers."""
+    renew(connection, deliveries, timedelta(), now=now)
+    connection.execute(f"SELECT {NOTIFY}".encode())
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:
@@ -182,18 +91,7 @@ def deliver_again(connection: Connection, group: str, message_ids: Sequence[str]
 def _change_held(
     connection: Connection, statement: str, deliveries: Sequence[Delivery], parameters: dict[str, object]
 ) -> list[bool]:
-    receipts = [_read(delivery.receipt) for delivery in deliveries]
-    ids, delivery_counts = [one[0] for one in receipts], [one[1] for one in receipts]
+    receipts = [delivery.receipt.split(":") for delivery in deliveries]
+    ids, delivery_counts = [int(receipt[0]) for receipt in receipts], [int(receipt[1]) for receipt in receipts]
     changed = {row[0] for row in connection.execute(statement, {"ids": ids, "delivery_counts": delivery_counts, **parameters})}
     return [delivery_id in changed for delivery_id in ids]
-
-
-def _end_one(connection: Connection, statement: str, delivery: Delivery, parameters: dict[str, object]) -> bool:
-    delivery_id, delivery_count = _read(delivery.receipt)
-    found = connection.execute(statement, {"id": delivery_id, "delivery_count": delivery_count, **parameters})
-    return found.fetchone() is not None
-
-
-def _read(text: str) -> tuple[int, int]:
-    delivery_id, delivery_count = text.split(":")
-    return int(delivery_id), int(delivery_count)

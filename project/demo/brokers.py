@@ -35,7 +35,6 @@ AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_g
 """  # noqa: S608
 
 # What still waits in the outbox, and in the embedded broker: halves, what a group has not read, and what it has not acknowledged.
-# A dead letter waits for a person, and is not counted.
 WAITING = f"""
 {LEDGERS}
 SELECT {UNSENT}
@@ -46,7 +45,7 @@ SELECT {UNSENT}
         JOIN outbox_embedded_message m ON m.topic_id = t.id
         LEFT JOIN outbox_embedded_offset o ON (o.consumer_group, o.topic_id, o.queue) = (reads.consumer_group, t.id, m.queue)
         WHERE m.pos > coalesce(o.pos, 0))
-    + (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NULL)
+    + (SELECT count(*) FROM outbox_embedded_delivery)
 """  # noqa: S608
 
 # A committed half message has left the halves for its queue.

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from outbox.brokers.base import (
     Broker,
-    BrokerDeadLetter,
     Delivery,
     Ended,
     HalfRef,
@@ -154,24 +153,6 @@ class Acts:
         for _ in self.harness.tries():
             found = self.broker.backlog(group).get(self.harness.topic(kind), 0)
             if count is None or found == count:
-                break
-        return found
-
-    def dead_letters(self, group: str = "group", *, count: int = 0) -> list[BrokerDeadLetter]:
-        """Return the dead letters of this test; tries again until there are `count`."""
-        topics = {topic.name for topic in self.harness.topics.values()}
-        for _ in self.harness.tries():
-            found = [letter for letter in self.broker.dead_letters(group, limit=10_000) if letter.topic in topics]
-            if len(found) >= count:
-                break
-        return found
-
-    def counted(self, group: str = "group", *, count: int = 0) -> dict[str, int]:
-        """Return the numbers of dead letters of this test's topics; tries again until they are `count` together."""
-        topics = {topic.name for topic in self.harness.topics.values()}
-        for _ in self.harness.tries():
-            found = {topic: number for topic, number in self.broker.count_dead_letters(group).items() if topic in topics}
-            if sum(found.values()) >= count:
                 break
         return found
 

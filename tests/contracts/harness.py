@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from django.db import connections
 from psycopg import OperationalError
 
 from outbox import database
-from outbox.brokers.base import Broker, SendResult, SendStatus
+from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.celery import CeleryBroker
@@ -54,7 +54,6 @@ class Harness(abc.ABC):
     body = b"{}"  # one that the broker takes
     is_shared_by_processes = True
     lateness = timedelta()  # in real time, how late effects and due messages may become visible
-    deduplicates_sends = False  # a repeated one-phase send stores nothing
     confirms_ends = True  # an accepted end has taken effect
     places_halves = False  # SendResult.place says where a half message is stored
     remembers_ends = True  # the first end of a half message is the answer to every later one, and to find()
@@ -62,15 +61,9 @@ class Harness(abc.ABC):
     ends_late = False  # an expired delivery can be ended or renewed until its message is delivered again
     knows_open_deliveries = False  # may_deliver_again() returns messages whose deliveries have not ended
     can_start_at_the_end = True  # START="latest"
-    finds_dead_letters = True  # find() returns dead letters
-    delivers_again = False  # deliver_again() works
     forgets_groups = False  # forget_group() works
-    keeps_reasons = True  # a dead letter has its reason
-    settles_letters_once = True  # of two processes that replay or discard a dead letter, one does
-    many_letters = 1000
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
     moves_between_members = True  # a message that was handed back goes to any member of its group
-    counts_invisible = True  # backlog(), held() and delayed() together include messages in a handler, or between retries
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works
@@ -134,6 +127,10 @@ class Harness(abc.ABC):
         """
         raise NotImplementedError
 
+    def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
+        """Have the server give up messages that wait for a group, all that do. See `Broker.gives_up`."""
+        raise NotImplementedError
+
     def restart(self) -> None:
         """
         Kill the broker's server with SIGKILL, start it again, and return when it is ready. See `can_restart`.
@@ -164,7 +161,6 @@ class MemoryHarness(Harness):
     places_halves = True
     ends_late = True
     knows_open_deliveries = True
-    delivers_again = True
     forgets_groups = True
     can_lose_ends = True
 
@@ -185,6 +181,12 @@ class MemoryHarness(Harness):
         yield
         broker.heal()
 
+    def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
+        broker = self.open()
+        assert isinstance(broker, MemoryBroker)
+        for message in messages:
+            broker.give_up(group, message, "delivered too often")
+
     def close(self) -> None:
         forget(str(id(self)))
 
@@ -200,10 +202,8 @@ class StatelessMemoryHarness(MemoryHarness):
 
 class EmbeddedHarness(Harness):
     broker_class = EmbeddedBroker
-    deduplicates_sends = True
     ends_late = True
     knows_open_deliveries = True
-    delivers_again = True
     forgets_groups = True
     can_lose_ends = True
     can_restart = True

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
-    BrokerDeadLetter,
     DelayedCount,
     Delivery,
     HalfRef,
@@ -23,7 +22,7 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, NeedsCheckLoop, TransactionalSends
+from outbox.brokers.capabilities import DeliversAgain, GivesUp, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver, transactions
 from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.ends import end_half, half_of
@@ -44,7 +43,7 @@ def _now() -> datetime:
 R = TypeVar("R")
 
 
-class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
+class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, TransactionalSends):
     """A broker in the memory of the process; brokers with the same OPTIONS["NAME"] share it, across threads."""
 
     supports_order: ClassVar[bool] = True
@@ -184,68 +183,37 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
                 self._store.changed.wait(min(left, POLL_SECONDS))
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries longer, under new receipts."""
+        """Hold deliveries longer, under new receipts, and wake waiting consumers: the time may be none."""
         with self._store.changed:
-            return [receiver.renew(self._store, one, self._now() + invisible_for) for one in deliveries]
-
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries; their messages are due at once, also for consumers that already wait."""
-        with self._store.changed:
-            for delivery in deliveries:
-                receiver.release(self._store, delivery, self._now())
             self._store.changed.notify_all()
+            return [receiver.renew(self._store, delivery, self._now() + invisible_for) for delivery in deliveries]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Acknowledge deliveries that are still held."""
         with self._store.changed:
-            return [self._finish(delivery) is not None for delivery in deliveries]
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Release a delivery; its message is due again after the given time."""
-        with self._store.changed:
-            return receiver.release(self._store, delivery, self._now() + after)
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Store the message as a dead letter."""
-        with self._store.changed:
-            place = self._finish(delivery)
-            if place is not None:
-                letter = receiver.letter(delivery, reason, self._now())
-                self._store.groups[delivery.group].dead[letter.id] = (letter, place.copy)
-            return place is not None
-
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a group, oldest first."""
-        with self._store.changed:
-            known = self._store.groups.get(group)
-            return [letter for letter, _ in known.dead.values()][:limit] if known else []
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """Return the number of a group's dead letters, by topic."""
-        with self._store.changed:
-            return dict(Counter(letter.topic for letter, _ in self._store.groups.get(group, MemoryGroup()).dead.values()))
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Deliver dead letters to their group again."""
-        with self._store.changed:
-            known = self._store.groups.get(group, MemoryGroup())
-            copies = {letter: known.dead.pop(letter)[1] for letter in set(letters) if letter in known.dead}
-            receiver.redeliver(self._store, known, copies.values(), self._now())
-            return set(copies)
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters."""
-        with self._store.changed:
-            dead = self._store.groups.get(group, MemoryGroup()).dead
-            return {letter for letter in set(letters) if dead.pop(letter, None) is not None}
+            return [receiver.finish(self._store, delivery) for delivery in deliveries]
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Deliver messages again that the group has finished."""
         with self._store.changed:
             known = self._store.groups.get(group, MemoryGroup())
-            copies = [copy for one in message_ids for copy in known.done.pop(one, [])]
-            receiver.redeliver(self._store, known, copies, self._now())
+            copies = [copy for message_id in message_ids for copy in known.done.pop(message_id, [])]
+            for copy in copies:
+                known.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, self._now())
+            self._store.changed.notify_all()
             return {copy.message.message_id for copy in copies}
+
+    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+        """Receive messages that a test gave up; each comes again until it is acknowledged."""
+        with self._store.changed:
+            known = self._store.groups.get(group, MemoryGroup())
+            return [receiver.deliver(known, group, place, self._now()) for place in receiver.given_up(known, topics)[:limit]]
+
+    def count_given_up(self, group: str) -> dict[str, int]:
+        """Return the number of messages that were given up and not acknowledged, by topic."""
+        with self._store.changed:
+            known = self._store.groups.get(group, MemoryGroup())
+            return dict(Counter(place.copy.message.topic for place in receiver.given_up(known, known.unfinished)))
 
     def backlog(self, group: str) -> dict[str, int]:
         """Return the number of messages that wait for a group, by topic."""
@@ -254,13 +222,13 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def delayed(self) -> DelayedCount:
-        """Return the number of delayed messages. Retries are part of the backlog."""
+        """Return the number of delayed messages."""
         with self._store.changed:
             now = self._now()
             return DelayedCount(sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return the ids that the group has not read, has not finished, or keeps as dead letters."""
+        """Return the ids that the group has not read or not finished."""
         with self._store.changed:
             return receiver.open_ids(self._store, group).intersection(message_ids)
 
@@ -270,7 +238,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             self._store.forget(group, topics)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Look up a message among half messages, copies and dead letters."""
+        """Look up a message among half messages and copies."""
         with self._store.changed:
             return lookup.find(self._store, message_id, self._now())
 
@@ -340,9 +308,3 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeadLetters, TransactionalSends):
             )
             found.extend(due)
         return found
-
-    def _finish(self, delivery: Delivery) -> UnfinishedCopy | None:
-        place = receiver.held_by(self._store, delivery)
-        if place is not None:
-            receiver.finish(self._store.groups[delivery.group], place.copy)
-        return place

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendStatus
+from outbox.brokers.memory import receiver
 from outbox.brokers.memory.faults import FaultKind, Item, Where
 from outbox.brokers.memory.store import HalfRecord, Store, UnfinishedCopy
 from outbox.message import Half
@@ -117,6 +118,15 @@ class Controls:
                     repeated += 1
             self._store.changed.notify_all()
             return repeated
+
+    def give_up(self, group: str, message: Outgoing, reason: str) -> None:
+        """Take a message out of what a group is delivered, as a server does after too many deliveries."""
+        with self._store.changed:
+            known = receiver.join(self._store, group, [message.topic], at_end=False)
+            receiver.read_new(self._store, known, message.topic)
+            for place in known.unfinished[message.topic].values():
+                if place.copy.message.message_id == message.message_id:
+                    place.given_up, place.receipt = reason, ""
 
     def copies(self, message_id: str) -> int:
         """Return the number of visible copies of a message; 1 means exactly once."""

@@ -14,13 +14,15 @@ def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
     """Return the copies of a message: half messages that were not committed, and visible copies."""
     halves = [half for half in store.halves.values() if half.message.message_id == message_id]
     copies = [copy for topic in store.copies.values() for copy in topic if copy.message.message_id == message_id]
-    dead = [copy for group in store.groups.values() for _, copy in group.dead.values()]
     hidden = [
         StoredCopy(message_id, half.message.topic, half.ended or "half", half.id, half.born_at)
         for half in halves
         if half.ended is not Ended.COMMITTED
     ]
-    shown = [StoredCopy(message_id, copy.message.topic, _state(copy, dead, now), stored_at=copy.stored_at) for copy in copies]
+    shown = [
+        StoredCopy(message_id, copy.message.topic, "delayed" if copy.visible_at > now else "visible", stored_at=copy.stored_at)
+        for copy in copies
+    ]
     return hidden + shown
 
 
@@ -35,7 +37,3 @@ def look_up_half(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfSta
 def _is_of(copy: Copy, ref: HalfRef) -> bool:
     source = copy.message.headers.get(Header.SOURCE, "")
     return copy.message.message_id == ref.message_id and ref.source in ("", source)
-
-
-def _state(copy: Copy, dead: list[Copy], now: datetime) -> str:
-    return "dead_letter" if copy in dead else "delayed" if copy.visible_at > now else "visible"

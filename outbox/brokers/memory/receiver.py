@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import BrokerDeadLetter, Delivery
-from outbox.brokers.memory.store import Copy, MemoryGroup, Store, UnfinishedCopy
-from outbox.message import Header, TopicSpec, TopicType
+from outbox.brokers.base import Delivery
+from outbox.brokers.memory.store import MemoryGroup, Store, UnfinishedCopy
+from outbox.message import TopicSpec, TopicType
 
 
 def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> MemoryGroup:
@@ -32,21 +32,31 @@ def read_new(store: Store, group: MemoryGroup, topic: str) -> None:
 def take(
     group: MemoryGroup, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta
 ) -> Iterator[Delivery]:
-    """Yield deliveries that are due, in storage order; on a fifo topic, a key waits for its first unfinished message."""
-    held_keys = set()
-    left = limit
-    for place in list(group.unfinished[spec.name].values()):
-        if left == 0:
+    """
+    Yield deliveries that are due, in storage order.
+
+    On a fifo topic a message waits for earlier ones of its key, except those that are yielded before it.
+    """
+    waiting_keys = set()
+    due = [place for place in group.unfinished[spec.name].values() if not place.given_up]
+    for place in due:
+        if limit == 0:
             return
-        is_held = place.copy.message.key in held_keys
-        if spec.type is TopicType.FIFO:
-            held_keys.add(place.copy.message.key)
-        if not is_held and place.due_at <= now:
-            left -= 1
-            yield _deliver(group, name, place, now + invisible_for)
+        key = place.copy.message.key
+        if place.due_at > now:
+            waiting_keys.add(key)
+        elif spec.type is not TopicType.FIFO or key not in waiting_keys:
+            limit -= 1
+            yield deliver(group, name, place, now + invisible_for)
 
 
-def _deliver(group: MemoryGroup, name: str, place: UnfinishedCopy, until: datetime) -> Delivery:
+def given_up(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
+    """Return what was given up in some topics."""
+    return [place for topic in topics for place in group.unfinished.get(topic, {}).values() if place.given_up]
+
+
+def deliver(group: MemoryGroup, name: str, place: UnfinishedCopy, until: datetime) -> Delivery:
+    """Return a delivery, which is held until that time."""
     message = place.copy.message
     place.delivery_count += 1
     place.due_at = until
@@ -64,6 +74,7 @@ def _deliver(group: MemoryGroup, name: str, place: UnfinishedCopy, until: dateti
         delivery_count=place.delivery_count,
         stored_at=place.copy.stored_at,
         pos=place.copy.number,
+        given_up=place.given_up,
     )
 
 
@@ -84,35 +95,18 @@ def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
 def count_waiting(store: Store, group: MemoryGroup, topic: str, now: datetime) -> int:
     """Return the number of messages that a group has not read or not finished, without delayed ones."""
     unread = store.copies.get(topic, [])[group.next_number[topic] :]
-    unfinished = [place.copy for place in group.unfinished.get(topic, {}).values()]
+    unfinished = [place.copy for place in group.unfinished.get(topic, {}).values() if not place.given_up]
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 
-def redeliver(store: Store, group: MemoryGroup, copies: Iterable[Copy], now: datetime) -> None:
-    """Make copies due for a group as if for the first time, and wake waiting consumers."""
-    for copy in copies:
-        group.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, now)
-    store.changed.notify_all()
-
-
 def open_ids(store: Store, name: str) -> set[str]:
-    """Return the ids of messages that may be delivered to a group: dead letters, too, because they can be replayed."""
+    """Return the ids of messages that a group has not read or not finished."""
     group = store.groups.get(name)
     if group is None:
         return set()
     unread = [copy for topic, number in group.next_number.items() for copy in store.copies.get(topic, [])[number:]]
     unfinished = [place.copy for places in group.unfinished.values() for place in places.values()]
-    dead = [copy for _, copy in group.dead.values()]
-    return {copy.message.message_id for copy in [*unread, *unfinished, *dead]}
-
-
-def release(store: Store, delivery: Delivery, due_at: datetime) -> bool:
-    """End a delivery; its message is due at that time. Return whether it was held."""
-    place = held_by(store, delivery)
-    if place is not None:
-        place.receipt = ""
-        place.due_at = due_at
-    return place is not None
+    return {copy.message.message_id for copy in [*unread, *unfinished]}
 
 
 def held_by(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
@@ -123,21 +117,11 @@ def held_by(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
     return place if place is not None and place.receipt == delivery.receipt else None
 
 
-def finish(group: MemoryGroup, copy: Copy) -> None:
-    """Move a copy from a group's unfinished messages to its finished ones."""
-    group.unfinished[copy.message.topic].pop(copy.number)
-    group.done.setdefault(copy.message.message_id, []).append(copy)
-
-
-def letter(delivery: Delivery, reason: str, now: datetime) -> BrokerDeadLetter:
-    """Return the dead letter of a delivery."""
-    return BrokerDeadLetter(
-        id=uuid.uuid4().hex,
-        group=delivery.group,
-        topic=delivery.topic,
-        message_id=delivery.message_id,
-        reason=reason,
-        delivery_count=delivery.delivery_count,
-        died_at=now,
-        source=delivery.headers.get(Header.SOURCE, ""),
-    )
+def finish(store: Store, delivery: Delivery) -> bool:
+    """Move a copy from its group's unfinished messages to its finished ones. Return whether the delivery was held."""
+    place = held_by(store, delivery)
+    if place is not None:
+        group = store.groups[delivery.group]
+        del group.unfinished[delivery.topic][place.copy.number]
+        group.done.setdefault(delivery.message_id, []).append(place.copy)
+    return place is not None

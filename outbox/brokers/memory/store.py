@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from outbox.brokers.base import BrokerDeadLetter, Ended, Outgoing
+from outbox.brokers.base import Ended, Outgoing
 from outbox.brokers.memory.faults import Faults
 
 
@@ -36,21 +36,21 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class UnfinishedCopy:
-    """An unfinished copy of one group. `receipt` is empty while no consumer handles it."""
+    """An unfinished copy of one group. `receipt` is empty before its first delivery; `given_up` is the reason, if it was."""
 
     copy: Copy
     due_at: datetime
     delivery_count: int = 0
     receipt: str = ""
+    given_up: str = ""
 
 
 @dataclass(slots=True)
 class MemoryGroup:
-    """A consumer group: its offset in each topic, its unfinished, dead and finished messages, and its deliveries."""
+    """A consumer group: its offset in each topic, its unfinished and finished messages, and its deliveries."""
 
     next_number: dict[str, int] = field(default_factory=dict)
     unfinished: dict[str, dict[int, UnfinishedCopy]] = field(default_factory=dict)
-    dead: dict[str, tuple[BrokerDeadLetter, Copy]] = field(default_factory=dict)
     done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
     delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
 
@@ -95,7 +95,6 @@ class Store:
         for topic in topics:
             known.next_number.pop(topic, None)
             known.unfinished.pop(topic, None)
-        known.dead = {id_: found for id_, found in known.dead.items() if found[0].topic not in topics}
 
 
 _stores: dict[str, Store] = {}

@@ -103,16 +103,11 @@ CREATE TABLE outbox_embedded_delivery (
     pos bigint NOT NULL,
     order_key bigint,
     delivery_count int NOT NULL,
-    is_held boolean NOT NULL,
-    due_at timestamptz NOT NULL,
-    reason text NOT NULL DEFAULT '',
-    died_at timestamptz
+    due_at timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000);
-CREATE INDEX outbox_embedded_delivery_due ON outbox_embedded_delivery (consumer_group, due_at) WHERE died_at IS NULL;
+CREATE INDEX outbox_embedded_delivery_due ON outbox_embedded_delivery (consumer_group, due_at);
 CREATE INDEX outbox_embedded_delivery_key ON outbox_embedded_delivery (consumer_group, topic_id, order_key, pos)
-    WHERE order_key IS NOT NULL AND died_at IS NULL;
-CREATE INDEX outbox_embedded_delivery_dead ON outbox_embedded_delivery (consumer_group, died_at)
-    WHERE died_at IS NOT NULL;
+    WHERE order_key IS NOT NULL;
 """
 
 # Consumers that wait to be told, by their server process.
@@ -177,10 +172,7 @@ class Migration(migrations.Migration):
                         ("pos", models.BigIntegerField()),
                         ("order_key", models.BigIntegerField(null=True)),
                         ("delivery_count", models.IntegerField()),
-                        ("is_held", models.BooleanField()),
                         ("due_at", models.DateTimeField()),
-                        ("reason", models.TextField(default="")),
-                        ("died_at", models.DateTimeField(null=True)),
                     ],
                     options={
                         "verbose_name_plural": "embedded deliveries",

@@ -61,13 +61,6 @@ class TestVisible:
             HalfStatus.VISIBLE,
         ]
 
-    def test_is_a_dead_letter(self, acts: Acts, broker: EmbeddedBroker, half: HalfRef):
-        acts.end(half)
-        [delivery] = acts.receive(HALF)
-        broker.dead_letter(delivery, "no")
-
-        assert look_up(broker, half) is HalfStatus.VISIBLE
-
     def test_is_not_the_message_of_another_database(self, acts: Acts, broker: EmbeddedBroker, half: HalfRef):
         acts.end(half)
 

@@ -71,13 +71,12 @@ class TestReadOn:
 
 
 class TestFifo:
-    def test_reads_ahead_of_a_stuck_key_for_others(self, acts: Acts, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch):
+    def test_reads_ahead_of_a_stuck_key_for_others(self, acts: Acts, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(receiver, "MAX_WAITING", 30)
         stuck = acts.message(FIFO, key="stuck", body=b"head")
         acts.send(stuck, *[acts.message(FIFO, key="stuck") for _ in range(20)])
         acts.send(acts.message(FIFO, key="stuck", body=b"last"))
-        [head] = acts.receive(FIFO)
-        broker.retry(head, timedelta(hours=1))
+        acts.receive(FIFO, limit=1)
 
         acts.send(*[acts.message(FIFO, key=f"key {n}") for n in range(8)])
 
@@ -124,9 +123,11 @@ class TestFifo:
 
 class TestShares:
     @pytest.mark.parametrize(("limit", "receives"), [(32, 4), (6, 30), (1, 120)])
-    def test_retries_leave_a_quarter_to_what_nobody_has_read(self, acts: Acts, broker: EmbeddedBroker, limit: int, receives: int):
+    def test_redeliveries_leave_a_quarter_to_what_nobody_has_read(
+        self, acts: Acts, broker: EmbeddedBroker, limit: int, receives: int
+    ):
         acts.send(*[acts.message() for _ in range(300)])
-        replay_all(broker, acts.receive(limit=300))
+        broker.release(acts.receive(limit=300))
         acts.send(*[acts.message(TopicType.DELAY) for _ in range(30)])
 
         taken = [take_of_both(acts, limit) for _ in range(receives)]
@@ -139,28 +140,23 @@ class TestShares:
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness
     ):
         acts.send(*[acts.message() for _ in range(100)])
-        replay_all(broker, acts.receive(limit=100))
+        broker.release(acts.receive(limit=100))
         acts.send(*[acts.message(FIFO, key=f"key {n}") for n in range(10)])
         new = 0
 
-        for _ in range(12):  # a hundred retries and a few more, of 16 at a time
+        for _ in range(12):  # a hundred redeliveries and a few more, of 16 at a time
             harness.pass_time(timedelta(milliseconds=10))
             found = take_of_both(acts, 16, FIFO)
             new += sum(delivery.topic == harness.topic(FIFO) for delivery in found)
-            replay_all(broker, found)
+            broker.release(found)
 
         assert new >= 10
 
     def test_all_is_for_those_that_are_there(self, acts: Acts, broker: EmbeddedBroker):
         acts.send(*[acts.message() for _ in range(20)])
-        replay_all(broker, acts.receive(limit=16))
+        broker.release(acts.receive(limit=16))
 
         assert len(acts.receive(limit=20)) == 20
-
-
-def replay_all(broker: EmbeddedBroker, deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        broker.retry(delivery, timedelta(0))
 
 
 def take_of_both(acts: Acts, limit: int, other: TopicType = TopicType.DELAY) -> list[Delivery]:

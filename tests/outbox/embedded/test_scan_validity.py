@@ -60,24 +60,17 @@ class TestLull:
 
         assert sorted(one.body for one in acts.receive(wait=LONG)) == sorted(key.encode() for key in "abcdefgh")
 
-    @pytest.mark.parametrize("end", ["retry", "dead_letter", "ack"])
-    def test_ends_when_an_act_of_its_own_makes_a_message_due(
-        self, acts: Acts, other: Acts, broker: EmbeddedBroker, statements: Statements, end: str
+    def test_ends_when_an_acknowledgement_makes_the_next_message_of_a_key_due(
+        self, acts: Acts, other: Acts, broker: EmbeddedBroker, statements: Statements
     ):
         acts.receive(TopicType.FIFO, wait=MOMENT)
         other.send_bodies(b"first", b"second", kind=TopicType.FIFO, key="k")
-        [first] = acts.receive(TopicType.FIFO, wait=LONG)
-        if end == "retry":
-            broker.retry(first, timedelta())
-        elif end == "dead_letter":
-            broker.dead_letter(first, "no order of that number")
-        else:
-            broker.ack([first])
+        broker.ack(acts.receive(TopicType.FIFO, wait=LONG))
 
         with statements.counted() as sent:
             [delivery] = acts.receive(TopicType.FIFO, wait=LONG)
 
-        assert delivery.body == (b"first" if end == "retry" else b"second")
+        assert delivery.body == b"second"
         assert sent[0] == receiver.SCAN
 
     @pytest.mark.parametrize("asked", [{"group": "other group"}, {"kind": TopicType.DELAY}, {"wait": timedelta()}], ids=str)
@@ -100,10 +93,9 @@ class TestLull:
 
         assert sent[0] == receiver.SCAN
 
-    def test_lasts_no_longer_than_the_time_to_the_next_message_that_is_due(self, acts: Acts, other: Acts, broker: EmbeddedBroker):
+    def test_lasts_no_longer_than_the_time_to_the_next_message_that_is_due(self, acts: Acts, other: Acts):
         other.send_bodies(b"a")
-        [first] = acts.receive()
-        broker.retry(first, timedelta(seconds=0.5))
+        acts.receive(hold=timedelta(seconds=0.5))
 
         [again] = acts.receive(wait=LONG)
 
