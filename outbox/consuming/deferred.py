@@ -126,7 +126,8 @@ SELECT %(group)s::text, message_id, own_id, dedupe_key, topic, type, tag, key, h
 FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
     %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)s::bytea[], %(stored_at)s::timestamptz[], %(source)s::text[],
     %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[], %(failures)s::int[],
-    %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[], %(error)s::text[], %(fingerprint)s::text[])
+    %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[], %(error)s::text[],
+    %(fingerprint)s::text[])
     WITH ORDINALITY g (message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
     delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
 WHERE {_IS_UNKNOWN}
@@ -228,8 +229,8 @@ WHERE consumer_group = %s AND dead_at IS NULL AND due_at > statement_timestamp()
 # A row of some size for each table, to be rolled back.
 PROBE = """
 WITH i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, topic)
-    VALUES (%(group)s, %(id)s::text, %(id)s::uuid, '') RETURNING 1
+    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic)
+    VALUES (%(group)s, %(id)s::text, %(id)s::uuid, '', '') RETURNING 1
 )
 INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, headers, body, delivery_count, reason)
 SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)s, 1, '' FROM i

@@ -37,7 +37,8 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
-    Exceptions of the handler, and a message that cannot be decoded, result in a deferred message; they are not raised.
+    Exceptions of the handler, and a message that cannot be decoded, result in a deferred message; they are not raised. One that was
+    delivered before is deferred, too: what it does to this process has to be known before it is run.
     """
     if lease_thread is None:
         with closing(LeaseThread()) as own:
@@ -49,6 +50,8 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
         run.consumer = find_consumer(group, delivery)
         if run.consumer is None:
             return ignore(group, [delivery])[0]
+        if delivery.delivery_count > 1:
+            return defer(group, [(delivery, Deferral.unhandled(Reason.AGAIN, delivery))])[0]
         return _handle_claimed(run, run.consumer)[0]
     except FailpointReached:
         raise

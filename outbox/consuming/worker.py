@@ -23,13 +23,13 @@ from outbox.brokers.base import Broker, Delivery
 from outbox.brokers.capabilities import GivesUp
 from outbox.consuming import deferred, limits, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
-from outbox.consuming.delivery_info import fields_of, order_key_of, require_id
+from outbox.consuming.delivery_info import fields_of, order_key_of
 from outbox.consuming.doubt import Doubt
 from outbox.consuming.handle import defer, handle, handle_together, ignore
 from outbox.consuming.handler import own_statements
 from outbox.consuming.holdings import Holdings, note_worker
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
-from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome, judge
+from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome
 from outbox.consuming.owners import set_owner
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
@@ -38,7 +38,7 @@ from outbox.database import heartbeats, loop_errors
 from outbox.database.guarded import guarded_transaction
 from outbox.database.heartbeats import BY_CELERY
 from outbox.database.loop_errors import Loop
-from outbox.errors import BrokerUnavailable, InboxRefused, NotMigrated, UnknownMessageType, UnreadableBody
+from outbox.errors import BrokerUnavailable, InboxRefused, NotMigrated, UnknownMessageType
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicType
 from outbox.outages import BACKOFF, OUTAGES
@@ -127,7 +127,7 @@ class Worker:
         self._due_at = 0.0  # when the next deferred message is due
         self._unended: list[tuple[int, int]] = []  # runs whose end could not be written, since the database was away
         self._probe_bytes: int | None = None  # the size of the message that the database did not take
-        self._behind: set[str] = set()  # keys of which a received message was deferred: later ones have to wait, too
+        self._behind: set[str | None] = set()  # keys of which a received message was deferred: later ones have to wait, too
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -340,20 +340,15 @@ class Worker:
     def _handle(self, deliveries: list[Delivery]) -> list[HandlingResult]:
         """Handle deliveries that were planned together."""
         first = deliveries[0]
-        try:
-            require_id(first)
-            consumer = find_consumer(self.group, first)
-        except (UnreadableBody, UnknownMessageType) as error:
-            return defer(self.group, [(one, judge(self.group, None, one, error)) for one in deliveries], error)
-        if consumer is None:
+        if len(deliveries) == 1:
+            if order_key_of(first) in self._behind:
+                return defer(self.group, [(first, Deferral.unhandled(Reason.BEHIND, first))])
+            return [handle(self.group, first, self._lease_thread)]
+        if find_consumer(self.group, first) is None:
             return ignore(self.group, deliveries)
         if first.delivery_count > 1:
-            return defer(self.group, [(one, Deferral.unhandled(Reason.AGAIN, one)) for one in deliveries])
-        if (key := order_key_of(first)) is not None and key in self._behind:
-            return defer(self.group, [(one, Deferral.unhandled(Reason.BEHIND, one)) for one in deliveries])
-        if len(deliveries) > 1:
-            return handle_together(self.group, deliveries, self._lease_thread)
-        return [handle(self.group, first, self._lease_thread)]
+            return defer(self.group, [(delivery, Deferral.unhandled(Reason.AGAIN, delivery)) for delivery in deliveries])
+        return handle_together(self.group, deliveries, self._lease_thread)
 
     def _settle(self, taken: Sequence[Held], results: Sequence[HandlingResult]) -> bool:
         """Count results, and mark known messages to be acknowledged; return whether the database is away."""

@@ -219,9 +219,7 @@ class Migration(migrations.Migration):
                         name="outbox_deferred_number",
                     ),
                 ],
-                "constraints": [
-                    models.UniqueConstraint(fields=("consumer_group", "message_id"), name="outbox_deferred_once")
-                ],
+                "constraints": [models.UniqueConstraint(fields=("consumer_group", "message_id"), name="outbox_deferred_once")],
             },
         ),
         migrations.RunSQL(DEFERRED_STORAGE, migrations.RunSQL.noop),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import msgspec
+from django.db.models.functions import Now
 
 from outbox.brokers.base import Delivery, Outgoing
+from outbox.consuming import deferred
+from outbox.consuming.lease_thread import LeaseThread
+from outbox.consuming.outcome import Outcome
+from outbox.consuming.register import group
+from outbox.consuming.run_deferred import run_deferred
+from outbox.consuming.subscriptions import subscriptions_of
 from outbox.message import Header, Message
-from outbox.models import FailureCount
+from outbox.models import Deferred
 from tests.factories import message_id
 
 SOURCE = "urn:uuid:of-the-tests"
@@ -40,6 +49,23 @@ def delivery(message: Message, *, group: str = "cart", named: str = "", headers=
     )
 
 
+def run_due(name: str = "cart") -> list[Outcome]:
+    """Run the deferred messages of a group that are due, one after the other; return their outcomes."""
+    found = group(name)
+    outcomes = []
+    with closing(LeaseThread()) as lease_thread:
+        while taken := deferred.take(name, subscriptions_of(found), found.using, may_doubt=True):
+            outcomes.append(run_deferred(found, taken, lease_thread).outcome)
+    return outcomes
+
+
+def errors(name: str = "cart") -> list[str]:
+    """Return the errors of the dead letters of a group, oldest first."""
+    return list(
+        Deferred.objects.filter(consumer_group=name, dead_at__isnull=False).order_by("id").values_list("error", flat=True)
+    )
+
+
 def end_delays() -> None:
-    """End the delays of all messages that failed, as if their time had passed."""
-    FailureCount.objects.update(due_at=None)
+    """End the delays of all deferred messages, as if their time had passed."""
+    Deferred.objects.filter(due_at__isnull=False).update(due_at=Now())

@@ -115,7 +115,7 @@ class TestBatch:
 
         step()
 
-        assert handler.calls == [["bad"], ["A1", "A2"], ["bad"]]
+        assert handler.calls == [["bad"], ["bad"], ["A1", "A2"]]
 
     def test_stands_beside_a_handler_of_one(self, broker):
         handler = Handler()

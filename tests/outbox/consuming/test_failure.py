@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from outbox.consuming import outcome
-from outbox.consuming.outcome import fingerprint
+from outbox.consuming import failures
+from outbox.consuming.failures import fingerprint
 
 
 def error_of(call, *arguments) -> Exception:
@@ -26,22 +26,22 @@ def read(text):
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(outcome, "_met", {})
+    monkeypatch.setattr(failures, "_met", {})
 
 
 class TestIsNew:
     def test_is_true_once_for_errors_that_look_alike(self):
-        answers = [outcome.is_new_error(error_of(refuse, f"order {number}")) for number in range(3)]
+        answers = [failures.is_new_error(error_of(refuse, f"order {number}")) for number in range(3)]
 
         assert answers == [True, False, False]
 
     def test_forgets_what_was_not_met_for_long(self, monkeypatch):
-        monkeypatch.setattr(outcome, "MAX_REMEMBERED", 2)
+        monkeypatch.setattr(failures, "MAX_REMEMBERED", 2)
         for what in ("a", "b", "a", "c"):
-            outcome.is_new_error(error_of(refuse, what))
+            failures.is_new_error(error_of(refuse, what))
 
-        assert outcome.is_new_error(error_of(refuse, "b"))
-        assert not outcome.is_new_error(error_of(refuse, "c"))
+        assert failures.is_new_error(error_of(refuse, "b"))
+        assert not failures.is_new_error(error_of(refuse, "c"))
 
 
 class TestFingerprint:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, consumer
+from outbox import Retry, consumer, database
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -32,21 +32,26 @@ def step(worker: Worker) -> int:
         return -1
 
 
+def count_deferred(connection: database.Connection) -> int:
+    """End the delays of all deferred messages; return their number."""
+    return connection.execute("UPDATE outbox_deferred SET due_at = clock_timestamp()").rowcount
+
+
 @pytest.mark.parametrize("place", Place)
 def test_at_every_call_loses_nothing_that_is_acknowledged(broker: MemoryBroker, place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outbox.consuming.outcome.OUTAGE_DELAYS", [timedelta(0)])
+    monkeypatch.setattr("outbox.consuming.worker.LOOK_SECONDS", 0.0)
 
     @consumer(Placed, group="cart", retry=Retry(limit=5, delays=[timedelta(0)], jitter=0))
     def clear_cart(message: Placed, context: object) -> None:
         CartEntry.objects.create(invoice=message.invoice, change=-1)
 
     worker = Worker(group("cart"), "default")
-    with planted() as bomb:
+    with database.connect("default") as own, planted() as bomb:
         for nth in bomb.numbers(at_least=10):
             invoices = [f"{invoice}-{nth}" for invoice in INVOICES]
             broker.send([outgoing(Placed(invoice)) for invoice in invoices])
             bomb.arm(nth, place)
-            wait_until(lambda: step(worker) == 0 and not sum(broker.backlog("cart").values()))
+            wait_until(lambda: step(worker) == 0 and not sum(broker.backlog("cart").values()) and not count_deferred(own))
             bomb.disarm()
             connections["default"].close()
             applied = Counter(CartEntry.objects.filter(invoice__in=invoices).values_list("invoice", flat=True))

@@ -16,7 +16,7 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.models import Duplicate, FailedDelivery
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery
+from tests.outbox.consuming.deliveries import delivery, end_delays, run_due
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,13 +67,17 @@ class TestClaim:
         first = deliver()
         assert gate.entered.wait(10)
 
-        assert deliver().result(10) is Outcome.HANDED_BACK
+        assert deliver().result(10) is Outcome.DEFERRED
+        assert run_due() == [Outcome.DEFERRED]
         assert not first.done()
 
         gate.let_on.set()
         assert first.result(10) is Outcome.HANDLED
+        end_delays()
+        assert run_due() == [Outcome.DUPLICATE]
         assert deliver().result(10) is Outcome.DUPLICATE
-        assert CartEntry.objects.count() == Duplicate.objects.count() == 1
+        assert CartEntry.objects.count() == 1
+        assert Duplicate.objects.count() == 2
 
     def test_is_free_again_when_the_first_fails(self, deliver, gate):
         gate.fails = True
@@ -81,8 +85,9 @@ class TestClaim:
         assert gate.entered.wait(10)
         gate.let_on.set()
 
-        assert first.result(10) is Outcome.RETRY
-        assert deliver().result(10) is Outcome.HANDLED
+        assert first.result(10) is Outcome.DEFERRED
+        end_delays()
+        assert run_due() == [Outcome.HANDLED]
         assert CartEntry.objects.count() == 1
 
     def test_writes_no_failure_of_a_message_that_another_process_handles(self, deliver, gate):
@@ -158,7 +163,8 @@ class TestOrder:
             other_key = handle(group("cart"), delivery(Placed("A1"), key="B"))
             gate.let_on.set()
 
-            assert (beside.outcome, beside.after, beside.is_busy) == (Outcome.HANDED_BACK, timedelta(seconds=1), False)
+            assert beside.outcome is Outcome.DEFERRED
             assert other_key.outcome is Outcome.HANDLED
             assert first.result(10).outcome is Outcome.HANDLED
+        assert run_due() == [Outcome.HANDLED]
         assert handle(group("cart"), delivery(Placed("A1"), key="A")).outcome is Outcome.HANDLED

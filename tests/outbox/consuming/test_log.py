@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from outbox import Reject, Retry, RetryLater, consumer
-from outbox.consuming import outcome
+from outbox.consuming import failures
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.models import FailedDelivery
-from tests.outbox.consuming.deliveries import delivery, end_delays
+from tests.outbox.consuming.deliveries import delivery, end_delays, run_due
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(outcome, "_met", {})
+    monkeypatch.setattr(failures, "_met", {})
 
 
 @pytest.fixture
@@ -32,9 +32,10 @@ def records(caplog):
             raise error
 
         message = delivery(Placed("A1"), named="0b2504e0-4f89-11d3-9a0c-0305e82c3309")
-        for delivery_count in range(1, deliveries + 1):
-            handle(group("cart"), delivery(Placed("A1"), named=message.message_id, delivery_count=delivery_count))
+        handle(group("cart"), message)
+        for _ in range(1, deliveries):
             end_delays()
+            run_due()
         return caplog.records
 
     return records

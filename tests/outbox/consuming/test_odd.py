@@ -8,28 +8,23 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 
-from outbox import Retry, apublish, consumer, database, signals
-from outbox.consuming import outcome
-from outbox.consuming.dead_letters import read_letters, settle_letters
-from outbox.consuming.delivery_info import DeliveryInfo
+from outbox import Retry, apublish, consumer, signals
 from outbox.consuming.handle import handle
-from outbox.consuming.outcome import Outcome, judge
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import Header
-from outbox.models import Duplicate, FailedDelivery, FailureCount, Inbox
+from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
+from tests.outbox.consuming.deliveries import delivery, errors, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,7 +48,7 @@ class TestHandlerThatForgetsToAwait:
         result = handle(group("cart"), delivery(Placed("A1")))
 
         assert result.outcome is Outcome.DEAD_LETTER
-        assert "NotAwaited: apublish() was called once" in result.reason
+        assert "NotAwaited: apublish() was called once" in errors()[0]
         assert not CartEntry.objects.exists()
 
 
@@ -64,7 +59,7 @@ class TestMessageWithoutAnId:
         results = [handle(group("cart"), replace(delivery(Placed(name)), message_id="")) for name in ("A1", "A2")]
 
         assert [result.outcome for result in results] == [Outcome.DEAD_LETTER] * 2
-        assert "has no message id" in results[0].reason
+        assert "has no message id" in errors()[0]
         assert not CartEntry.objects.exists()
         assert not Duplicate.objects.exists()
 
@@ -89,9 +84,7 @@ class TestTwoProducersWithTheSameId:
             broker.send([outgoing(Placed("A1"), named="1", headers={Header.SOURCE: one})])
         worker().run(until_idle=True)
 
-        letters = read_letters().found
-        assert sorted(one.last.error for one in letters) == ["ValueError: /shops/1", "ValueError: /shops/2"]
-        assert len(list(settle_letters(letters, by="a test"))) == 2
+        assert sorted(errors()) == ["ValueError: /shops/1", "ValueError: /shops/2"]
 
 
 class TestForeignProducer:
@@ -130,8 +123,8 @@ class TestHandler:
         connection.ensure_connection()
         result = handle(group("cart"), delivery(Placed("A1")))
 
-        assert (result.outcome, result.is_outage) == (Outcome.RETRY, True)
-        assert not FailureCount.objects.exists()
+        assert result.outcome is Outcome.RELEASED
+        assert not Deferred.objects.exists()
 
     def test_is_broken_off_in_the_middle_of_a_statement(self):
         @consumer(Placed, group="cart", retry=NO_RETRY, time_limit=timedelta(seconds=0.3))
@@ -191,8 +184,8 @@ class TestAlert:
         finally:
             signals.alert.disconnect(dispatch_uid="test")
 
-        assert (result.outcome, result.after) == (Outcome.RETRY, timedelta(hours=1))
-        assert FailureCount.objects.get().failures == FailedDelivery.objects.count() == 1
+        assert result.outcome is Outcome.DEFERRED
+        assert Deferred.objects.get().failures == FailedDelivery.objects.count() == 1
 
 
 class TestEndOfProcess:
@@ -220,7 +213,8 @@ class TestEndOfProcess:
             worker.run(until_idle=True)
 
         assert CartEntry.objects.count() == Inbox.objects.count() == 1
-        assert broker.backlog("cart") == {"orders": 1}
+        assert broker.backlog("cart") == {"orders": 0}
+        assert Deferred.objects.get().reason == "stop"
 
     def test_ends_the_worker_though_the_broker_is_away(self, broker, sigterm, monkeypatch):
         consumer(Placed, group="cart")(lambda message, context: sigterm())
@@ -230,51 +224,7 @@ class TestEndOfProcess:
         def away(*_):
             raise BrokerUnavailable("gone")
 
-        monkeypatch.setattr(type(broker), "retry", away)
+        monkeypatch.setattr(type(broker), "ack", away)
 
         with pytest.raises(SystemExit):
             worker.run(until_idle=True)
-
-
-class TestStaleTry:
-    """A process that stood still, while another one took the message."""
-
-    same = staticmethod(lambda delivery_count: delivery(Placed("A1"), named=ID, delivery_count=delivery_count))
-
-    def test_ends_no_run_that_another_worker_has_begun_since(self):
-        arrival = DeliveryInfo.of(self.same(2))
-        outcome.begin_run(arrival, ID, "first", "default")
-        outcome.begin_run(arrival, ID, "second", "default")
-
-        outcome.end_run(arrival, "first", "default")
-        outcome.count_failure(arrival, "first", "default")
-
-        row = FailureCount.objects.get()
-        assert (row.begun_by, row.begun_at is None, row.failures, row.crashes) == ("second", False, 1, 1)
-
-    def test_waits_for_no_handler_of_another(self):
-        entered, let_on = threading.Event(), threading.Event()
-
-        @consumer(Placed, group="cart")
-        def work(message, context):
-            if context.delivery_count == 3:
-                entered.set()
-                assert let_on.wait(20)
-                return
-            connections["default"].close()  # the server has ended its transaction
-            raise ValueError("late")
-
-        FailureCount.objects.create(consumer_group="cart", message_id=ID, topic="orders", begun_by="", failures=0)
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(lambda: (handle(group("cart"), self.same(3)), connections.close_all()))
-            assert entered.wait(10)
-            with database.connect("default") as own:
-                wait_until(lambda: own.execute("SELECT count(*) FROM outbox_inbox").fetchone() == (0,))
-            began = time.monotonic()
-            judge(group("cart"), None, self.same(2), ValueError("late"), worker="stale", is_outage=False)
-            took = time.monotonic() - began
-            let_on.set()
-            other.result(10)
-
-        assert took < 5
-        assert Inbox.objects.count() == 1

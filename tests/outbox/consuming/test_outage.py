@@ -7,17 +7,17 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 
+import psycopg
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox import Retry, consumer, database
-from outbox.consuming import outcome
+from outbox.consuming import deferred
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
-from outbox.errors import BrokerUnavailable
-from outbox.models import FailedDelivery, FailureCount
+from outbox.models import Deferred, FailedDelivery
 from outbox.outages import Backoff
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
@@ -83,69 +83,77 @@ class TestASessionThatAHandlerLeftReadOnly:
 
 class TestWorker:
     @pytest.mark.parametrize("invoice", ["A1", "swallowed"])
-    def test_retries_a_message_that_lost_its_database_whatever_the_policy(self, worker, broker, clock, invoice):
+    def test_releases_a_message_that_lost_its_database_whatever_the_policy(self, worker, broker, clock, invoice):
         broker.send([outgoing(Placed(invoice))])
 
         worker.step(NO_WAIT)
         assert not CartEntry.objects.exists()
-        clock.forward(timedelta(seconds=2))
-        worker.step(NO_WAIT)
+        for _ in range(2):  # it is deferred, since it was delivered before, and run
+            worker.step(NO_WAIT)
 
         assert CartEntry.objects.count() == 1
-        assert (worker.counts.retried, worker.counts.dead_letters, worker.counts.handled) == (1, 0, 1)
-        assert FailedDelivery.objects.get().outcome == "retry"
+        worker.step(NO_WAIT)
+        assert (worker.counts.released, worker.counts.dead_letters, worker.counts.handled) == (1, 0, 1)
+        assert not FailedDelivery.objects.exists()
 
-    def test_hands_the_others_of_its_batch_back(self, worker, broker, clock):
+    def test_releases_the_others_of_its_batch(self, worker, broker, clock):
         broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2", "A3")])
 
         worker.step(NO_WAIT)
         assert not CartEntry.objects.exists()
-        worker.step(NO_WAIT)
+        for _ in range(2):
+            worker.step(NO_WAIT)
 
-        assert set(CartEntry.objects.values_list("invoice", flat=True)) == {"A2", "A3"}
+        assert set(CartEntry.objects.values_list("invoice", flat=True)) == {"A1", "A2", "A3"}
 
-    def test_hands_back_what_it_received_when_the_database_is_away_then(self, broker, monkeypatch, clock):
+    def test_releases_what_it_cannot_defer(self, broker, monkeypatch):
         consumer(Placed, group="late")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
         broker.send([outgoing(Placed("A1")), outgoing(Placed("A2"))])
-        broker.receive("late", ["orders"], limit=9, invisible_for=timedelta(seconds=1), wait=NO_WAIT)
-        clock.forward(timedelta(seconds=2))
+        broker.release(broker.receive("late", ["orders"], limit=9, invisible_for=timedelta(seconds=1), wait=NO_WAIT))
         worker = Worker(group("late"), "default")
         with monkeypatch.context() as patch:
-            patch.setattr(outcome, "UNENDED", f"{END_THIS_CONNECTION} WHERE %s::text IS NOT NULL AND %s::uuid[] IS NOT NULL")
-            with pytest.raises(OperationalError):
-                worker.step(NO_WAIT)
-        worker.close()
+            patch.setattr(deferred, "DEFER", "SELECT pg_terminate_backend(pg_backend_pid()) WHERE %(group)s = 'late'")
+            worker.step(NO_WAIT)
 
-        assert worker.step(NO_WAIT) == 2
+        assert worker.counts.released == 2
+        for _ in range(2):
+            worker.step(NO_WAIT)
         assert worker.counts.handled == 2
 
-    def test_ends_its_runs_when_the_database_is_back_though_the_broker_was_away_with_it(self, broker, monkeypatch, clock):
+    def test_ends_its_runs_when_the_database_is_back(self, broker):
         @consumer(Placed, group="both")
         def lose_the_database(message, context):
-            with connection.cursor() as cursor:
-                cursor.execute(END_THIS_CONNECTION)
+            if not context.failures and ends:
+                ends.pop()
+                with connection.cursor() as cursor:
+                    cursor.execute(END_THIS_CONNECTION)
 
-        def away(*_, **__):
-            raise BrokerUnavailable("gone")
-
-        def still_away(*_, **__):
-            raise OperationalError("gone")
-
+        ends = [1]
         broker.send([outgoing(Placed("A1"))])
-        broker.receive("both", ["orders"], limit=1, invisible_for=timedelta(seconds=1), wait=NO_WAIT)
-        clock.forward(timedelta(seconds=2))
+        broker.release(broker.receive("both", ["orders"], limit=1, invisible_for=timedelta(seconds=1), wait=NO_WAIT))
         worker = Worker(group("both"), "default")
-        with monkeypatch.context() as patch:
-            patch.setattr(type(broker), "retry", away)
-            patch.setattr(outcome, "end_run", still_away)
-            with pytest.raises(BrokerUnavailable):
-                worker.step(NO_WAIT)
-        worker.close()
-        assert FailureCount.objects.get().begun_at is not None
-
         worker.step(NO_WAIT)
+        worker.step(NO_WAIT)
+        assert Deferred.objects.get().crashes == 2
 
-        assert FailureCount.objects.get().begun_at is None
+        worker._check_database()
+
+        assert Deferred.objects.get().crashes == 0
+
+    def test_receives_nothing_until_the_database_takes_a_message_again(self, worker, broker, monkeypatch):
+        broker.send([outgoing(Placed("A1"))])
+        worker.step(NO_WAIT)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                deferred, "PROBE", "SELECT 1 / 0 WHERE %(group)s = 'cart' AND %(id)s IS NOT NULL AND %(body)s IS NOT NULL"
+            )
+            with pytest.raises(psycopg.Error):
+                worker.step(NO_WAIT)
+
+        for _ in range(2):
+            worker.step(NO_WAIT)
+
+        assert CartEntry.objects.count() == 1
 
     def test_notices_a_connection_that_was_lost_while_it_waited(self, broker, monkeypatch):
         consumer(Placed, group="idle")(lambda message, context: CartEntry.objects.create(invoice="A1", change=1))
@@ -158,7 +166,7 @@ class TestWorker:
 
         worker.step(NO_WAIT)
 
-        assert (worker.counts.handled, worker.counts.retried) == (1, 0)
+        assert (worker.counts.handled, worker.counts.deferred) == (1, 0)
 
     def test_takes_no_message_while_the_database_is_away(self, broker, monkeypatch):
         consumer(Placed, group="patient")(lambda message, context: None)
@@ -180,7 +188,7 @@ class TestWorker:
         counts = worker.run(until_idle=True)
 
         assert troubles == []
-        assert (counts.handled, counts.retried) == (1, 0)
+        assert (counts.handled, counts.deferred) == (1, 0)
 
     @pytest.mark.parametrize(
         ("error", "waits"), [(OperationalError("away"), [0.2, 0.4, 0.8, 1.6, 2.0]), (RuntimeError("odd"), [2.0] * 5)]

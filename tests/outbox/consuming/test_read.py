@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-from datetime import timedelta
-
 import pytest
 
 from outbox import Retry, consumer
 from outbox.consuming.handle import handle
-from outbox.consuming.outcome import WAIT_FOR_CODE, Outcome
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.message import Header
-from outbox.models import FailedDelivery, FailureCount
-from tests.outbox.consuming.deliveries import delivery
+from outbox.models import Deferred, FailedDelivery
+from tests.outbox.consuming.deliveries import delivery, errors, run_due
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +25,7 @@ class TestUnreadable:
         result = handle(group("cart"), delivery(Placed(""), body=b'{"invoice": 5}'))
 
         assert result.outcome is Outcome.DEAD_LETTER
-        assert "$.invoice" in result.reason
+        assert "$.invoice" in errors()[0]
 
     @pytest.mark.parametrize("body", [b"", b"{", b"\xff"])
     def test_json_is_a_dead_letter_at_once(self, body):
@@ -41,21 +38,21 @@ class TestUnreadable:
 
         result = handle(group("cart"), delivery(Placed(""), body=b'{"no": 1}', headers={Header.VERSION: "3"}))
 
-        assert result.outcome is Outcome.RETRY
+        assert result.outcome is Outcome.DEFERRED
         assert "Deploy the newer code" in FailedDelivery.objects.get().error
 
-    def test_type_waits_for_its_code_then_becomes_a_dead_letter_that_says_what_to_do(self):
+    def test_type_waits_for_a_process_that_has_its_code(self):
         takes_placed(retry=Retry(limit=0))
-        gone = delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"})
 
-        first = handle(group("cart"), gone)
-        FailureCount.objects.update(failures=WAIT_FOR_CODE.limit, due_at=None)
-        last = handle(group("cart"), dataclasses.replace(gone, delivery_count=2))
+        result = handle(group("cart"), delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"}))
 
-        assert first.outcome is Outcome.RETRY
-        assert first.after > timedelta(seconds=50)
-        assert last.outcome is Outcome.DEAD_LETTER
-        assert "'OrderFrobbed', which no module here defines" in last.reason
+        assert result.outcome is Outcome.DEFERRED
+        row = Deferred.objects.get()
+        assert (row.reason, row.failures) == ("no handler", 0)
+        assert "'OrderFrobbed', which no module here defines" in row.error
+        assert run_due() == []
+        consumer(topic="orders", group="cart")(lambda message, context: None)
+        assert run_due() == [Outcome.HANDLED]
 
     def test_type_goes_to_the_handler_of_its_topic_where_there_is_one(self):
         consumer(topic="orders", group="cart")(lambda message, context: None)

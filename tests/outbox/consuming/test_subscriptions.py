@@ -1,8 +1,7 @@
-"""Two releases of a group side by side: what one has a handler for and the other has not is handed on."""
+"""Two releases of a group side by side: what one has a handler for and the other has not is deferred for it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,17 +9,16 @@ from django.utils.timezone import now
 
 from outbox import consumer, database
 from outbox.consuming import register, subscriptions
-from outbox.consuming.delivery_info import DeliveryInfo, identity_of
-from outbox.consuming.handle import handle, ignore
-from outbox.consuming.outcome import Outcome, record_decision
+from outbox.consuming.handle import handle
+from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import Group, group
 from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
-from outbox.models import Duplicate, FailedDelivery, FailureCount, Inbox, Process
+from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox, Process
 from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.testing.factories import InboxFactory
-from tests.outbox.consuming.deliveries import delivery, numbered, outgoing
+from tests.outbox.consuming.deliveries import delivery, numbered, outgoing, run_due
 from tests.outbox.consuming.messages import Cancelled, Placed
 
 pytestmark = pytest.mark.django_db
@@ -46,9 +44,12 @@ class TestOtherRelease:
 
         result = handle(group("cart"), delivery(Cancelled("A1")))
 
-        assert (result.outcome, result.after) == (Outcome.HANDED_BACK, timedelta(seconds=1))
+        assert result.outcome is Outcome.DEFERRED
         assert not Inbox.objects.exists()
-        assert not FailureCount.objects.exists()
+        assert Deferred.objects.get().reason == "no handler"
+        assert run_due() == []
+        takes(Cancelled)
+        assert run_due() == [Outcome.HANDLED]
 
     def test_has_a_type_that_this_one_does_not_even_define(self, monkeypatch):
         takes(Placed)
@@ -60,10 +61,10 @@ class TestOtherRelease:
 
         result = handle(group("cart"), cancelled)
 
-        assert result.outcome is Outcome.HANDED_BACK
-        assert not FailedDelivery.objects.exists()
+        assert result.outcome is Outcome.DEFERRED
+        assert Deferred.objects.get().failures == 0
 
-    @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.HANDED_BACK), ("returned", Outcome.IGNORED)])
+    @pytest.mark.parametrize(("tag", "outcome"), [("placed", Outcome.DEFERRED), ("returned", Outcome.IGNORED)])
     def test_takes_other_tags(self, monkeypatch, tag, outcome):
         takes(Placed, tags={"wholesale"})
         other_release(monkeypatch, Placed, tags={"wholesale", "placed"})
@@ -74,7 +75,7 @@ class TestOtherRelease:
         takes(Placed)
         other_release(monkeypatch, topic="orders")
 
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.HANDED_BACK
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.DEFERRED
 
     def test_takes_the_type_on_another_topic(self, monkeypatch):
         takes(Placed)
@@ -87,7 +88,7 @@ class TestOtherRelease:
         other_release(monkeypatch, Placed, Cancelled)
         Process.objects.update(beat_at=now() - timedelta(minutes=10))
 
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.HANDED_BACK
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.DEFERRED
 
     def test_has_been_silent_as_long_as_this_one_since_the_database_was_away(self, monkeypatch):
         takes(Placed)
@@ -98,7 +99,7 @@ class TestOtherRelease:
 
         subscriptions.beat(group("cart"), "default")
 
-        assert handle(group("cart"), delivery(Cancelled("A2"))).outcome is Outcome.HANDED_BACK
+        assert handle(group("cart"), delivery(Cancelled("A2"))).outcome is Outcome.DEFERRED
 
     def test_has_been_silent_for_long(self, monkeypatch):
         takes(Placed)
@@ -130,21 +131,17 @@ class TestMessageOfTheOtherRelease:
         assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
         assert Duplicate.objects.get().delivery_count == 2
 
-    @pytest.mark.parametrize(("has_letter", "outcome"), [(False, Outcome.DEAD_LETTER), (True, Outcome.DUPLICATE)])
-    def test_ends_where_the_group_has_given_it_up(self, has_letter, outcome):
-        again = delivery(Cancelled("A1"), delivery_count=2)
-        record_decision(DeliveryInfo.of(again), "default", given_up="rejected", has_letter=has_letter)
+    def test_is_dropped_where_it_is_deferred(self):
+        again = delivery(Cancelled("A1"))
 
-        result = handle(group("cart"), again)
+        outcomes = [handle(group("cart"), again).outcome for _ in range(2)]
 
-        assert (result.outcome, result.reason) == (outcome, "" if has_letter else "rejected")
-        assert not Inbox.objects.exists()
+        assert outcomes == [Outcome.DEFERRED, Outcome.DUPLICATE]
 
-    def test_is_handed_back_while_its_retry_waits(self):
-        again = delivery(Cancelled("A1"), delivery_count=2)
-        record_decision(DeliveryInfo.of(again), "default", after=timedelta(minutes=1))
+    def test_is_deferred_in_doubt_where_it_was_delivered_before(self):
+        handle(group("cart"), delivery(Cancelled("A1"), delivery_count=2))
 
-        assert handle(group("cart"), again).is_for_others
+        assert Deferred.objects.get().crashes == 1
 
     def test_of_an_undefined_type_is_dropped_where_the_group_has_handled_it(self):
         Process.objects.update(
@@ -155,20 +152,6 @@ class TestMessageOfTheOtherRelease:
 
         assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
         assert not FailedDelivery.objects.exists()
-
-    @pytest.mark.parametrize("row", [{"delivery_count": 0}, {"topic": "elsewhere"}], ids=["no handler", "another topic"])
-    def test_is_handed_back_where_the_group_has_only_ignored_it_or_handled_its_like(self, row):
-        again = delivery(Cancelled("A1"))
-        InboxFactory(consumer_group="cart", message_id=again.message_id, **row)
-
-        assert handle(group("cart"), again).is_for_others
-
-    def test_without_an_id_is_not_taken_for_another_one(self, broker):
-        InboxFactory(consumer_group="cart", message_id=identity_of("", ""))
-
-        [result] = ignore(group("cart"), [replace(delivery(Cancelled("A1")), message_id="")])
-
-        assert result.is_for_others
 
 
 class TestWorker:
@@ -182,7 +165,7 @@ class TestWorker:
         assert (process.kind, process.consumer_group, process.broker) == ("consumer", "cart", "default")
         assert process.subscriptions == subscriptions.subscriptions_of(group("cart"))
 
-    def test_ignores_together_what_nobody_takes_and_hands_the_rest_back(self, broker, monkeypatch, clock):
+    def test_ignores_together_what_nobody_takes_and_defers_what_others_take(self, broker, monkeypatch, clock):
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
         plain = [outgoing(Placed(f"A{n}"), headers={Header.TYPE: "tests.Ignored", **numbered(n)}) for n in range(3)]
@@ -192,8 +175,8 @@ class TestWorker:
         worker.step(timedelta(0))
 
         counts = worker.counts
-        assert (counts.handled, counts.ignored, counts.handed_back) == (1, 3, 1)
-        assert broker.backlog("cart") == {"orders": 1}
+        assert (counts.handled, counts.ignored, counts.deferred) == (1, 3, 1)
+        assert broker.backlog("cart") == {"orders": 0}
         assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
 
 

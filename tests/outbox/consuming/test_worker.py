@@ -9,17 +9,17 @@ import pytest
 
 from outbox import Reject, Retry, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import lease_thread, subscriptions
+from outbox.consuming import holdings, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
-from outbox.consuming.worker import Counts, Worker
-from outbox.errors import BrokerUnavailable, KeptByClient
+from outbox.consuming.worker import Worker
+from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
-from outbox.models import Inbox, Process
+from outbox.models import Deferred, Inbox, Process
 from outbox.outages import Backoff
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import end_delays, outgoing
+from tests.outbox.consuming.deliveries import end_delays, errors, outgoing
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -50,18 +50,15 @@ def applied() -> list[str]:
 class TestHeartbeat:
     @pytest.fixture(autouse=True)
     def _no_other_workers(self, monkeypatch):
-        monkeypatch.setattr(lease_thread, "_clients", {})
-        monkeypatch.setattr(lease_thread, "_lease_threads", {})
+        monkeypatch.setattr(holdings, "_workers", {})
 
-    def test_has_what_the_worker_holds_and_cannot_receive(self, worker, broker, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
+    def test_has_what_the_worker_cannot_receive(self, worker, broker, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
         subscriptions.beat(worker.group, worker.alias)
 
-        process = Process.objects.get(kind="consumer")
-        assert (process.holds, process.refusals) == ({"orders": 256}, {"parcels": "no such queue"})
+        assert Process.objects.get(kind="consumer").refusals == {"parcels": "no such queue"}
 
     def test_has_the_handler_that_runs_and_its_message(self, broker):
         running: list[dict[str, object]] = []
@@ -83,28 +80,13 @@ class TestHeartbeat:
         assert Process.objects.get(kind="consumer").handling == {}
 
     def test_has_nothing_of_a_client_that_was_closed(self, worker, broker, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "held", lambda client, group: {"orders": 256})
+        monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
         worker.close()
         subscriptions.beat(worker.group, worker.alias)
 
-        assert Process.objects.get(kind="consumer").holds == {}
-
-
-class TestMessageThatTheBrokerDoesNotTake:
-    def test_is_left_to_the_client_and_the_worker_goes_on(self, worker, broker, monkeypatch, caplog):
-        broker.send([outgoing(Placed(invoice)) for invoice in ("bad", "A1")])
-
-        def keep(client, delivery, after):
-            raise KeptByClient(f"RabbitMQ is short of memory. The message stays for {after}.")
-
-        monkeypatch.setattr(MemoryBroker, "retry", keep)
-        worker.step(NO_WAIT)
-
-        assert applied() == ["A1"]
-        assert worker.counts == Counts(handled=1)
-        assert "RabbitMQ is short of memory. The message stays for 0:00:01." in caplog.text
+        assert Process.objects.get(kind="consumer").refusals == {}
 
 
 class TestWorker:
@@ -135,13 +117,13 @@ class TestWorker:
         for _ in range(3):
             worker.step(NO_WAIT)
             assert worker.step(NO_WAIT) == 0, "not before its delay"
-            clock.forward(SECOND)
             end_delays()
+            worker._due_at = 0.0
 
         signals.dead_lettered.disconnect(dispatch_uid="test")
         assert applied() == ["A1"]
-        assert (worker.counts.retried, worker.counts.dead_letters) == (2, 1)
-        assert [letter.delivery_count for letter in broker.dead_letters("cart")] == [3]
+        assert (worker.counts.deferred, worker.counts.dead_letters) == (2, 1)
+        assert errors() == ["ValueError: bad"]
         assert "ValueError: bad" in heard[0]["reason"]
         assert heard[0]["group"] == "cart"
 
@@ -150,9 +132,9 @@ class TestWorker:
 
         worker.step(NO_WAIT)
 
-        assert [letter.reason for letter in broker.dead_letters("cart")] == ["of no use"]
+        assert errors() == ["of no use"]
 
-    def test_finishes_its_message_and_hands_the_rest_back_when_stopped(self, broker, worker):
+    def test_finishes_its_message_and_defers_the_rest_when_stopped(self, broker, worker):
         @consumer(Placed, group="points")
         def stop(message, context):
             CartEntry.objects.create(invoice=message.invoice, change=1)
@@ -164,23 +146,8 @@ class TestWorker:
         points.run()
 
         assert applied() == ["A1"]
-        assert [one.message_id for one in broker.receive("points", {"orders": None}, limit=9, invisible_for=SECOND, wait=NO_WAIT)]
-
-    def test_leaves_a_message_alone_whose_time_is_over(self, broker, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.05)}}
-        release = threading.Event()
-
-        @consumer(Placed, group="slow")
-        def dawdle(message, context):
-            CartEntry.objects.create(invoice=message.invoice, change=1)
-            release.wait(0.1)
-
-        slow = Worker(group("slow"), "default")
-        broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "A2")])
-
-        slow.step(NO_WAIT)
-
-        assert applied() == ["A1"]
+        assert broker.backlog("points") == {"orders": 0}
+        assert [row.reason for row in Deferred.objects.all()] == ["stop"]
 
     def test_takes_fewer_when_its_handler_is_slow(self, worker, broker, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=0.05)}}
@@ -197,7 +164,7 @@ class TestWorker:
         assert slow.step(NO_WAIT) == 1
 
     @pytest.mark.parametrize(("seconds", "messages"), [(0, 32), (0.25, 4), (10, 1)])
-    def test_takes_what_is_handled_before_it_would_be_handed_back(self, seconds, messages):
+    def test_takes_what_is_handled_before_it_would_be_deferred(self, seconds, messages):
         assert affordable(32, timedelta(minutes=1), seconds) == messages
 
     def test_acknowledges_what_was_done_before_it_is_broken_off(self, worker, broker, clock, monkeypatch):
@@ -209,38 +176,6 @@ class TestWorker:
             worker.step(NO_WAIT)
 
         assert broker.backlog("cart") == {"orders": 1}
-
-    def test_acknowledges_what_was_done_before_a_message_that_may_kill_it(self, broker):
-        waiting = []
-
-        @consumer(Placed, group="points", retry=Retry(limit=2, delays=[NO_WAIT], jitter=0))
-        def collect(message, context):
-            waiting.append(sum(broker.backlog("points").values()))
-            if message.invoice == "bad":
-                raise ValueError(message.invoice)
-
-        with closing(Worker(group("points"), "default")) as points:
-            broker.send([outgoing(Placed("bad"))])
-            points.step(NO_WAIT)
-            broker.send([outgoing(Placed("A1"))])
-            points.step(NO_WAIT)
-
-        assert waiting == [1, 2, 1]  # A1 is done, and not there any more, when the other one begins again
-
-    def test_acknowledges_each_message_of_an_ordered_topic(self, broker, settings):
-        topics = {**settings.OUTBOX["TOPICS"], "orders": {**settings.OUTBOX["TOPICS"]["orders"], "TYPE": "fifo"}}
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": topics}
-        waiting = []
-
-        @consumer(Placed, group="points")
-        def collect(message, context):
-            waiting.append(sum(broker.backlog("points").values()))
-
-        broker.send([outgoing(Placed(invoice), key=invoice) for invoice in ("A1", "A2")])
-        with closing(Worker(group("points"), "default")) as points:
-            points.step(NO_WAIT)
-
-        assert waiting == [2, 1]
 
     def test_makes_a_new_broker_after_trouble_with_it(self, worker, broker, monkeypatch):
         troubles = [BrokerUnavailable("gone"), BrokerUnavailable("still gone")]

@@ -140,7 +140,7 @@ class TestTheWayThroughAGroup:
         handled(rows[0])
         handled(rows[1], after=9.0)
         failed(rows[2], Outcome.DEAD_LETTER)
-        failed(rows[3], Outcome.RETRY)
+        failed(rows[3], Outcome.DEFERRED)
 
         found = progress("cart")
 

@@ -129,7 +129,7 @@ class TestRunUntilIdle:
 
         counts = outbox.run_until_idle().deliveries
 
-        assert counts.retried + counts.dead_letters == 1
+        assert counts.deferred + counts.dead_letters == 1
 
     def test_tells_of_what_reached_no_handler(self, outbox, handled, monkeypatch):
         commit()

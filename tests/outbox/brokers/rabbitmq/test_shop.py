@@ -141,7 +141,7 @@ class TestShop:
         step_until(one, lambda: one.counts.dead_letters)
 
         assert sorted(seen) == [12, 14]
-        assert one.counts.retried == 2
+        assert one.counts.deferred == 2
         with closing(conf.make_broker("default")) as broker:
             [letter] = broker.dead_letters("cart")
             assert (letter.delivery_count, "ValueError" in letter.reason) == (3, True)

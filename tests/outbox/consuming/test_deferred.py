@@ -1,0 +1,465 @@
+"""Deferred messages: what is written about a message that a group could not handle at once, and how it ends."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import DurationField, ExpressionWrapper, F
+from django.db.models.functions import Now
+
+from outbox import Reject, Retry, RetryLater, consumer, database, signals
+from outbox.consuming import deferred
+from outbox.consuming.deferred import CRASH_LIMIT
+from outbox.consuming.handle import handle
+from outbox.consuming.lease_thread import LeaseThread
+from outbox.consuming.outcome import WAIT_FOR_CODE, Outcome
+from outbox.consuming.register import group
+from outbox.consuming.run_deferred import run_deferred
+from outbox.consuming.subscriptions import subscriptions_of
+from outbox.message import Header
+from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
+from project.shop.models import CartEntry
+from tests.outbox.consuming.deliveries import delivery, end_delays, numbered, run_due
+from tests.outbox.consuming.messages import Placed
+
+pytestmark = pytest.mark.django_db
+
+SECOND = timedelta(seconds=1)
+ID = "0b2504e0-4f89-11d3-9a0c-0305e82c3309"
+
+
+class Handler:
+    """Raises the errors that it is given, one after the other, then applies; knows its contexts."""
+
+    def __init__(self, *errors: BaseException, **options) -> None:
+        self.errors = list(errors)
+        self.contexts = []
+        consumer(Placed, group="cart", **{"retry": Retry(limit=2, delays=[SECOND], jitter=0)} | options)(self.handle)
+
+    def handle(self, message, context) -> None:
+        self.contexts.append(context)
+        CartEntry.objects.create(invoice=message.invoice, change=-1)
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+@pytest.fixture
+def fifo(settings) -> None:
+    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
+
+def deliver(invoice: str = "A1", *, named: str = "", key: str = "", delivery_count: int = 1, **more) -> Outcome:
+    arrived = delivery(Placed(invoice), named=named, key=key, delivery_count=delivery_count, **more)
+    return handle(group("cart"), arrived).outcome
+
+
+def begin_and_die() -> None:
+    """Begin a run of the only deferred message, and never end it."""
+    end_delays()
+    assert deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+
+
+def due_in() -> timedelta:
+    """Return the time until the only deferred message is due."""
+    left = ExpressionWrapper(F("due_at") - Now(), output_field=DurationField())
+    return Deferred.objects.annotate(left=left).get().left
+
+
+def applied() -> list[str]:
+    return list(CartEntry.objects.order_by("id").values_list("invoice", flat=True))
+
+
+class TestFailedMessage:
+    def test_is_stored_as_it_came(self):
+        Handler(ValueError("no"))
+        arrived = delivery(Placed("A1"), key="A1", headers=numbered(7) | {"who": "Zoë\x00"}, tag="placed")
+
+        assert handle(group("cart"), arrived).outcome is Outcome.DEFERRED
+
+        row = Deferred.objects.get()
+        assert (row.consumer_group, str(row.message_id), row.own_id) == ("cart", arrived.message_id, arrived.message_id)
+        assert (row.topic, row.type, row.tag, row.key, row.order_key) == ("orders", "tests.Placed", "placed", "A1", None)
+        assert (bytes(row.body), row.lane, row.number) == (arrived.body, 1, 7)
+        assert (row.reason, row.failures, row.crashes, row.runs) == ("failed", 1, 0, 0)
+        assert row.error == "ValueError: no"
+
+    def test_is_handled_as_it_came_when_its_delay_is_over(self):
+        handler = Handler(ValueError("no"))
+        arrived = delivery(Placed("A1"), key="A1", headers=numbered(7) | {"who": "Zoë\x00"}, delivery_count=1)
+        handle(group("cart"), arrived)
+
+        early = run_due()
+        end_delays()
+        late = run_due()
+
+        assert (early, late) == ([], [Outcome.HANDLED])
+        first, second = handler.contexts
+        assert replace(second, delivery_count=1, failures=0) == first
+        assert (second.delivery_count, second.failures) == (2, 1)
+        assert applied() == ["A1"]
+        assert not Deferred.objects.exists()
+        row = Inbox.objects.get()
+        assert (str(row.message_id), row.lane, row.number, row.delivery_count) == (arrived.message_id, 1, 7, 2)
+
+    def test_is_dropped_when_it_comes_again(self):
+        Handler(ValueError("no"))
+
+        outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
+
+        assert outcomes == [Outcome.DEFERRED, Outcome.DUPLICATE]
+        assert Deferred.objects.get().crashes == 0
+        assert Duplicate.objects.count() == 1
+
+    def test_is_a_dead_letter_after_its_limit(self):
+        heard = []
+        signals.dead_lettered.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+        Handler(*[ValueError("no")] * 3)
+
+        deliver(named=ID)
+        for _ in range(2):
+            end_delays()
+            run_due()
+
+        signals.dead_lettered.disconnect(dispatch_uid="test")
+        row = Deferred.objects.get()
+        assert (row.failures, row.dead_at is None) == (3, False)
+        assert [failed.outcome for failed in FailedDelivery.objects.order_by("id")] == ["retry", "retry", "dead letter"]
+        assert [said["message_id"] for said in heard] == [ID]
+        end_delays()
+        assert run_due() == []
+
+    def test_is_dropped_when_it_comes_again_as_a_dead_letter(self):
+        Handler(Reject("of no use"))
+
+        outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
+
+        assert outcomes == [Outcome.DEAD_LETTER, Outcome.DUPLICATE]
+
+    def test_costs_a_first_delivery_no_statement(self, django_assert_num_queries):
+        Handler()
+
+        with django_assert_num_queries(4):  # savepoint, claim, the handler's own, release
+            deliver()
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("error", "failures", "seconds", "is_dead"),
+        [
+            (ValueError("no"), 1, 1, False),
+            (RetryLater(60), 0, 60, False),
+            (RetryLater(timedelta(days=4000)), 0, 365 * 86400, False),
+            (Reject("of no use"), 0, 0, True),
+            (SystemExit(3), 1, 1, False),
+        ],
+    )
+    def test_of_a_first_delivery(self, error, failures, seconds, is_dead):
+        Handler(error)
+
+        deliver()
+
+        row = Deferred.objects.get()
+        assert (row.failures, row.crashes, row.dead_at is not None) == (failures, 0, is_dead)
+        assert timedelta(seconds=seconds - 5) < due_in() <= timedelta(seconds=seconds)
+
+    def test_of_a_run_leaves_the_failures_where_the_handler_asked_for_it(self):
+        Handler(ValueError("1"), *[RetryLater(1)] * 5)
+        deliver()
+
+        for _ in range(5):
+            end_delays()
+            run_due()
+
+        row = Deferred.objects.get()
+        assert (row.failures, row.crashes, row.runs) == (1, 0, 5)
+
+    def test_of_a_body_that_does_not_fit_is_a_dead_letter_that_says_so(self):
+        Handler()
+
+        outcome = deliver(body=b"{")
+
+        assert outcome is Outcome.DEAD_LETTER
+        assert "does not fit" in Deferred.objects.get().error
+
+    def test_of_a_message_without_an_id_is_a_dead_letter_that_runs_once_when_it_is_replayed(self):
+        handler = Handler()
+        arrived = replace(delivery(Placed("A1")), message_id="", queue="q", pos=7)
+
+        outcomes = [handle(group("cart"), arrived).outcome for _ in range(2)]
+        Deferred.objects.update(dead_at=None)
+
+        assert outcomes == [Outcome.DEAD_LETTER, Outcome.DUPLICATE]
+        assert run_due() == [Outcome.HANDLED]
+        assert len(handler.contexts) == 1
+
+    def test_of_a_message_of_a_newer_version_waits_for_its_code(self):
+        Handler()
+
+        deliver(body=b'{"no": 1}', headers={Header.VERSION: "3"})
+
+        assert Deferred.objects.get().failures == 1
+        assert due_in() > timedelta(seconds=50)
+        Deferred.objects.update(failures=WAIT_FOR_CODE.limit)
+        end_delays()
+        assert run_due() == [Outcome.DEAD_LETTER]
+
+    def test_that_another_process_has_taken_over_changes_nothing(self):
+        Handler(ValueError("no"))
+        deliver()
+        end_delays()
+        stale = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+        begin_and_die()
+
+        with closing(LeaseThread()) as lease_thread:
+            outcome = run_deferred(group("cart"), stale, lease_thread).outcome
+
+        assert outcome is Outcome.DEFERRED
+        row = Deferred.objects.get()
+        assert (row.runs, row.crashes, row.failures) == (2, 2, 1)
+
+    def test_of_a_message_that_the_inbox_has_deletes_the_row(self):
+        handler = Handler(ValueError("no"))
+        deliver(named=ID)
+        Inbox.objects.create(consumer_group="cart", dedupe_key=ID, message_id=UUID(ID), topic="orders")
+        end_delays()
+
+        assert run_due() == [Outcome.DUPLICATE]
+
+        assert not Deferred.objects.exists()
+        assert len(handler.contexts) == 1
+
+
+class TestCrashes:
+    def test_are_runs_that_were_begun_and_never_ended(self):
+        handler = Handler()
+        deliver(delivery_count=2)
+        for _ in range(CRASH_LIMIT - 1):
+            begin_and_die()
+        end_delays()
+
+        outcomes = run_due()
+
+        assert outcomes == [Outcome.DEAD_LETTER]
+        assert Deferred.objects.get().error.startswith("begun 5 times, never ended: ")
+        assert not handler.contexts
+        assert FailedDelivery.objects.get().fingerprint.startswith("NeverEnded")
+
+    def test_are_forgotten_when_a_run_ends(self):
+        Handler(ValueError("1"))
+        deliver(delivery_count=2)
+        begin_and_die()
+        end_delays()
+
+        run_due()
+
+        row = Deferred.objects.get()
+        assert (row.failures, row.crashes) == (1, 0)
+
+    def test_are_no_message_of_a_process_that_has_another_one_in_doubt(self):
+        Handler()
+        deliver(delivery_count=2)
+
+        taken = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=False)
+
+        assert taken is None
+        assert run_due() == [Outcome.HANDLED]
+
+    def test_block_an_ordered_key_and_are_run_again(self, fifo, caplog):
+        handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
+        deliver(delivery_count=2, key="A1")
+        for _ in range(CRASH_LIMIT - 1):
+            begin_and_die()
+        end_delays()
+
+        blocked = run_due()
+        waits = due_in()
+        end_delays()
+
+        assert (blocked, waits > timedelta(0)) == ([Outcome.DEFERRED], True)
+        assert "holds back all later messages of the key 'A1'" in caplog.text
+        assert run_due() == [Outcome.HANDLED]
+        assert len(handler.contexts) == 1
+
+
+class TestOrderedKey:
+    @pytest.fixture(autouse=True)
+    def _fifo(self, fifo) -> None:
+        """All tests here are about a topic that keeps order."""
+
+    def test_waits_for_its_failed_message(self):
+        Handler(ValueError("no"))
+
+        outcomes = [deliver(invoice, key="A") for invoice in ("A1", "A2", "A3")]
+
+        assert outcomes == [Outcome.DEFERRED] * 3
+        assert applied() == []
+        rows = list(Deferred.objects.order_by("id").values_list("reason", "due_at"))
+        assert [(reason, due_at is None) for reason, due_at in rows] == [("failed", False), ("behind", True), ("behind", True)]
+
+    def test_goes_on_in_its_order(self):
+        Handler(ValueError("no"))
+        for invoice in ("A1", "A2", "A3"):
+            deliver(invoice, key="A")
+
+        end_delays()
+
+        assert run_due() == [Outcome.HANDLED] * 3
+        assert applied() == ["A1", "A2", "A3"]
+        assert deliver("A4", key="A") is Outcome.HANDLED
+
+    def test_leaves_other_keys_alone(self):
+        Handler(ValueError("no"))
+
+        outcomes = [deliver("A1", key="A"), deliver("B1", key="B"), deliver("A2", key="A"), deliver("C1")]
+
+        assert outcomes == [Outcome.DEFERRED, Outcome.HANDLED, Outcome.DEFERRED, Outcome.HANDLED]
+
+    def test_goes_on_behind_a_dead_letter(self):
+        Handler(Reject("of no use"))
+
+        outcomes = [deliver("A1", key="A"), deliver("A2", key="A")]
+
+        assert outcomes == [Outcome.DEAD_LETTER, Outcome.HANDLED]
+
+    def test_wakes_its_next_message_when_one_becomes_a_dead_letter(self):
+        Handler(ValueError("no"), Reject("of no use"))
+        for invoice in ("A1", "A2"):
+            deliver(invoice, key="A")
+        end_delays()
+
+        assert run_due() == [Outcome.DEAD_LETTER, Outcome.HANDLED]
+
+    def test_is_woken_by_the_sweep_where_a_process_died_before_it_woke_it(self):
+        Handler(ValueError("no"))
+        for invoice in ("A1", "A2"):
+            deliver(invoice, key="A")
+        Deferred.objects.order_by("id").first().delete()
+        assert run_due() == []
+
+        deferred.sweep("default")
+
+        assert run_due() == [Outcome.HANDLED]
+        assert applied() == ["A2"]
+
+    def test_knows_a_message_that_is_deferred(self):
+        """A process that stood still claims a message that another one has deferred and given up."""
+        handler = Handler(Reject("of no use"))
+        deliver("A1", key="A", named=ID)
+
+        outcome = deliver("A1", key="A", named=ID)
+
+        assert outcome is Outcome.DUPLICATE
+        assert len(handler.contexts) == 1
+
+    @pytest.mark.parametrize("make", [lambda: {"headers": {Header.TYPE: "OrderFrobbed"}}, lambda: {"body": b"{"}])
+    def test_is_held_by_what_cannot_be_handled_where_it_blocks(self, make):
+        Handler(ordered=True)
+
+        assert deliver(key="A", **make()) is Outcome.DEFERRED
+        assert deliver("A2", key="A") is Outcome.DEFERRED
+
+    def test_may_be_longer_than_an_index_entry(self):
+        Handler(ValueError("no"))
+        key = "ключ" * 2000
+
+        outcomes = [deliver(invoice, key=key) for invoice in ("A1", "A2")]
+        end_delays()
+
+        assert outcomes == [Outcome.DEFERRED] * 2
+        assert Deferred.objects.first().order_key.startswith("sha256:")
+        assert run_due() == [Outcome.HANDLED] * 2
+
+
+class TestOwnDedupeKey:
+    def test_finds_a_copy_of_a_discarded_message(self):
+        handler = Handler(Reject("of no use"), dedupe=lambda message: message.invoice)
+        deliver(named=ID)
+        Deferred.objects.all().delete()
+        Inbox.objects.create(consumer_group="cart", dedupe_key=ID, message_id=UUID(ID), topic="orders", delivery_count=0)
+
+        outcome = deliver(named=ID)
+
+        assert outcome is Outcome.DUPLICATE
+        assert len(handler.contexts) == 1
+
+    def test_ends_a_deferred_message_whose_like_was_handled_meanwhile(self):
+        handler = Handler(ValueError("no"), dedupe=lambda message: message.invoice)
+        first = deliver(headers=numbered(1))
+        second = deliver(headers=numbered(2))
+        end_delays()
+
+        assert (first, second, run_due()) == (Outcome.DEFERRED, Outcome.HANDLED, [Outcome.DUPLICATE])
+        assert len(handler.contexts) == 2
+        assert sorted(Inbox.objects.values_list("number", flat=True)) == [1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTransaction:
+    def test_whose_hook_raises_after_the_commit_leaves_the_message_handled(self, caplog):
+        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        def notify(message, context):
+            CartEntry.objects.create(invoice=message.invoice, change=-1)
+            transaction.on_commit(lambda: 1 / 0)
+
+        outcomes = [deliver(), deliver(delivery_count=2), *run_due()]
+
+        assert outcomes == [Outcome.HANDLED, Outcome.DEFERRED, Outcome.HANDLED]
+        assert CartEntry.objects.count() == Inbox.objects.count() == 2
+        assert "a callback after its commit failed" in caplog.text
+        assert not FailedDelivery.objects.exists()
+
+    def test_that_met_a_conflict_is_no_failure(self):
+        """The handler updates a row that another transaction changed after its snapshot: SQLSTATE 40001."""
+        entry = CartEntry.objects.create(invoice="shared", change=0)
+
+        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        def add(message, context):
+            if conflicts:
+                conflicts.pop()
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+                with database.connect("default") as other:
+                    other.execute(f"UPDATE {CartEntry._meta.db_table} SET change = 5 WHERE id = %s", [entry.id])
+            CartEntry.objects.filter(id=entry.id).update(change=7)
+
+        conflicts = [1, 2]
+        connections["default"].close()
+        wrapper = connections["default"]
+        wrapper.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.REPEATABLE_READ
+        try:
+            outcomes = [deliver()]
+            end_delays()
+            outcomes += run_due()
+            row = Deferred.objects.get()
+            end_delays()
+            outcomes += run_due()
+        finally:
+            del wrapper.settings_dict["OPTIONS"]["isolation_level"]
+            wrapper.close()
+
+        assert outcomes == [Outcome.DEFERRED, Outcome.DEFERRED, Outcome.HANDLED]
+        assert (row.failures, row.crashes, row.runs) == (0, 0, 1)
+
+    def test_that_the_server_ended_is_run_again_and_no_failure(self):
+        @consumer(Placed, group="cart")
+        def end_session(message, context):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        deliver(delivery_count=2)
+        taken = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+
+        with closing(LeaseThread()) as lease_thread:
+            outcome = run_deferred(group("cart"), taken, lease_thread).outcome
+
+        assert outcome is Outcome.RELEASED
+        row = Deferred.objects.get()
+        assert (row.failures, row.crashes) == (0, 2)
+        deferred.end_late([(taken.id, taken.runs)], "default")
+        assert Deferred.objects.get().crashes == 0
