@@ -47,8 +47,8 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and
-    `ack` may be called by a second thread, also during a call of the first; `interrupt`, `close` and `refusals` by any thread, and
+    A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and `ack`
+    may be called by a second thread, also during a call of the first; `interrupt`, `close` and `refusals` by any thread, and
     the last one returns at once. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
@@ -213,8 +213,8 @@ class Broker(abc.ABC):
         Acknowledge deliveries.
 
         False in place of a delivery: too late, the message was or may be delivered again. An expired delivery may still be
-        acknowledged if the broker knows that nobody else has the message. Callers depend on nothing here: an acknowledgement may be
-        lost or late.
+        acknowledged if the broker knows that nobody else has the message. Callers depend on nothing here: an acknowledgement may
+        be lost or late.
         """
 
     @abc.abstractmethod

@@ -265,7 +265,7 @@ class DeliversAgain(Capability):
 
 
 class GivesUp(Capability):
-    """The server takes messages out of a group's queue by itself (a delivery limit, a TTL), and keeps them where they can be read."""
+    """The server gives messages of a group up by itself (a delivery limit, a TTL), and keeps them where they can be read."""
 
     flag = "gives_up"
     gives_up: ClassVar[bool] = True
@@ -280,7 +280,7 @@ class GivesUp(Capability):
 
     @abc.abstractmethod
     def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages that the server gave up and nobody has received, by topic, without topics that have none."""
+        """Return the number of messages that the server gave up and nobody has received, by topic, where there are any."""
 
 
 class TransactionalSends(Capability):

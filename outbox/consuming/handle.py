@@ -37,8 +37,8 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
-    Exceptions of the handler, and a message that cannot be decoded, result in a deferred message; they are not raised. One that was
-    delivered before is deferred, too: what it does to this process has to be known before it is run.
+    Exceptions of the handler, and a message that cannot be decoded, result in a deferred message; they are not raised. One that
+    was delivered before is deferred, too: the beginning of its next run has to be on record, since it may kill its process.
     """
     if lease_thread is None:
         with closing(LeaseThread()) as own:

@@ -132,7 +132,7 @@ class Deferred(models.Model):
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     delivery_count = models.IntegerField()
-    order_key = models.TextField(null=True)
+    order_key = models.TextField(null=True)  # noqa: DJ001  (without order, it is in no index)
     failures = models.IntegerField(db_default=0)
     crashes = models.IntegerField(db_default=0)
     runs = models.IntegerField(db_default=0)
