@@ -78,12 +78,6 @@ class NullBroker(HalfMessages):
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         return [False] * len(deliveries)
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        return False
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        return False
-
     def backlog(self, group: str) -> dict[str, int]:
         return {}
 

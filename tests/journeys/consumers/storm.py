@@ -1,8 +1,9 @@
 """
 A storm over consumers: handlers that fail, hang, loop and kill their process; processes that are killed, frozen, stopped and
-deployed in two releases side by side; an operator who replays dead letters.
+deployed in two releases side by side; an operator who replays dead letters, and has others run at once.
 
-In the end each message is applied once, or a dead letter with its true reason; messages of a key are applied in their order.
+In the end each message is applied once, or a dead letter with its true reason, and nothing else is left; messages of a key are
+applied in their order.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Any
 import msgspec
 from django.conf import settings as django_settings
 from django.db import connection
+from django.db.models import QuerySet
 
-from outbox.brokers.base import Outgoing
-from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming import outcome
+from outbox.brokers.base import Broker, Outgoing
+from outbox.consuming.acts import settle
 from outbox.message import Header
-from outbox.models import FailedDelivery, FailureCount, Inbox, Process
+from outbox.models import Act, Deferred, Inbox, Process
 from tests.database_url import url_of
 from tests.journeys.consumers.given import VARIABLE, names
 from tests.journeys.outcome import Outcome
@@ -65,7 +66,7 @@ TYPES = {"Told": 8, "Older": 1, "Newer": 1}
 class Storm:
     """Sends, keeps processes running, hurts them, and counts. `storm`: backend, options and the names' suffix."""
 
-    def __init__(self, storm: dict[str, Any], broker: DeadLetters, folder: Path) -> None:
+    def __init__(self, storm: dict[str, Any], broker: Broker, folder: Path) -> None:
         self.storm, self.broker, self.folder = storm, broker, folder
         self.work, self.steps, self.group = names(storm)
         self.sent: dict[str, tuple[str, str, float]] = {}  # id -> kind, type and topic, when
@@ -104,13 +105,9 @@ class Storm:
                 self.sent[str(one)][0]
                 for one in Inbox.objects.filter(message_id__in=open_ones).values_list("message_id", flat=True)
             )
-            counted = list(
-                FailureCount.objects.filter(message_id__in=list(open_ones)[:9]).values(
-                    "message_id", "failures", "crashes", "begun_at"
-                )
-            )
+            waiting = list(self._waiting().values("own_id", "reason", "failures", "crashes", "runs", "due_at", "error")[:9])
             raise AssertionError(
-                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {counted}"
+                f"not settled: {kinds}, of these passed over: {ignored}, backlog {self.broker.backlog(self.group)}, {waiting}"
             ) from None
         self.settled_after = time.monotonic() - began_at
 
@@ -124,12 +121,14 @@ class Storm:
     def _is_settled(self) -> bool:
         self._keep_running()
         time.sleep(0.2)
-        return len(self._settled()) == len(self.sent) and not sum(self.broker.backlog(self.group).values())
+        is_left = self._waiting().exists() or sum(self.broker.backlog(self.group).values())
+        return not is_left and len(self._settled()) == len(self.sent)
 
     def _settled(self) -> set[str]:
-        return {one for one, *_ in self._effects()} | {
-            one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)
-        }
+        return {message_id for message_id, *_ in self._effects()} | self.dead().keys()
+
+    def _waiting(self) -> QuerySet[Deferred]:
+        return Deferred.objects.filter(consumer_group=self.group, dead_at=None)
 
     def wrong(self) -> list[str]:
         """Return what is not as it should be, a line each."""
@@ -175,11 +174,9 @@ class Storm:
         )
 
     def dead(self) -> dict[str, str]:
-        """Return the reasons of dead letters by message; where the broker keeps none, the last failure that is on record."""
-        letters = [one.message_id for one in self.broker.dead_letters(self.group, limit=100_000)]
-        rows = FailedDelivery.objects.filter(message_id__in=letters).order_by("id").values_list("message_id", "outcome", "error")
-        last = {str(message_id): f"{outcome}: {error}" for message_id, outcome, error in rows}
-        return {one: last.get(one, "nothing on record") for one in letters}
+        """Return the errors of dead letters by message."""
+        dead = Deferred.objects.filter(consumer_group=self.group, dead_at__isnull=False)
+        return dict(dead.values_list("own_id", "error"))
 
     def _effects(self) -> list[tuple[str, str, int, float]]:
         with connection.cursor() as cursor:
@@ -229,7 +226,7 @@ class Storm:
             return subprocess.Popen(command, cwd=django_settings.BASE_DIR, env=environment, stdout=log, stderr=log)
 
     def _act(self) -> None:
-        act = self.chance.choices(["kill", "stop", "freeze", "cut", "replay"], [2, 3, 1, 2, 2])[0]
+        act = self.chance.choices(["kill", "stop", "freeze", "cut", "replay", "retry now"], [2, 3, 1, 2, 2, 2])[0]
         place = self.chance.randrange(PROCESSES)
         self.acts[act] += 1
         if act == "kill":
@@ -242,10 +239,11 @@ class Storm:
         elif act == "cut":
             with connection.cursor() as cursor:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
-        elif act == "replay" and (letters := self.broker.dead_letters(self.group)):
-            letter = self.chance.choice(letters)
-            outcome.forget_counts(self.group, [uuid.UUID(letter.message_id)], "default")
-            self.broker.replay(self.group, [letter.id])
+        else:
+            rows = Deferred.objects.filter(consumer_group=self.group)
+            if ids := list(rows.filter(dead_at__isnull=act == "retry now").values_list("id", flat=True)):
+                chosen = rows.filter(id=self.chance.choice(ids))
+                list(settle(chosen, Act.REPLAYED if act == "replay" else Act.RETRIED_NOW, by="the storm"))
 
     def _may_stop(self, place: int) -> bool:
         """Return whether another process of the same release is well: what no live process takes is ignored."""

@@ -12,8 +12,8 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from outbox.consuming.dead_letters import read_letters, settle_letters  # noqa: E402
-from outbox.errors import BrokerUnavailable  # noqa: E402
+from outbox.consuming.acts import settle  # noqa: E402
+from outbox.models import Act, Deferred  # noqa: E402
 from tests.journeys.soak import consumers  # noqa: E402, F401
 
 PAUSE = 10.0  # seconds
@@ -22,25 +22,21 @@ NOTE = "INSERT INTO soak_replayed (message_id) VALUES (%s) ON CONFLICT DO NOTHIN
 NOTE_DISCARDED = "INSERT INTO soak_discarded (message_id) VALUES (%s) ON CONFLICT DO NOTHING"
 
 
-def settle(replayed: set[str]) -> None:
-    """Replay and discard what is there now. `replayed`: the messages that were replayed before."""
-    found = read_letters().found
-    back = [one for one in found if one.letter.message_id in replayed]
-    new = [one for one in found if one not in back]
+def settle_dead(replayed: set[str]) -> None:
+    """Replay and discard what is dead now. `replayed`: the messages that were replayed before."""
+    dead = Deferred.objects.filter(dead_at__isnull=False)
+    ids = set(dead.values_list("own_id", flat=True))
+    back, new = ids & replayed, ids - replayed
     with connection.cursor() as cursor:
-        cursor.executemany(NOTE, [[one.letter.message_id] for one in new])
-        # After an error of the broker, nobody knows which of them were discarded, so they are noted before.
-        cursor.executemany(NOTE_DISCARDED, [[one.letter.message_id] for one in back])
-    replayed |= {one.letter.message_id for one in settle_letters(new, by="the soak")}
-    for _ in settle_letters(back, by="the soak", discard=True):
-        pass
+        cursor.executemany(NOTE, [[own_id] for own_id in new])
+        cursor.executemany(NOTE_DISCARDED, [[own_id] for own_id in back])
+    replayed |= new
+    list(settle(dead.filter(own_id__in=new), Act.REPLAYED, by="the soak"))
+    list(settle(dead.filter(own_id__in=back), Act.DISCARDED, by="the soak"))
 
 
 if __name__ == "__main__":
     replayed: set[str] = set()
     while True:
-        try:
-            settle(replayed)
-        except BrokerUnavailable as error:
-            print(error, flush=True)  # noqa: T201
+        settle_dead(replayed)
         threading.Event().wait(PAUSE)
