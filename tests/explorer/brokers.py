@@ -72,14 +72,8 @@ class SteppedMemoryBroker(MemoryBroker):
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         return self._called("ack", lambda: super(SteppedMemoryBroker, self).ack(deliveries))
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        return self._called("retry", lambda: super(SteppedMemoryBroker, self).retry(delivery, after))
-
     def release(self, deliveries: Sequence[Delivery]) -> None:
         return self._called("release", lambda: super(SteppedMemoryBroker, self).release(deliveries))
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        return self._called("dead_letter", lambda: super(SteppedMemoryBroker, self).dead_letter(delivery, reason))
 
     def refuse_once(self, order: int) -> None:
         """Refuse the message of an order the first time that it is sent, in whichever way."""
