@@ -72,8 +72,3 @@ def read_all(address: Address, topic: str, queues: int) -> Iterator[StoredMessag
             found, behind = pull(address, topic, offset, queue=queue)
             yield from found
             is_behind, offset = behind > offset, behind
-
-
-def send(address: Address, topic: str, queue: int, stored: StoredMessage, properties: Mapping[str, str]) -> None:
-    """Store a message's body once more, with these properties, in a queue (-1: any). Raises as `call`."""
-    exchange(address, requests.send_copy(topic, queue, stored, properties)).checked()

@@ -4,28 +4,28 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 
-from outbox.brokers.base import Broker, BrokerDeadLetter, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
+from outbox.brokers.base import Broker, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
+from outbox.brokers.capabilities import GivesUp
 from outbox.brokers.rocketmq import RocketMQBroker
+from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
+from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer
-from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request, StoredMessage
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request
 from outbox.brokers.rocketmq.remoting.ports import Ports
-from outbox.brokers.rocketmq.remoting.requests import ANY_QUEUE, END_TRANSACTION
 from outbox.message import TopicType
-from project.servers.remoting import query, send
+from project.servers.remoting import exchange, query
 from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
 from tests.rocketmq_node import MARKS, server
 from tests.waiting import wait_until
 
 LEAST_WAIT = timedelta(seconds=0.1)  # of the server, as it is set up
 PATIENCE = "PT30S"  # as JSON can write it, for other processes
-
-MARK = StoredMessage("", MARKS, 0, {}, 0, 0, datetime.now(UTC), b"a mark")
 
 
 class PatientRocketMQ(RocketMQBroker):
@@ -54,22 +54,6 @@ class PatientRocketMQ(RocketMQBroker):
                 break
         return found
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        self._wait_until_all_is_queued()
-        return super().dead_letters(group, limit=limit)
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        self._wait_until_all_is_queued()
-        return super().count_dead_letters(group)
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        self._wait_until_all_is_queued()
-        return super().replay(group, letters)
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        self._wait_until_all_is_queued()
-        return super().discard(group, letters)
-
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """The sweep lets 10 s pass behind the last end, which the contract has sent a moment ago."""
         self._wait_until_all_is_queued()
@@ -84,11 +68,8 @@ class PatientRocketMQ(RocketMQBroker):
         for broker in [server().broker_address]:
             key = uuid.uuid4().hex
             with suppress(ConnectionRefusedError):  # where it is away on purpose
-                send(broker, MARKS, ANY_QUEUE, MARK, {"KEYS": key})
+                exchange(broker, requests.send(MARKS, requests.ANY_QUEUE, b"a mark", {"KEYS": key}, group=requests.READER))
                 wait_until(partial(query, broker, MARKS, key), 60)
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        return super().retry(delivery, after * SCALE)
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         return super().renew(deliveries, invisible_for * SCALE)
@@ -106,11 +87,7 @@ class RocketMQHarness(RealTimeHarness):
     can_restart = True
     refuses_second_ack = False
     can_start_at_the_end = False
-    counts_invisible = False
     counts_what_is_handled = False
-    keeps_reasons = False
-    settles_letters_once = False  # its log has no lock: two may see a letter unsettled, and both mark it
-    many_letters = 100  # each is moved, copied and marked on its own
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +119,7 @@ class RocketMQHarness(RealTimeHarness):
         ask = Ports.ask
 
         async def ask_unheard(ports: Ports, place: str, request: Request) -> RemotingAnswer:
-            if request.code != END_TRANSACTION:
+            if request.code != requests.END_TRANSACTION:
                 return await ask(ports, place, request)
             if arrive:
                 await ask(ports, place, request)
@@ -151,6 +128,25 @@ class RocketMQHarness(RealTimeHarness):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ports, "ask", ask_unheard)
             yield
+
+    def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
+        """Release messages until the server has delivered them as often as its groups allow, which is twice for now."""
+        broker = GivesUp.of(self.open())
+        topics, ids = {message.topic for message in messages}, {message.message_id for message in messages}
+
+        def are_given_up() -> bool:
+            broker.release(broker.receive(group, topics, limit=32, invisible_for=timedelta(minutes=1), wait=LEAST_WAIT))
+            return {delivery.message_id for delivery in broker.receive_given_up(group, topics, limit=100)} >= ids
+
+        self._limit_retries(group, 1)
+        try:
+            wait_until(are_given_up, 60)
+        finally:
+            self._limit_retries(group, MIN_RETRIES)
+
+    def _limit_retries(self, group: str, retries: int) -> None:
+        server().make_group(group, retries=retries)
+        server().make_group(f"{group}_fifo", is_ordered=True, retries=retries)
 
     def restart(self) -> None:
         server().kill_broker()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import grpc
 
 from outbox.brokers.base import (
-    BrokerDeadLetter,
     BrokerInterface,
     Delivery,
     EndSemantics,
@@ -26,15 +25,16 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import AsksProducers, DeadLetters, ListsResources
+from outbox.brokers.capabilities import AsksProducers, GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
-from outbox.brokers.rocketmq import dead_letters, lookup, resources
+from outbox.brokers.rocketmq import lookup, resources
 from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_of_topics
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.errors import StatusError
+from outbox.brokers.rocketmq.given_up import GivenUpReader
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
@@ -53,7 +53,7 @@ from outbox.message import Half, Resolution, TopicType
 SUBSCRIBE = "Subscribe to it with a consumer group of your own."
 
 
-class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
+class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     """
     Connects to the gRPC proxy of a RocketMQ 5 cluster, and to its brokers' own ports.
 
@@ -93,6 +93,7 @@ class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
+        self._given_up = GivenUpReader(self._client)
         self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
@@ -147,7 +148,7 @@ class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
-        """Return topics and groups, on each broker that the name servers know. Raises BrokerCannotTell as `dead_letters`."""
+        """Return topics and groups, on each broker that is known. Raises BrokerCannotTell if OPTIONS name no brokers' ports."""
         self._require_ports("Listing topics and groups")
         return self._client.run(resources.list_resources(self._client, list(self.topics.values()), readers))
 
@@ -226,41 +227,25 @@ class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Acknowledge deliveries. False for one that is no longer held, or whose request failed while others succeeded."""
-        return self._settlement.ack(deliveries)
+        if given_up := [delivery for delivery in deliveries if delivery.given_up]:
+            self._given_up.ack(given_up)
+        answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.given_up]))
+        return [bool(delivery.given_up) or next(answers) for delivery in deliveries]
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Return a message to its group, to be delivered again after the given time, at most 12 hours."""
-        return self._settlement.retry(delivery, after)
+    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+        """Receive messages that the server gave up, if OPTIONS name the brokers' own ports."""
+        if not (self._client.ports.are_known and self._owners.may_receive(group)):
+            return []
+        server_groups = {group_name(group, known_topic(self.topics, topic)) for topic in topics}
+        return self._given_up.receive(group, server_groups, topics, limit)
 
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Move the message to the group's %DLQ% topic, which stores no reason: that is in our own record of the failure."""
-        return self._settlement.dead_letter(delivery)
-
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a group, without reasons. Raises BrokerCannotTell if no broker's own port is known."""
-        self._require_ports("dead_letters()")
-        self._require_owner(group)
-        return self._client.run(dead_letters.dead_letters(self._client, group, self._server_groups(group), limit))
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """Return the number of a group's dead letters, by topic. Reads them: marks in the same log say which are settled."""
-        self._require_ports("count_dead_letters()")
-        return self._client.run(dead_letters.count_dead_letters(self._client, self._server_groups(group)))
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Send copies of dead letters, which only their group handles, with deliveries counted from 1."""
-        self._require_ports("replay()")
-        self._require_owner(group)
-        return self._client.run(dead_letters.replay(self._client, group, self._server_groups(group), letters))
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Mark dead letters as discarded, so that they are no longer listed. The server's log keeps them until they expire."""
-        self._require_ports("discard()")
-        self._require_owner(group)
-        return self._client.run(dead_letters.discard(self._client, self._server_groups(group), letters))
+    def count_given_up(self, group: str) -> dict[str, int]:
+        """Return the number of messages that the server gave up, by topic: reads them. Raises as `list_resources`."""
+        self._require_ports("count_given_up()")
+        return self._given_up.count({group_name(group, topic) for topic in self.topics.values()}, self.topics)
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that can be delivered to a group now, by topic. Raises as `dead_letters`."""
+        """Return the number of messages that can be delivered to a group now, by topic. Raises as `list_resources`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
@@ -291,18 +276,6 @@ class RocketMQBroker(AsksProducers, DeadLetters, ListsResources):
             self._listener = None
         self._receiver.close()
         self._client.close()
-
-    def _server_groups(self, group: str) -> set[str]:
-        return {group_name(group, topic) for topic in self.topics.values()}
-
-    def _require_owner(self, group: str) -> None:
-        """Raise BrokerUnavailable if the group is another project's, or no name server says whose it is."""
-        try:
-            self._owners.require(group)
-        except OwnedByAnother as error:
-            raise BrokerUnavailable(*error.args) from error
-        except UNANSWERED as error:
-            raise BrokerUnavailable(str(error)) from error
 
     def _problems_of_owners(self) -> Iterator[Problem]:
         for group in self._owners.groups():

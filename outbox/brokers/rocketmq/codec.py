@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from outbox.brokers.base import Delivery, Outgoing
-from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF
+from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF, StoredMessage
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.logs import get_logger
 from outbox.message import Half, Header, TopicType
@@ -26,9 +26,6 @@ _headers = msgspec.json.Decoder(dict[str, str])
 
 # Properties that carry what RocketMQ has no field for. Each is set only if it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
-
-# The group that a replayed dead letter is for. Other groups ignore the message.
-REPLAY_GROUP = "outbox-replayed-for"
 
 # Separates the message id from the random part of a half id.
 HALF_MARK = "."
@@ -56,7 +53,7 @@ TYPES = {
 }
 
 # Names of properties that the server adds.
-SERVER_PROPERTY = re.compile(r"[A-Z_%]|__")
+SERVER_PROPERTY = re.compile(r"[A-Z_%]|1ST_POP_TIME$")
 
 
 def half_id(message_id: str) -> str:
@@ -188,25 +185,35 @@ def to_delivery(message: Any, group: str) -> Delivery:
     )
 
 
+def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: str, given_up: str) -> Delivery:
+    """Return the delivery of a message that was read from a broker's log."""
+    headers, key, _ = _read(stored.properties)
+    return Delivery(
+        group=group,
+        topic=topic,
+        message_id=_our_id(stored.properties.get("UNIQ_KEY", ""), headers),
+        body=decompress(stored.body) if stored.flag & COMPRESSED else stored.body,
+        receipt=receipt,
+        key=key,
+        tag=stored.properties.get("TAGS", ""),
+        headers=headers,
+        delivery_count=max(1, stored.retries),
+        stored_at=stored.stored_at,
+        queue=stored.topic,
+        pos=stored.log_offset,
+        given_up=given_up,
+    )
+
+
 def _queue(system: Any) -> str:
     """Return a name of a queue that is unique in the cluster: its broker, the sixth field of a receipt, and its number there."""
     broker = "".join(system.receipt_handle.split(" ")[5:6])
     return f"{broker}/{system.queue_id}"
 
 
-def is_for(message: Any, group: str) -> bool:
-    """Return whether a message is for a group: any message but a dead letter that was replayed for another group."""
-    return bool(message.user_properties.get(REPLAY_GROUP, group) == group)
-
-
 def message_id_of(properties: Mapping[str, str]) -> str:
     """Return the message id from the properties of a stored message."""
     return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
-
-
-def source_of(properties: Mapping[str, str]) -> str:
-    """Return the source from the properties of a stored message."""
-    return _read(properties)[0].get(Header.SOURCE, "")
 
 
 def clock_ahead(message: Any) -> float:
@@ -241,7 +248,6 @@ def _body(message: Any) -> bytes:
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
     """Return headers, key and token."""
     headers = {name: value for name, value in properties.items() if not SERVER_PROPERTY.match(name)}
-    headers.pop(REPLAY_GROUP, None)
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
     with suppress(msgspec.DecodeError):  # another producer's header may have the name; it stays as it is
         headers |= _headers.decode(headers.get(HEADERS, "{}"))

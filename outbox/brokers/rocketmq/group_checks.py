@@ -1,9 +1,8 @@
 """
 Checks of the server's consumer groups, whose settings are read at the brokers' own ports.
 
-The server counts the deliveries of a message, and moves it to the dead letters after `retryMaxTimes` redeliveries. Renewals do
-not count; every return does: after a failure, a release, or an outage. Our groups count failures themselves, so the server's
-limit must be out of reach.
+The server counts the deliveries of a message, and gives it up after `retryMaxTimes` redeliveries (`given_up.py`). Renewals do not
+count; every return does, after a release or an outage. No failure returns a message, so the server's limit must be out of reach.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str
     command = f"mqadmin updateSubGroup -b {broker} -g {group} -r {MIN_RETRIES}{' -o true' if is_ordered else ''}"
     if (retries := int(settings["retryMaxTimes"])) < MIN_RETRIES:
         yield Problem(
-            f"Broker {broker} moves a message to the dead letters after {retries + 1} deliveries to group {group} of topic "
+            f"Broker {broker} gives a message up after {retries + 1} deliveries to group {group} of topic "
             f"{topic} (retryMaxTimes={retries}), even if it never failed: the broker counts every return.",
             f"{command} (no change is needed for a group of another program)",
             is_error=False,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from outbox.brokers.base import HalfRef, StoredCopy
 from outbox.brokers.rocketmq.brokers import ask_all
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import HALF_MARK
-from outbox.brokers.rocketmq.dead_letters import RETRY_PREFIX, dead_lettered_topics
+from outbox.brokers.rocketmq.given_up import RETRY_PREFIX
 from outbox.brokers.rocketmq.places import HALVES, HalfPlace
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
@@ -33,8 +32,7 @@ async def find(client: RocketMQClient, topics: Iterable[str], message_id: str, h
         for stored in await _query(client, topic, message_id):
             found[topic, "visible"] = StoredCopy(message_id, topic, "visible", _half_id(stored), stored.stored_at)
     if found:
-        given_up = set(await ask_all(client, lambda broker: dead_lettered_topics(client, broker, message_id)))
-        return [replace(one, state="dead_letter") if one.topic in given_up else one for one in found.values()]
+        return list(found.values())
     for system_topic, state in (HALVES, "half"), (DELAYED, "delayed"):
         for stored in await _query(client, system_topic, message_id):
             topic = stored.properties.get("REAL_TOPIC", stored.topic)
@@ -56,7 +54,7 @@ async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
 
 
 async def backlog(client: RocketMQClient, group: str, topic: str) -> int:
-    """Return the number of messages of a topic that can be delivered to one of the server's groups now, retries included."""
+    """Return the number of messages of a topic that can be delivered to one of the server's groups now, redeliveries included."""
     return await _lag(client, group, topic) + await _lag(client, group, f"{RETRY_PREFIX}{group}_{topic}")
 
 

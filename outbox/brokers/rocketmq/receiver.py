@@ -14,17 +14,14 @@ import asyncio
 import math
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
-import grpc
-
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import RocketMQClient
-from outbox.brokers.rocketmq.codec import is_for, to_delivery
+from outbox.brokers.rocketmq.codec import to_delivery
 from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.errors import StatusError, describe, is_outage
 from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
@@ -257,18 +254,13 @@ class RocketMQReceiver:
         request.invisible_duration.FromMilliseconds(invisible_milliseconds(call.invisible_for))
         request.long_polling_timeout.FromMilliseconds(max(1, round(call.wait_seconds * 1000)))
         found: list[Delivery] = []
-        others: list[Delivery] = []  # dead letters that were replayed for another group
         stub = self._client.stub(queue.endpoint)
         timeout = max(call.wait_seconds, MIN_WAIT_SECONDS) + self._client.timeout
         async for answer in stub.ReceiveMessage(request, metadata=self._client.metadata(server_group), timeout=timeout):
             if answer.HasField("message"):
-                is_mine = is_for(answer.message, call.group)
-                (found if is_mine else others).append(to_delivery(answer.message, call.group))
+                found.append(to_delivery(answer.message, call.group))
             elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                 raise StatusError(answer.status)
-        for delivery in others:
-            with suppress(grpc.aio.AioRpcError, StatusError):  # on failure it is received and ignored again
-                await self._settlement.ack_one(delivery)
         return found
 
     def _note_brokers(self, topic: str, queues: Collection[Queue]) -> None:

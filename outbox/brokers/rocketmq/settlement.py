@@ -1,4 +1,4 @@
-"""Settlement of deliveries: acknowledge, retry later, dead-letter; and renewal."""
+"""Settlement of deliveries: acknowledgement, and change of the invisible time, which renews and releases."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ MIN_INVISIBLE = timedelta(milliseconds=1)
 
 # In the server's answer about a delivery that has expired, or that its broker no longer has.
 TOO_LATE = ("expired", "status is abnormal")
-
-FORWARD = timedelta(seconds=30)  # a delivery is held this long while it is dead-lettered
 
 ORDERED = "_fifo"  # RocketMQ keeps order for a whole group or not at all, so fifo topics have a group of their own
 
@@ -68,16 +66,6 @@ class Settlement:
             delivery if isinstance(answer, Exception) else answer for delivery, answer in zip(deliveries, answers, strict=True)
         ]
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Return a message to its group, to be delivered again after the given time. Raises BrokerUnavailable."""
-        [answer] = self._client.run(_answers(partial(self.change_invisible, span=after), [delivery]))
-        return answer is not None
-
-    def dead_letter(self, delivery: Delivery) -> bool:
-        """Move the message to the group's dead letters. Raises BrokerUnavailable."""
-        [answer] = self._client.run(_answers(self._forward, [delivery]))
-        return answer is True
-
     async def ack_one(self, delivery: Delivery) -> bool:
         """Acknowledge a delivery. In the loop's thread only."""
         entry = service.AckMessageEntry(message_id=delivery.message_id, receipt_handle=delivery.receipt)
@@ -98,20 +86,6 @@ class Settlement:
         answers = await asyncio.gather(*(self.change_invisible(one, timedelta()) for one in deliveries), return_exceptions=True)
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:
             logger.info("%s of %s messages could not be handed back: %s", len(failed), len(answers), describe(failed[0]))
-
-    async def _forward(self, delivery: Delivery) -> bool:
-        """Dead-letter a delivery if it is still held, which the request itself does not check."""
-        held = await self.change_invisible(delivery, FORWARD)
-        if held is None:
-            return False
-        request = service.ForwardMessageToDeadLetterQueueRequest(
-            **self._group_and_topic(held),
-            receipt_handle=held.receipt,
-            message_id=held.message_id,
-            delivery_attempt=held.delivery_count,
-            max_delivery_attempts=held.delivery_count,
-        )
-        return await self._call(held, "ForwardMessageToDeadLetterQueue", request) is not None
 
     async def _call(self, delivery: Delivery, name: str, request: Any) -> Any:
         """Make a call about a delivery. None: it has expired."""
@@ -156,8 +130,7 @@ def _renewed(old: str, new: str) -> str:
 
     The first field is the queue offset at which the receive began. After a renewal the receipt is about one message, so this must
     be the message's own queue offset, the eighth field. The proxy leaves the old value, and the broker then accepts a settlement
-    that has no effect. The ninth field is the message's log offset. The proxy inserts another number before it, and would
-    dead-letter whatever message is stored there.
+    that has no effect. The ninth field is the message's log offset, and the proxy inserts another number before it.
     """
     parts = new.split(" ")
     return " ".join([*(parts[7:8] or parts[:1]), *parts[1:8], *old.split(" ")[8:9]])

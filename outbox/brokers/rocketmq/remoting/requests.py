@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 
 from outbox.brokers.rocketmq.remoting.frames import (
-    COMPRESSION,
     RemotingAnswer,
     RemotingError,
     Request,
@@ -22,8 +21,8 @@ from outbox.message import TopicType
 SEND_MESSAGE = 10
 PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
+QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET = 14, 15
 UPDATE_TOPIC = 17
-GET_ALL_TOPICS = 21
 GET_BROKER_CONFIG = 26
 GET_RUNTIME_INFO = 28
 SEARCH_OFFSET_BY_TIMESTAMP = 29
@@ -123,12 +122,12 @@ def viewed(answer: RemotingAnswer) -> StoredMessage | None:
         return None
 
 
-def pull(topic: str, queue: int, offset: int) -> Request:
+def pull(topic: str, queue: int, offset: int, *, group: str = READER) -> Request:
     """Return a request for the messages of a queue from an offset on, without a consumer group's offset."""
     return Request(
         PULL_MESSAGE,
         {
-            "consumerGroup": READER,
+            "consumerGroup": group,
             "topic": topic,
             "queueId": queue,
             "queueOffset": offset,
@@ -159,9 +158,14 @@ def end_of(topic: str, queue: int) -> Request:
     return Request(GET_MAX_OFFSET, {"topic": topic, "queueId": queue})
 
 
-def send_copy(topic: str, queue: int, stored: StoredMessage, properties: Mapping[str, str]) -> Request:
-    """Return a request to store a copy of a message, with other properties, in a queue (-1: any)."""
-    return send(topic, queue, stored.body, properties, group=READER, flag=stored.flag & COMPRESSION)
+def offset_of(group: str, topic: str) -> Request:
+    """Return a request for a group's offset in the only queue of a topic; it is `offset` in the answer's fields."""
+    return Request(QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0})
+
+
+def move_offset(group: str, topic: str, offset: int) -> Request:
+    """Return a request to move a group to an offset in the only queue of a topic."""
+    return Request(UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": offset})
 
 
 def send(

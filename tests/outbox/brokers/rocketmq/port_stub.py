@@ -227,6 +227,9 @@ class PortStub:
         behind = {"nextBeginOffset": str(at + len(found))}
         return RemotingAnswer(0 if found else requests.NOTHING_MORE, "", behind, b"".join(map(write_stored, found)))
 
+    def _offset_of(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
+        return RemotingAnswer(requests.NOTHING_FOUND, "no offset of the group", {}, b"")
+
     def _offset_at(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         queue = self.log.of(fields["topic"], int(fields["queueId"]))
         since = int(fields["timestamp"]) / 1000
@@ -264,6 +267,7 @@ ACTS: dict[int, Callable[[PortStub, Mapping[str, Any], bytes], RemotingAnswer]] 
     requests.QUERY_MESSAGE: PortStub._query,
     requests.VIEW_MESSAGE: PortStub._view,
     requests.PULL_MESSAGE: PortStub._pull,
+    requests.QUERY_CONSUMER_OFFSET: PortStub._offset_of,
     requests.SEARCH_OFFSET_BY_TIMESTAMP: PortStub._offset_at,
     requests.GET_MAX_OFFSET: PortStub._end_of,
     requests.GET_BROKER_CONFIG: PortStub._tell_settings,

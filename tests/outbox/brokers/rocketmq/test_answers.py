@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import grpc
 import pytest
@@ -73,17 +72,14 @@ class TestRenew:
             broker.renew(held, HELD)
 
 
-class TestReturns:
-    @pytest.mark.parametrize(
-        "act", [lambda broker, one: broker.retry(one, HELD), lambda broker, one: broker.dead_letter(one, "")]
-    )
-    def test_raise_where_there_is_no_answer(self, stub: Stub, broker: Broker, held: list[Delivery], act: Any):
+class TestRelease:
+    def test_raises_where_there_is_no_answer(self, stub: Stub, broker: Broker, held: list[Delivery]):
         stub.fail("ChangeInvisibleDuration", grpc.StatusCode.UNAVAILABLE)
 
         with pytest.raises(BrokerUnavailable):
-            act(broker, held[0])
+            broker.release(held)
 
-    def test_are_asked_for_together(self, stub: Stub, broker: Broker, held: list[Delivery]):
+    def test_asks_for_all_together(self, stub: Stub, broker: Broker, held: list[Delivery]):
         broker.release(held)
 
         asked = stub.asked("ChangeInvisibleDuration")

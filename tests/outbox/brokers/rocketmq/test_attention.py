@@ -1,4 +1,4 @@
-"""What needs attention where the broker is a server: frozen, killed, with dead letters and a backlog of its own."""
+"""What needs attention where the broker is a server: frozen or killed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from outbox import consumer, database
-from outbox.brokers.base import Broker
 from outbox.database import heartbeats
 from outbox.message import TopicType
 from outbox.monitoring.attention import read_attention
 from outbox.monitoring.groups import ANSWER_WITHIN_SECONDS
 from project.servers.rocketmq import RocketMQ
-from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
 from tests.waiting import wait_until
 
@@ -65,16 +63,3 @@ def test_a_killed_broker_is_named_and_goes_away(read: Read, server: RocketMQ):
 
     server.start_broker()
     wait_until(lambda: read() == {}, 120)
-
-
-def test_dead_letters_are_named_until_they_are_discarded(read: Read, group: str, acts: Acts, broker: Broker):
-    acts.send_bodies(b"poison")
-    [delivery] = acts.receive(group=group)
-    broker.dead_letter(delivery, "cannot be read")
-
-    cause = wait_until(lambda: read().get("dead_letters"), 30)
-
-    assert cause.endswith("failed for good.")
-    [letter] = acts.dead_letters(group, count=1)
-    broker.discard(group, [letter.id])
-    wait_until(lambda: read() == {}, 30)

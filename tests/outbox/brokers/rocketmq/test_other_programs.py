@@ -13,9 +13,9 @@ import pytest
 from outbox import atomic, conf, consumer, database, publish, publish_raw
 from outbox.brokers.rocketmq import RocketMQBroker  # before the client, whose log it replaces
 from outbox.consuming import register
-from outbox.consuming.dead_letters import read_letters
 from outbox.consuming.worker import Worker
 from outbox.message import Cause, TopicType, current_cause
+from outbox.models import Deferred
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
@@ -175,11 +175,11 @@ class TestTheirMessage:
         theirs(b"odd", ce_id="2", outbox_headers="{no JSON", ce_lane="many", ce_number=str(2**70))
         theirs(b"{}", ce_id="3", **JSON)
 
-        handle_until(lambda _: len(seen) == 2 and read_letters().found)
+        dead = Deferred.objects.filter(dead_at__isnull=False)
+        handle_until(lambda _: len(seen) == 2 and dead.exists())
 
-        [letter] = read_letters().found
-        assert letter.letter.message_id == "1"
-        assert "has a JSON content type, but is not valid JSON" in letter.letter.reason
+        assert dead.get().own_id == "1"
+        assert "has a JSON content type, but is not valid JSON" in dead.get().error
         assert sorted(context.message_id for _, context in seen) == ["2", "3"]
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Outgoing
+from outbox.brokers.base import Delivery, Outgoing
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner
 from outbox.brokers.rocketmq import RocketMQBroker
@@ -16,7 +16,6 @@ from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.remoting import requests
-from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -58,10 +57,14 @@ def join(server: RocketMQ, topic: str, group: str) -> Iterator[Join]:
         broker.close()
 
 
+def receive_held(broker: RocketMQBroker, group: str) -> list[Delivery]:
+    arguments = {"limit": 10, "invisible_for": timedelta(minutes=1), "wait": timedelta(seconds=1)}
+    return broker.receive(group, list(broker.topics), **arguments)
+
+
 def receive(broker: RocketMQBroker, group: str) -> list[str]:
     """Receive and acknowledge what is there; return the ids."""
-    arguments = {"limit": 10, "invisible_for": timedelta(minutes=1), "wait": timedelta(seconds=1)}
-    found = broker.receive(group, list(broker.topics), **arguments)
+    found = receive_held(broker, group)
     broker.ack(found)
     return [one.message_id for one in found]
 
@@ -97,19 +100,17 @@ class TestGroupOfAnotherProject:
         assert f"outbox_consume --group {group} --take-over" in problem.hint
         assert not [one for one in shop.check() if "belongs to" in one.text]
 
-    def test_neither_lists_nor_settles_dead_letters(self, join, group):
+    def test_receives_nothing_that_the_server_gave_up(self, join, topic, group, server):
         shop, blog = join(SHOP), join(BLOG)
-        receive(shop, group)
+        server.make_group(group, retries=1)
+        sent = send(shop, topic)
 
-        for act in (
-            lambda: blog.dead_letters(group),
-            lambda: blog.replay(group, ["1"]),
-            lambda: blog.discard(group, ["1"]),
-        ):
-            with pytest.raises(BrokerUnavailable, match="belongs to the project 'shop'"):
-                act()
+        def given_up() -> list[str]:
+            shop.release(receive_held(shop, group))
+            return [delivery.message_id for delivery in shop.receive_given_up(group, [topic], limit=10)]
 
-        assert shop.dead_letters(group) == []
+        assert wait_until(given_up, 60) == [sent]
+        assert blog.receive_given_up(group, [topic], limit=10) == []
 
     def test_owns_it_after_it_was_taken_over(self, join, topic, group):
         shop, blog = join(SHOP), join(BLOG)

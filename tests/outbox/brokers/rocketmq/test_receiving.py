@@ -264,7 +264,6 @@ class TestClose:
             lambda: broker.renew(held, HELD),
             lambda: broker.release(held),
             lambda: broker.ack(held),
-            lambda: broker.retry(held[0], timedelta()),
         ]
         for act in acts:
             with pytest.raises(BrokerUnavailable, match="is closed"):

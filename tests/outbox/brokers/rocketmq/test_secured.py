@@ -9,12 +9,13 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outbox.brokers.base import Broker, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus, ServerResource
+from outbox.brokers.base import Broker, Delivery, Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus, ServerResource
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.errors import BrokerMisconfigured
 from outbox.message import COMMIT, TopicSpec, TopicType
@@ -36,6 +37,7 @@ RIGHTS = {
     HALVES: ["Sub"],
     "Group:TOOLS_CONSUMER": ["Sub"],
     "Group:cart": ["Sub", "Get"],
+    "Topic:%DLQ%cart": ["Sub", "Get"],
 }
 
 TOPICS = [TopicSpec("orders", TopicType.TRANSACTION), TopicSpec("plain", TopicType.NORMAL)]
@@ -134,6 +136,24 @@ class TestASecuredNode:
         assert [found.state for found in broker.find(half.message_id)] == ["visible"]
         assert broker.backlog("cart") == {}
         assert not [problem for problem in broker.check() if problem.is_error]
+
+    def test_returns_what_it_gave_up_to_who_may_read_it(self, open_as, node: RocketMQ):
+        broker, held = open_as(), {"invisible_for": timedelta(minutes=1), "wait": timedelta(seconds=1)}
+        node.make_group("cart", retries=1)
+        [sent] = broker.send([message := Outgoing(str(uuid.uuid4()), "plain", b"{}")])
+        given_up: list[Delivery] = []  # with those of other tests
+
+        def is_given_up() -> bool:
+            broker.release(broker.receive("cart", ["plain"], limit=10, **held))
+            given_up[:] = broker.receive_given_up("cart", ["plain"], limit=10)
+            return message.message_id in {delivery.message_id for delivery in given_up}
+
+        wait_until(is_given_up, 60)
+
+        assert sent.status is SendStatus.ACCEPTED
+        assert open_as(READER).receive_given_up("cart", ["plain"], limit=10) == []
+        assert all(broker.ack(given_up))
+        assert open_as().count_given_up("cart") == {}
 
     def test_refuses_a_wrong_secret(self, open_as):
         sent, _ = send_half(open_as((SHOP[0], "not it")))

@@ -1,0 +1,142 @@
+"""
+Messages that the server gave up: over `retryMaxTimes` it moves a message to the topic `%DLQ%<group>`.
+
+They are read at the brokers' own ports, from the group's offset in that topic, and an acknowledgement moves the offset to the
+first one that is not acknowledged. Nobody holds them: two processes may receive the same message, and store it once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from outbox.brokers.base import Delivery
+from outbox.brokers.rocketmq.brokers import addresses_of_all
+from outbox.brokers.rocketmq.client import RocketMQClient
+from outbox.brokers.rocketmq.codec import stored_delivery
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request, StoredMessage
+from outbox.errors import BrokerUnavailable
+from outbox.logs import get_logger
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+GIVEN_UP_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
+
+NO_OFFSET_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP}
+
+
+class GivenUpQueue(NamedTuple):
+    """The only queue of `%DLQ%<group>` on a broker (host:port)."""
+
+    broker: str
+    server_group: str
+
+    @property
+    def topic(self) -> str:
+        return GIVEN_UP_PREFIX + self.server_group
+
+
+class GivenUpReader:
+    """Reads what the server gave up, through one client. Each call raises BrokerUnavailable."""
+
+    def __init__(self, client: RocketMQClient) -> None:
+        self._client = client
+        self._first: dict[GivenUpQueue, int] = {}  # the offset of the first message that is not acknowledged
+        self._acked: dict[GivenUpQueue, set[int]] = {}  # the offsets of acknowledged messages from there on
+
+    def receive(self, group: str, server_groups: Collection[str], topics: Collection[str], limit: int) -> list[Delivery]:
+        """Return up to `limit` messages of some topics that are not acknowledged."""
+        return [
+            stored_delivery(
+                stored,
+                group=group,
+                topic=_original_topic(queue, stored),
+                receipt=f"{queue.broker} {queue.server_group} {stored.queue_offset}",
+                given_up=f"RocketMQ moved it to {queue.topic} (retryMaxTimes).",
+            )
+            for queue, stored in self._run(self._read_all(server_groups, topics, limit))
+        ]
+
+    def count(self, server_groups: Collection[str], topics: Collection[str]) -> dict[str, int]:
+        """Return the number of messages that are not acknowledged, by topic."""
+        return dict(Counter(_original_topic(*message) for message in self._run(self._read_all(server_groups, topics, None))))
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Acknowledge messages."""
+        self._run(self._ack(deliveries))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._client.run(work)
+        except (RemotingError, ConnectionError) as error:
+            raise BrokerUnavailable(f"What RocketMQ gave up cannot be read or acknowledged: {error}") from error
+
+    async def _read_all(
+        self, server_groups: Collection[str], topics: Collection[str], limit: int | None
+    ) -> list[tuple[GivenUpQueue, StoredMessage]]:
+        found: list[tuple[GivenUpQueue, StoredMessage]] = []
+        for broker in await addresses_of_all(self._client):
+            for queue in [GivenUpQueue(broker, server_group) for server_group in sorted(server_groups)]:
+                offset = await self._read_offset(queue)
+                while offset is not None and (limit is None or len(found) < limit):
+                    messages, offset = await self._pull(queue, offset)
+                    found += [(queue, stored) for stored in messages if _original_topic(queue, stored) in topics]
+        return found[:limit]
+
+    async def _read_offset(self, queue: GivenUpQueue) -> int | None:
+        """Return the group's offset in a queue. None: the broker denies it."""
+        self._first.pop(queue, None)
+        answer = await self._ask(queue, requests.offset_of(queue.server_group, queue.topic))
+        if answer.code == requests.NO_PERMISSION:
+            return None
+        return 0 if answer.code in NO_OFFSET_CODES else int(answer.checked().fields["offset"])
+
+    async def _pull(self, queue: GivenUpQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
+        """Return the messages at an offset that are not acknowledged, and the next offset; None at the end of the queue."""
+        answer = await self._ask(queue, requests.pull(queue.topic, 0, offset, group=queue.server_group))
+        if answer.code in (requests.NO_SUCH_TOPIC, requests.NO_PERMISSION):  # no topic: nothing was ever given up
+            return [], None
+        messages, next_offset = requests.pulled(answer)
+        if messages and queue not in self._first:
+            first = self._first[queue] = messages[0].queue_offset
+            self._acked[queue] = {acked for acked in self._acked.get(queue, ()) if acked >= first}
+        return (
+            [stored for stored in messages if stored.queue_offset not in self._acked[queue]],
+            next_offset if next_offset > offset else None,
+        )
+
+    async def _ask(self, queue: GivenUpQueue, request: Request) -> RemotingAnswer:
+        """Ask about a queue. Without a right consumers go on, and the log names it."""
+        answer = await self._client.ports.ask(queue.broker, request)
+        if answer.code == requests.NO_PERMISSION:
+            logger.warning(
+                "What broker %s gave up is not read: grant ACCESS_KEY Get and Sub on Topic:%s and Group:%s (ACL 2.0).",
+                queue.broker,
+                queue.topic,
+                queue.server_group,
+            )
+        return answer
+
+    async def _ack(self, deliveries: Sequence[Delivery]) -> None:
+        queues: set[GivenUpQueue] = set()
+        for delivery in deliveries:
+            broker, server_group, offset = delivery.receipt.split(" ")
+            queues.add(queue := GivenUpQueue(broker, server_group))
+            self._acked.setdefault(queue, set()).add(int(offset))
+        for queue in queues & self._first.keys():
+            first = self._first[queue]
+            while first in self._acked[queue]:
+                first += 1
+            if first > self._first[queue]:
+                request = requests.move_offset(queue.server_group, queue.topic, first)
+                (await self._client.ports.ask(queue.broker, request)).checked()
+                self._first[queue] = first
+
+
+def _original_topic(queue: GivenUpQueue, stored: StoredMessage) -> str:
+    """Return the topic of a message before it was given up. RETRY_TOPIC may name the retry topic, `%RETRY%<group>_<topic>`."""
+    return stored.properties.get("RETRY_TOPIC", stored.topic).removeprefix(f"{RETRY_PREFIX}{queue.server_group}_")
