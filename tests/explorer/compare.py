@@ -16,6 +16,7 @@ from tests.explorer.brokers import order_of
 
 UNFINISHED = f"""
 SELECT 'ticket' FROM outbox_ticket UNION ALL SELECT 'delayed' FROM outbox_delayed
+UNION ALL SELECT 'deferred: ' || reason || ' ' || error FROM outbox_deferred
 UNION ALL SELECT 'batch in state ' || state FROM outbox_batch WHERE state NOT IN ({State.SENT}, {State.DISCARDED})
 """
 

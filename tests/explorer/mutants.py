@@ -13,7 +13,7 @@ from outbox import database
 from outbox.batches import split, steps
 from outbox.batches.half_first import Tombstone
 from outbox.check_backs import resolve
-from outbox.consuming import handle
+from outbox.consuming import deferred, handle, inbox
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Resolution
 from outbox.models import State
@@ -73,14 +73,27 @@ def _mark_before_send() -> Sequence[Any]:
 
 
 def _inbox_apart() -> Sequence[Any]:
-    claim = handle._claim
+    claim = handle.claim
 
-    def claim_and_commit(entries: Any, using: str) -> Any:
-        found = claim(entries, using)
+    def claim_and_commit(entry: Any, using: str) -> Any:
+        claimed = claim(entry, using)
         database.raw(using).commit()
-        return found
+        return claimed
 
-    return [patch.object(handle, "_claim", claim_and_commit)]
+    return [patch.object(handle, "claim", claim_and_commit)]
+
+
+def _without(statement: str, *rules: str) -> Callable[[], Sequence[Any]]:
+    """Return what takes rules out of a statement about deferred messages."""
+
+    def patches() -> Sequence[Any]:
+        text = getattr(deferred, statement)
+        for rule in rules:
+            assert rule in text, rule
+            text = text.replace(rule, "")
+        return [patch.object(deferred, statement, text)]
+
+    return patches
 
 
 def _marker_not_asked() -> Sequence[Any]:
