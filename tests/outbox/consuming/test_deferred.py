@@ -209,6 +209,16 @@ class TestEnd:
         end_delays()
         assert run_due() == [Outcome.DEAD_LETTER]
 
+    def test_that_comes_late_changes_nothing(self):
+        Handler(ValueError("no"))
+        deliver()
+        end_delays()
+        stale = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+        begin_and_die()
+
+        assert deferred.end(stale, deferred.Deferral(deferred.Reason.FAILED, failures=7), "default") is False
+        assert Deferred.objects.get().failures == 1
+
     def test_that_another_process_has_taken_over_changes_nothing(self):
         Handler(ValueError("no"))
         deliver()
@@ -312,6 +322,15 @@ class TestOrderedKey:
         assert run_due() == [Outcome.HANDLED] * 3
         assert applied() == ["A1", "A2", "A3"]
         assert deliver("A4", key="A") is Outcome.HANDLED
+
+    def test_waits_for_its_failed_message_also_where_a_later_one_is_due(self):
+        Handler(ValueError("no"), retry=Retry(limit=1, delays=[timedelta(hours=1)], jitter=0))
+        deliver("A1", key="A")
+        deliver("A2", key="A")
+
+        Deferred.objects.filter(due_at=None).update(due_at=Now())
+
+        assert run_due() == []
 
     def test_leaves_other_keys_alone(self):
         Handler(ValueError("no"))
@@ -445,6 +464,23 @@ class TestTransaction:
 
         assert outcomes == [Outcome.DEFERRED, Outcome.DEFERRED, Outcome.HANDLED]
         assert (row.failures, row.crashes, row.runs) == (0, 0, 1)
+
+    def test_keeps_the_message_until_its_failure_is_written(self, monkeypatch):
+        Handler(ValueError("1"), ValueError("2"))
+        deliver()
+        end_delays()
+        end, free = deferred.end, []
+
+        def look_and_end(*arguments):
+            with database.connect("default") as other:
+                free.extend(other.execute("SELECT id FROM outbox_deferred FOR UPDATE SKIP LOCKED").fetchall())
+            return end(*arguments)
+
+        monkeypatch.setattr(deferred, "end", look_and_end)
+
+        assert run_due() == [Outcome.DEFERRED]
+        assert free == []
+        assert Deferred.objects.get().failures == 2
 
     def test_that_the_server_ended_is_run_again_and_no_failure(self):
         @consumer(Placed, group="cart")

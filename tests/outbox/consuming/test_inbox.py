@@ -160,6 +160,8 @@ class TestOrder:
             assert gate.entered.wait(10)
 
             beside = handle(group("cart"), delivery(Placed("A1"), key="A"))
+            assert run_due() == [Outcome.DEFERRED]
+            end_delays()
             other_key = handle(group("cart"), delivery(Placed("A1"), key="B"))
             gate.let_on.set()
 

@@ -147,6 +147,29 @@ class TestSlowHandler:
 
         wait_until(lambda: len(applied()) == 5 and not Deferred.objects.exists())
 
+    def test_keeps_what_waits_for_its_key(self, broker, monkeypatch, settings):
+        """What is deferred would get before it if it fails."""
+        topics = {**settings.OUTBOX["TOPICS"], "orders": {**settings.OUTBOX["TOPICS"]["orders"], "TYPE": "fifo"}}
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": topics}
+        monkeypatch.setattr(lease_thread, "SLOW_SECONDS", 0.1)
+        deliveries = [
+            delivery(Placed(invoice), group="slow", key=key) for invoice, key in (("A1", "A"), ("B1", "B"), ("A2", "A"))
+        ]
+
+        @consumer(Placed, group="slow")
+        def work(message, context):
+            wait_until(Deferred.objects.exists)
+            seen.append([row.key for row in Deferred.objects.all()])
+
+        seen: list[list[str]] = []
+        monkeypatch.setattr(MemoryBroker, "receive", lambda *arguments, **named: deliveries)
+        monkeypatch.setattr(MemoryBroker, "ack", lambda client, given: [True] * len(given))
+        with closing(Worker(group("slow"), "default")) as worker:
+            worker.step(NO_WAIT)
+
+        assert seen[0] == ["B"]
+        assert worker.counts.handled == 2
+
     def test_is_reported_when_it_runs_for_very_long(self, broker, monkeypatch, caplog):
         monkeypatch.setattr(lease_thread, "REPORTED_AFTER", 1)
         heard = []
