@@ -40,7 +40,8 @@ LONG_TRANSACTIONS = """
 SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
     extract(epoch FROM clock_timestamp() - xact_start)::float8
 FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start < clock_timestamp() - %s ORDER BY xact_start
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - %s ORDER BY xact_start
 """
 LONG_TRANSACTION = timedelta(minutes=10)
 

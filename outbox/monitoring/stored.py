@@ -19,7 +19,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Delivery, StoredList, TopicSpec
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.outcome import shape_of
+from outbox.consuming.failures import shape_of
 from outbox.consuming.read import find_consumer, read, read_as, version_of
 from outbox.consuming.register import groups
 from outbox.database import Connection

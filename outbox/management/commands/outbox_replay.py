@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Count, F, Max, Min, Q, QuerySet
 
 from outbox import conf, database
 from outbox.batches.operators import replay_all, replay_messages
@@ -146,7 +146,7 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
     def _list(self, chosen: Sequence[QuerySet[Deferred]], *, as_json: bool) -> None:
-        rows = [row for one in chosen for row in one.order_by("-dead_at", "id")[:LISTED]]
+        rows = [row for one in chosen for row in one.order_by(F("dead_at").desc(nulls_last=True), "id")[:LISTED]]
         if as_json:
             listed = [_as_dict(row) for row in rows]
             self.stdout.write(json.dumps({"deferred": listed}, default=str))

@@ -225,7 +225,7 @@ class TestPage:
             "Commit decided",
             "Committed",
             "Check-back: COMMIT",
-            "Failed, to be retried",
+            "Failed",
         }
         assert "&lt;KeyError&gt;" in page.text
         assert "File &lt;x&gt;" in page.text
