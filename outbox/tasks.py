@@ -22,6 +22,7 @@ from celery import shared_task, signals
 
 from outbox import conf
 from outbox.check_backs.loop import CheckLoop, brokers_that_ask, brokers_to_ask_for, listen_in_this_process
+from outbox.consuming.deferred_housekeeping import tidy
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group as find_group
 from outbox.consuming.register import groups
@@ -100,13 +101,14 @@ def sweep() -> None:
 @shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=None)
 def maintenance(self: Any) -> None:
     """
-    Create the partitions of coming days, prune, and look for gaps in what consumer groups have seen.
+    Create the partitions of coming days, tidy deferred messages, prune, and look for gaps in what consumer groups have seen.
 
     It is repeated each minute while something fails. A repetition expires when beat's next one comes.
     """
     targets = hosts.relay_targets()
     with _watch_for_shutdown() as shutdown:
-        done = [_unless_shutting_down(shutdown, maintain, one) for one in sorted({target.database for target in targets})]
+        databases = sorted({target.database for target in targets})
+        done = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
         done.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
         done += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
         is_by_worker = not (self.request.called_directly or self.request.is_eager)

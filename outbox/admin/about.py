@@ -19,7 +19,7 @@ from outbox.admin.links import message_link
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.state_badges import state_badges
 from outbox.admin.text import moment, shown
-from outbox.consuming.dead_letters import read_ends
+from outbox.consuming.acts import read_ends
 from outbox.models import MessageRow
 from outbox.monitoring.find import find_about, read_found
 from outbox.publishing.transactions import describe

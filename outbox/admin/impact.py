@@ -133,10 +133,10 @@ def notify(model_admin: ModelAdmin, request: HttpRequest, act: BulkAct, *, done:
     if done == limit < wanted:
         model_admin.message_user(request, f"{wanted - done} are left. Repeat the action for these.", messages.WARNING)
     elif done < wanted:
-        text = f"{wanted - done} were not changed: another user or command has settled them before."
+        text = f"{wanted - done} were not changed: another user or command has settled them, or they are being handled."
         model_admin.message_user(request, text, messages.WARNING)
     elif not wanted:
-        model_admin.message_user(request, "Nothing was changed: none of them is dead any more.", messages.WARNING)
+        model_admin.message_user(request, "Nothing was changed: none of them is in that state any more.", messages.WARNING)
 
 
 def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:

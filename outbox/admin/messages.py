@@ -28,13 +28,12 @@ from outbox.admin.text import badge, moment, shown, since
 from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
-from outbox.consuming.dead_letters import read_ends
-from outbox.consuming.outcome import Outcome
+from outbox.consuming.acts import read_ends
 from outbox.errors import BrokerUnavailable
 from outbox.extensions import Extension, extensions
 from outbox.ids import made_at
 from outbox.message import Header, read_headers
-from outbox.models import DeadLetter, DeadMessage, Delayed, MessageRow, MessageState, Ticket
+from outbox.models import DeadMessage, Deferred, Delayed, MessageRow, MessageState, Ticket
 from outbox.monitoring.find import FIRST_ID, LAST_ID, SECONDS, find_by_field, has_id, is_field_search, is_key_or_row, parse
 from outbox.monitoring.timeline import Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why
@@ -243,7 +242,7 @@ class MessageAdmin(ReadOnlyAdmin):
             "timeline": timeline,
             "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
-            "letters": self._letters(request, timeline) if timeline else [],
+            "deferred": self._deferred(request, timeline, row.id) if timeline else [],
             "moments": [_as_told(one) for one in timeline.entries] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
@@ -255,13 +254,13 @@ class MessageAdmin(ReadOnlyAdmin):
             **self._asked(request, row, timeline),
         }
 
-    def _letters(self, request: HttpRequest, timeline: Timeline) -> list[tuple[str, str]]:
-        """Return the groups with a dead letter of the message, each with the URL of its dead letters of the topic."""
-        if not may_see(self.admin_site, DeadLetter, request):
+    def _deferred(self, request: HttpRequest, timeline: Timeline, message_id: UUID) -> list[tuple[str, str]]:
+        """Return the groups that have deferred the message, each with the URL of its row."""
+        if not may_see(self.admin_site, Deferred, request):
             return []
-        url = url_of(self.admin_site, "outbox_deadletter_changelist")
-        dead = [one.group for one in timeline.ended if one.outcome == Outcome.DEAD_LETTER]
-        return [(group, f"{url}?{urlencode({'group': group, 'topic': timeline.topic})}") for group in dead]
+        url = url_of(self.admin_site, "outbox_deferred_changelist")
+        groups = [end.group for end in timeline.ended if not end.by]
+        return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
         """Look the message up at the broker if the user asked for it, since the broker may be slow, or away."""

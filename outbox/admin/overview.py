@@ -54,7 +54,6 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
             for one in status.failures
         ],
         "has_errors": has_errors,
-        "quick_check": urls["Quick check"],
         "chart": chart(read_throughput(connection, now=timezone.now())),
     }
     return TemplateResponse(request, "admin/outbox/overview.html", context)
@@ -64,7 +63,7 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
-    letters = sum(sum((group.dead_letters or {}).values()) for group in status.groups)
+    letters = sum(count.dead for count in status.deferred)
     parked = sum(status.parked.values())
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
     silent = sum(process.is_silent and not _is_history(process, status) for process in status.processes)
@@ -74,7 +73,7 @@ def _cards(status: Status) -> list[dict[str, Any]]:
         _card("Backlog", waiting, f"oldest {age(oldest)}" if waiting else "nothing waits", "waiting" if waiting else "good"),
         _card("Awaiting commit", prepared, "half messages, decided", "plain"),
         _card("Dead messages", dead, "rejected by the broker", "bad" if dead else "good"),
-        _card("Dead letters", letters, "failed in a consumer group", "bad" if letters else "good"),
+        _card("Deferred messages", letters, "dead letters, failed in a consumer group", "bad" if letters else "good"),
         _card("Half messages", parked, "check-back unanswered", "bad" if parked else "good"),
         _card("Processes", alive, f"running, {silent} silent" if silent else "running", tone),
     ]
@@ -120,7 +119,8 @@ def _group(group: GroupStatus) -> list[dict[str, Any]]:
             "name": group.consumer_group,
             "topic": topic,
             "waiting": "?" if group.trouble else group.waiting.get(topic, 0),
-            "letters": "?" if group.dead_letters is None else group.dead_letters.get(topic, 0),
+            "deferred": count.waiting + count.held if (count := group.deferred.get(topic)) else 0,
+            "letters": count.dead if count else 0,
             "consumers": group.consumers,
             "per_minute": f"{group.progress[topic].per_minute:.0f}",
         }

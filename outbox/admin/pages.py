@@ -10,10 +10,9 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from outbox.extensions import Page, extensions
-from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Overview, Topic
+from outbox.models import CheckBack, DeadMessage, Deferred, InboxRow, MessageRow, Overview, Topic
 
 OVERVIEW = "outbox_overview_changelist"
-QUICK_CHECK = "outbox_quick_check"
 CATALOGUE = "outbox_catalogue"
 
 
@@ -21,12 +20,11 @@ OF_CORE = [
     Page(10, "Overview", Overview, OVERVIEW),
     Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
     Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
-    Page(40, "Dead letters", DeadLetter, "outbox_deadletter_changelist"),
+    Page(40, "Deferred messages", Deferred, "outbox_deferred_changelist"),
     Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
     Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
     Page(80, "Topics", Topic, "outbox_topic_changelist"),
     Page(82, "Catalogue", Overview, CATALOGUE),
-    Page(85, "Quick check", Overview, QUICK_CHECK),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Badges of a message's state, and of its last state in groups that have not handled it."""
+"""Badges of a message's state, and of its state in groups that know and have not handled it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.admin.text import badge, plain
-from outbox.consuming.dead_letters import GroupEnd
+from outbox.consuming.acts import GroupEnd
 from outbox.models import MessageState
-from outbox.monitoring.timeline import REPLAYS, Severity
+from outbox.monitoring.timeline import Severity
 
 MessageStatus = MessageState.MessageStatus
 
@@ -24,12 +24,12 @@ TONES: dict[str, str] = {
 
 
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
-    """Return badges for a message's state, and for its dead letters, which are more important than "sent"."""
+    """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
     return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
 
 
 def _end(one: GroupEnd) -> SafeString:
     by = f" by {plain(one.by)}" if one.by else ""
-    tone = Severity.WAITING if one.outcome in REPLAYS else Severity.BAD
+    tone = Severity.WAITING if one.outcome == "deferred" else Severity.BAD
     return badge(f"{one.outcome}{by} for group {plain(one.group)}", tone)

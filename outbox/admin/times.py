@@ -68,10 +68,6 @@ class TimeRange:
         """Return the range as lookups of a column of ids that begin with their time."""
         return {name: first_id_at(at) for name, at in self.lookups(column).items()}
 
-    def holds(self, at: datetime) -> bool:
-        """Return whether a time is in the range."""
-        return (self.begin is None or at >= self.begin) and (self.end is None or at < self.end)
-
 
 def _time(text: str) -> datetime | None:
     if not text:

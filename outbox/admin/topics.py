@@ -22,8 +22,7 @@ from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.catalogue import catalogue
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
-from outbox.admin.pages import CATALOGUE, QUICK_CHECK, frame, url_of
-from outbox.admin.quick_check import quick_check
+from outbox.admin.pages import CATALOGUE, frame, url_of
 from outbox.admin.text import badge, shown, since
 from outbox.database import guarded
 from outbox.models import Overview, Topic
@@ -54,16 +53,9 @@ class OverviewAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
         return [
-            path("quick-check/", wrap(self.quick_check_view), name=QUICK_CHECK),
             path("catalogue/", wrap(self.catalogue_view), name=CATALOGUE),
             *super().get_urls(),
         ]
-
-    def quick_check_view(self, request: HttpRequest) -> HttpResponse:
-        """Show how far what was published of late has come."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return quick_check(self, request)
 
     def catalogue_view(self, request: HttpRequest) -> HttpResponse:
         """Show which messages are sent here, and who handles them."""

@@ -210,7 +210,7 @@ def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
     for message in dead:
         extra = log_fields(message_id=message.message_id, topic=message.topic)
-        text = "Message %s on topic %r is dead (see outbox_replay_unsent): %s"
+        text = "Message %s on topic %r is dead (see outbox_replay --unsent): %s"
         logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
         signals.message_dead.send_robust(
             sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason

@@ -7,7 +7,8 @@ Consumers: each message's database effects once per group.
 | Who receives messages, and acknowledges them at the broker? | `worker.py` |
 | Who runs a handler, in one transaction with its inbox row, and who drops duplicates? | `handle.py` |
 | Who decides whether a message is retried or becomes a dead letter, and what is counted? | `outcome.py`, in `judge` |
-| What can an operator do with dead letters? | `dead_letters.py` |
+| What can an operator do with deferred messages? | `acts.py` |
+| Who tidies them up, each minute? | `deferred_housekeeping.py` |
 | Who renews a delivery while its handler runs, and ends it at its time limit? | `lease_thread.py` |
 | How does a delivery become a handler's message, and its `Context`? | `read.py`, `delivery_info.py` |
 | Which messages does each process of a group take, and which groups does a database know? | `subscriptions.py` |

@@ -1,9 +1,9 @@
 """
 Gaps: numbers of a lane that have not reached a group, although later ones did longer ago than the settle time.
 
-A relay numbers messages gap-free per (source, topic, lane). Each delivery leaves its number in the inbox, or in the table of
-failures while it is retried or a dead letter. A number in neither table was lost, unless the outbox explains it: its message is
-not sent yet, was given up, or was discarded by an operator. This is looked up where the outbox is in the same database as the
+A relay numbers messages gap-free per (source, topic, lane). Each delivery leaves its number in the inbox, or among the deferred
+messages. A number in neither table was lost, unless the outbox explains it: its message is not sent yet, was rejected, or was
+discarded by an operator. This is looked up where the outbox is in the same database as the
 inbox. A number is not lost either while the broker still has its message for the group: without keys, a later message may arrive
 long before an earlier one while a backlog is worked off.
 
@@ -87,11 +87,7 @@ WITH RECURSIVE lane_of AS (
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION
-            SELECT number FROM outbox_failed_delivery
-            WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
-              AND number BETWEEN g.first AND g.last
-            UNION
-            SELECT number FROM outbox_operator_act
+            SELECT number FROM outbox_deferred
             WHERE consumer_group = %(group)s AND topic = g.topic AND source = g.source AND lane = g.lane
               AND number BETWEEN g.first AND g.last
             UNION

@@ -22,6 +22,7 @@ from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Ha
 from outbox.extensions import Attention, Extension, extensions
 from outbox.ids import first_id_at
 from outbox.logs import line_of
+from outbox.monitoring.deferred import by_topic
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
@@ -33,6 +34,16 @@ LATE_AFTER = timedelta(minutes=1)
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
 SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
+
+# Transactions keep dead rows of all tables, beside which deferred messages are found slowly.
+LONG_TRANSACTIONS = """
+SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - %s ORDER BY xact_start
+"""
+LONG_TRANSACTION = timedelta(minutes=10)
 
 HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
 
@@ -60,6 +71,9 @@ class AttentionKind(enum.StrEnum):
     GROUP_SLOW = "group_slow"
     GROUP_FAILS = "group_fails"
     DEAD_LETTERS = "dead_letters"
+    MOST_DEFERRED = "most_deferred"
+    GIVEN_UP = "given_up"
+    LONG_TRANSACTION = "long_transaction"
     UNDELIVERABLE = "undeliverable"
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
@@ -111,7 +125,8 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
         yield from _topic(topic, status)
     for group in status.groups:
         yield from _group(group, status)
-    yield from _dead_letters(status)
+    yield from _deferred(status)
+    yield from _long_transactions(connection)
     yield from _undeliverable(status)
     yield from _records(status)
     yield from _maintenance(connection, status)
@@ -238,7 +253,7 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
             AttentionKind.REJECTED,
             subject,
             cause,
-            "See the reasons with outbox_replay_unsent; replay, or discard them (--discard).",
+            "See the reasons with outbox_replay --unsent; replay, or discard them (--discard).",
         )
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
@@ -276,7 +291,11 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
             f"drop them: outbox_forget {group.consumer_group} --topic {topic}."
         )
         yield Attention(AttentionKind.NO_HANDLER, subject, cause, step)
-    waiting = sum(group.waiting.values()) - sum(group.unhandled.values())
+    for topic, number in sorted(group.given_up.items()):
+        cause = f"The broker's server gave up {count(number, 'message')} of topic {topic!r}, and no consumer has fetched them."
+        step = "Start its consumers, which store them as dead letters; where they run, discard dead letters of the topic."
+        yield Attention(AttentionKind.GIVEN_UP, subject, cause, step)
+    waiting = group.backlog
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     consumers = _consumers(group, status)
     if consumers and all(one.error for one in consumers):  # another entry says why
@@ -291,7 +310,7 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     elif waiting or (group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)):
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
-        cause = f"No consumer is running ({last}), and {wait if group.waiting else backlog}."
+        cause = f"No consumer is running ({last}), and {wait if waiting or group.waiting else backlog}."
         if not group.has_code:
             step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
             yield Attention(AttentionKind.NO_CONSUMER, subject, cause, step)
@@ -329,21 +348,28 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
         is_explained: an entry about the topic says what the others wait for.
     """
     waiting = group.waiting.get(topic, 0)
-    if progress.failing_seconds > LATE_AFTER.total_seconds():
-        verb = "waits" if progress.retrying == 1 else "wait"
+    deferred = group.deferred.get(topic)
+    if deferred and (deferred.failing_seconds or 0) > LATE_AFTER.total_seconds():
+        verb = "waits" if deferred.failing == 1 else "wait"
         cause = (
-            f"{count(progress.retrying, 'message')} of topic {topic!r} failed and {verb} for a retry; the first failure "
-            f"was {age(progress.failing_seconds)} ago."
+            f"{count(deferred.failing, 'message')} of topic {topic!r} failed and {verb} for a retry; the first one was deferred "
+            f"{age(deferred.failing_seconds)} ago."
         )
-        step = "Correct the handler. Failed messages are delivered again automatically."
-        yield Attention(AttentionKind.GROUP_FAILS, subject, cause, step, error=progress.error)
+        step = "Correct the handler. Failed messages are handled again automatically."
+        yield Attention(AttentionKind.GROUP_FAILS, subject, cause, step, error=deferred.error)
+        return
+    late_seconds = deferred.late_seconds if deferred and not deferred.without_code else None
+    if (late_seconds or 0) > LATE_AFTER.total_seconds() and not is_explained:
+        cause = f"Deferred messages of topic {topic!r} have been due for {age(late_seconds)}."
+        step = "Start more consumers, or look for a handler that hangs, and set its time_limit."
+        yield Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
         return
     late = progress.waits_seconds or 0.0
     # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
     if waiting > group.consumers and idle > STUCK_AFTER.total_seconds():
         late = max(late, idle)
-    if late > LATE_AFTER.total_seconds() and waiting > progress.retrying and not is_explained:
+    if late > LATE_AFTER.total_seconds() and waiting and not is_explained:
         verb = "waits" if waiting == 1 else "wait"
         cause = (
             f"{count(waiting, 'message')} of topic {topic!r} {verb}, and {count(group.consumers, 'consumer')} handled none "
@@ -358,16 +384,38 @@ def _has_sent(group: GroupStatus, status: Status) -> bool:
     return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
 
 
-def _dead_letters(status: Status) -> Iterator[Attention]:
-    """Yield the dead letters of all groups, including groups that this process no longer has."""
-    found = {(one.consumer_group, one.topic): one.letters for one in status.dead_letters}
-    for group in status.groups:
-        found |= {(group.consumer_group, topic): number for topic, number in (group.dead_letters or {}).items()}
-    for (name, topic), letters in sorted(found.items()):
-        errors = [one.error for one in status.failures if (one.consumer_group, one.topic) == (name, topic) and one.dead_letters]
-        cause = f"{count(letters, 'message')} of topic {topic!r} failed for good."
-        step = f"Correct the cause, then run outbox_replay_unhandled --group {name}, or discard them."
-        yield Attention(AttentionKind.DEAD_LETTERS, f"group {name!r}", cause, step, error=errors[0] if errors else "")
+def _deferred(status: Status) -> Iterator[Attention]:
+    """Yield what is wrong with the deferred messages of all groups, including groups that this process no longer has."""
+    most = conf.settings().consumer.most_deferred
+    for (name, topic), deferred in sorted(by_topic(status.deferred).items()):
+        subject = f"group {name!r}"
+        if deferred.dead:
+            cause = f"{count(deferred.dead, 'message')} of topic {topic!r} failed for good."
+            step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
+            yield Attention(AttentionKind.DEAD_LETTERS, subject, cause, step, error=deferred.error_of_dead)
+        if deferred.without_code:
+            cause = f"{count(deferred.without_code, 'deferred message')} of topic {topic!r}, and no live process has a handler."
+            step = (
+                "Start the consumers of the release that has one. If it was removed for good, discard them: outbox_replay "
+                f"--group {name} --topic {topic} --discard --all."
+            )
+            yield Attention(AttentionKind.NO_HANDLER, subject, cause, step)
+        if deferred.counted * 2 >= most:
+            limit = "its consumers do not receive the topic until half of them are gone"
+            limit = limit if deferred.counted >= most else f"at {most:,}, consumers do not receive the topic"
+            cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {limit}."
+            step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MOST_DEFERRED"].'
+            yield Attention(AttentionKind.MOST_DEFERRED, subject, cause, step, error=deferred.error)
+
+
+def _long_transactions(connection: Connection) -> Iterator[Attention]:
+    """Yield the oldest transaction, where it has been open for long."""
+    row = connection.execute(LONG_TRANSACTIONS, [LONG_TRANSACTION]).fetchone()
+    if row is not None:
+        pid, application, user, state, seconds = row
+        cause = f"A transaction of {user} ({application or 'no name'}, {state}) has been open for {age(seconds)}."
+        step = f"It slows down consumers. End it, by SELECT pg_terminate_backend({pid}) if need be."
+        yield Attention(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
 
 
 def _undeliverable(status: Status) -> Iterator[Attention]:

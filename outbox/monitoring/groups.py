@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from outbox import conf
-from outbox.brokers.base import Broker, BrokerStatus, DeadLetterCount, DelayedCount
-from outbox.brokers.capabilities import DeadLetters
-from outbox.consuming.outcome import Outcome
+from outbox.brokers.base import Broker, BrokerStatus, DelayedCount
+from outbox.brokers.capabilities import GivesUp
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
 from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.models import State
+from outbox.monitoring.deferred import DeferredCount, by_topic
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
@@ -42,27 +40,6 @@ SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
 FROM newest GROUP BY 1, 2
 """
 
-# Messages whose last delivery failed, of the newest failed deliveries, and that the group has not handled since: they wait for
-# their next delivery. And how long ago the first delivery of one of them failed, where its handler did not ask for a later one.
-RETRYING = """
-SELECT consumer_group, topic, count(*),
-    coalesce(extract(epoch FROM clock_timestamp() - min(first_failed_at) FILTER (WHERE NOT is_asked_for))::float8, 0),
-    coalesce(max(fingerprint) FILTER (WHERE NOT is_asked_for), '')
-FROM (
-    SELECT DISTINCT ON (consumer_group, message_id) consumer_group, topic, message_id, outcome, fingerprint,
-        fingerprint LIKE 'RetryLater in %%' AS is_asked_for,
-        min(failed_at) OVER (PARTITION BY consumer_group, message_id) AS first_failed_at
-    FROM (
-        SELECT id, consumer_group, topic, message_id, outcome, fingerprint, failed_at
-        FROM outbox_failed_delivery ORDER BY id DESC LIMIT 10000) newest
-    ORDER BY consumer_group, message_id, id DESC
-) failed
-WHERE outcome = %s AND NOT EXISTS (
-    SELECT FROM outbox_inbox inbox
-    WHERE inbox.message_id = failed.message_id AND inbox.consumer_group = failed.consumer_group)
-GROUP BY 1, 2
-"""
-
 # The topics of the newest SENT batches, and how long ago each was sent.
 SENDS = f"""
 SELECT t.name, extract(epoch FROM clock_timestamp() - b.sent_at)::float8
@@ -79,18 +56,12 @@ class TopicProgress:
     Args:
         idle_seconds: seconds since the group handled a message of it; None if that is too long ago to be found.
         waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
-        retrying: number of messages whose delivery failed, and that wait for the next one.
-        failing_seconds: seconds since the first failed delivery of one of these.
-        error: the error of one of these deliveries.
         per_minute: messages of it that the group has handled per minute in the last minutes.
         is_gone: the group has handled messages of it, and the broker knows nothing of it in this topic.
     """
 
     idle_seconds: float | None = None
     waits_seconds: float | None = None
-    retrying: int = 0
-    failing_seconds: float = 0.0
-    error: str = ""
     is_gone: bool = False
     per_minute: float = 0.0
 
@@ -101,8 +72,8 @@ class GroupStatus:
     The status of a consumer group at one broker.
 
     Args:
-        waiting: topic -> number of messages that wait for the group, including those being handled. Empty if the group has never
-            received.
+        waiting: topic -> number of messages that wait for the group at the broker, including those being handled. Empty if the
+            group has never received.
         progress: topic -> what became of its messages lately.
         trouble: why the broker cannot be reached; "" if it can.
         consumers: number of processes with a recent heartbeat.
@@ -111,7 +82,8 @@ class GroupStatus:
         per_minute: messages that the group has handled per minute in the last minutes.
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
-        dead_letters: topic -> number of dead letters, without topics that have none. None: the broker cannot tell now.
+        deferred: topic -> its deferred messages, without topics that have none.
+        given_up: topic -> messages that the broker's server gave up and no consumer has fetched.
         unhandled: topic -> messages that wait, of topics that neither code here handles nor a consumer of the last hour.
         has_code: whether this process has a handler of the group.
     """
@@ -128,9 +100,15 @@ class GroupStatus:
     per_minute: float = 0.0
     can_tell: bool = True
     refusals: dict[str, str] = field(default_factory=dict)
-    dead_letters: dict[str, int] | None = None
+    deferred: dict[str, DeferredCount] = field(default_factory=dict)
+    given_up: dict[str, int] = field(default_factory=dict)
     unhandled: dict[str, int] = field(default_factory=dict)
     has_code: bool = True
+
+    @property
+    def backlog(self) -> int:
+        """The number of messages that wait, at the broker or deferred, and that a handler here may be for."""
+        return sum(self.waiting.values()) - sum(self.unhandled.values()) + sum(one.waiting for one in self.deferred.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +123,7 @@ class _Pace:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     waiting: dict[str, int] = field(default_factory=dict)
-    letters: dict[str, int] | None = None
+    given_up: dict[str, int] = field(default_factory=dict)
     trouble: str = ""
     can_tell: bool = True
 
@@ -156,23 +134,26 @@ class _Facts:
     What the database knows of all groups.
 
     Args:
-        paces, retrying, letters: by group and topic; `letters` of brokers that keep dead letters in the database.
+        paces, deferred: by group and topic.
         sends: topics of the newest sends, and how long ago each was.
     """
 
     paces: dict[tuple[str, str], _Pace]
-    retrying: dict[tuple[str, str], Sequence[Any]]
+    deferred: dict[tuple[str, str], DeferredCount]
     sends: Sequence[tuple[str, float]]
-    letters: dict[tuple[str, str], int]
 
 
 def read_groups(
-    connection: Connection, using: str, processes: Sequence[ProcessStatus], brokers: Mapping[str, BrokerStatus]
+    connection: Connection,
+    using: str,
+    processes: Sequence[ProcessStatus],
+    brokers: Mapping[str, BrokerStatus],
+    deferred: Iterable[DeferredCount],
 ) -> tuple[list[GroupStatus], dict[str, DelayedCount]]:
     """
     Return the status of the consumer groups whose inbox is in a database, and what is delayed at their brokers on servers.
 
-    Groups without code in this process are among them while messages or dead letters wait for them.
+    Groups without code in this process are among them while messages wait for them, at the broker or deferred.
 
     Args:
         brokers: the status of brokers that are stored in that database, the first of those that share its tables.
@@ -182,26 +163,24 @@ def read_groups(
     if not mine:
         return [], {}
     answers, delayed = _ask_brokers({(one.name, alias) for one, alias in mine})
-    facts = _read_facts(connection, [letters for broker in brokers.values() for letters in broker.dead_letters])
+    facts = _read_facts(connection, deferred)
     found = (_group_status(one, alias, answers[one.name, alias], facts, processes) for one, alias in mine)
     return [one for one in found if one.has_code or one.topics], delayed
 
 
-def _read_facts(connection: Connection, letters: Sequence[DeadLetterCount]) -> _Facts:
+def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _Facts:
     rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     return _Facts(
         {(name, topic): _Pace(*row) for name, topic, *row in rows},
-        {(name, topic): row for name, topic, *row in connection.execute(RETRYING, [Outcome.RETRY]).fetchall()},
+        by_topic(deferred),
         connection.execute(SENDS).fetchall(),
-        {(one.consumer_group, one.topic): one.letters for one in letters},
     )
 
 
 def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
-    letters = answer.letters
-    if conf.broker_class(alias).is_stored_in_database:
-        letters = {topic: number for (name, topic), number in facts.letters.items() if name == one.name}
-    topics = sorted(one.topics_of(alias)) if one.consumers else _topics_of(answer, letters)
+    served = {topic for topic, settings in conf.settings().topics.items() if settings.broker == alias}
+    deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == one.name and topic in served}
+    topics = sorted(one.topics_of(alias)) if one.consumers else _topics_of(answer, deferred)
     of_group = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
     lately = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
     consumers = [process for process in of_group if process.broker == alias]
@@ -210,7 +189,7 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
         one.name,
         alias,
         topics,
-        _add(answer.waiting, live),
+        answer.waiting,
         {topic: _progress(one.name, topic, facts, answer, live) for topic in topics},
         answer.trouble,
         consumers=len(live),
@@ -219,7 +198,8 @@ def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, proces
         per_minute=_per_minute([facts.paces[one.name, topic] for topic in topics if (one.name, topic) in facts.paces]),
         can_tell=answer.can_tell,
         refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
-        dead_letters=letters if letters is None else {topic: number for topic, number in letters.items() if topic in topics},
+        deferred=deferred,
+        given_up=answer.given_up,
         unhandled=_unhandled(one, answer, facts, lately),
         has_code=bool(one.consumers),
     )
@@ -238,9 +218,9 @@ def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -
             yield from ((name, alias) for name in sorted(known | stored))
 
 
-def _topics_of(answer: _Answer, letters: Mapping[str, int] | None) -> list[str]:
+def _topics_of(answer: _Answer, deferred: Iterable[str]) -> list[str]:
     """Return the topics in which something waits for a group without code."""
-    return sorted({topic for topic, waiting in answer.waiting.items() if waiting} | set(letters or ()))
+    return sorted({*(topic for topic, waiting in answer.waiting.items() if waiting), *deferred})
 
 
 def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[ProcessStatus]) -> dict[str, int]:
@@ -250,14 +230,6 @@ def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[Pr
         paces = [(topic, pace) for (name, topic), pace in facts.paces.items() if name == group.name]
         wanted |= {topic for topic, pace in paces if pace.idle_seconds < STOPPED_FOR_SECONDS}
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
-
-
-def _add(waiting: dict[str, int], consumers: Sequence[ProcessStatus]) -> dict[str, int]:
-    """Return the backlog with what consumers hold and the broker does not count."""
-    held: Counter[str] = Counter()
-    for one in consumers:
-        held.update(one.holds)
-    return {topic: waiting.get(topic, 0) + held[topic] for topic in sorted({*waiting, *held})}
 
 
 def _per_minute(paces: Sequence[_Pace]) -> float:
@@ -271,9 +243,8 @@ def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequ
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
-    number, seconds, error = facts.retrying.get((group, topic)) or (0, 0.0, "")
     pace_of_topic = _per_minute([pace] if pace else [])
-    return TopicProgress(idle, _waits(facts.sends, topic, idle), number, seconds, error, is_gone, pace_of_topic)
+    return TopicProgress(idle, _waits(facts.sends, topic, idle), is_gone, pace_of_topic)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:
@@ -338,8 +309,8 @@ def _ask(broker: Broker, group: str) -> _Answer:
         waiting = dict(sorted(broker.backlog(group).items()))
     except BrokerCannotTell:
         return _Answer(can_tell=False)
-    letters = None
-    if broker.supports_replay and not broker.is_stored_in_database:
-        with suppress(BrokerUnavailable):  # an operator's process has them
-            letters = DeadLetters.of(broker).count_dead_letters(group)
-    return _Answer(waiting, letters)
+    given_up = {}
+    if broker.gives_up:
+        with suppress(BrokerUnavailable):
+            given_up = GivesUp.of(broker).count_given_up(group)
+    return _Answer(waiting, given_up)

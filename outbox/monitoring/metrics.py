@@ -25,12 +25,14 @@ from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
 from outbox.monitoring.attention import all_kinds, find_attention
 from outbox.monitoring.connection import connected
+from outbox.monitoring.deferred import by_topic
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
 
 STATEMENT_SECONDS = 8  # Prometheus gives up after 10 s by default
 
 STATES = ("waiting", "delayed", "released", "claimed", "prepared", "dead")
+DEFERRED_STATES = ("waiting", "asleep", "in_doubt", "held", "dead")
 
 
 class OutboxCollector(Collector):
@@ -52,6 +54,7 @@ class OutboxCollector(Collector):
         yield from _processes(statuses)
         yield from _attention(asked)
         yield from _groups(statuses)
+        yield from _deferred(statuses)
 
 
 def _read(alias: str) -> tuple[Status, Counter[str]] | None:
@@ -117,7 +120,6 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
     up = _gauge("outbox_backlog_up", "Whether the broker of the group can be reached.", "consumer_group", "broker")
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
-    dead = _gauge("outbox_dead_letters", "Dead letters of a group.", "consumer_group", "broker", "topic")
     delayed = _gauge("outbox_delayed_messages", "Messages at a broker whose delay is not over.", "broker")
     astray = _gauge("outbox_undeliverable_messages", "Messages at a broker that had no consumer group after a delay.", "broker")
     for alias, found in {alias: found for status in statuses for alias, found in status.delayed.items()}.items():
@@ -129,10 +131,23 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
         live.add_metric(labels, group.consumers)
         for topic, number in group.waiting.items():
             lag.add_metric([*labels, topic], number)
-        if group.dead_letters is not None:
-            for topic in group.topics:
-                dead.add_metric([*labels, topic], group.dead_letters.get(topic, 0))
-    return iter((up, live, lag, dead, delayed, astray))
+    return iter((up, live, lag, delayed, astray))
+
+
+def _deferred(statuses: list[Status]) -> Iterator[Metric]:
+    place = ("database", "consumer_group", "topic")
+    messages = _gauge("outbox_deferred_messages", "Deferred messages of a group.", *place, "reason", "state")
+    late = _gauge("outbox_deferred_late_seconds", "Seconds since the first deferred message was due.", *place)
+    size = _gauge("outbox_deferred_bytes", "Size of the deferred messages of a group.", *place)
+    for status in statuses:
+        for count in status.deferred:
+            for state in DEFERRED_STATES:
+                labels = [status.database, count.consumer_group, count.topic, count.reason, state]
+                messages.add_metric(labels, getattr(count, state))
+        for (group, topic), count in by_topic(status.deferred).items():
+            late.add_metric([status.database, group, topic], count.late_seconds or 0)
+            size.add_metric([status.database, group, topic], count.bytes)
+    return iter((messages, late, size))
 
 
 @outside_transactions

@@ -21,7 +21,7 @@ UNKNOWN_INTERVAL = timedelta(minutes=2)
 PROCESSES = """
 SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
     ARRAY(SELECT DISTINCT split_part(one, chr(31), 1) FROM unnest(subscriptions) one ORDER BY 1) AS topics,
-    holds::text AS holds, refusals::text AS refusals, -- Django's connections do not decode JSON
+    refusals::text AS refusals, -- Django's connections do not decode JSON
     errors::text AS errors, handling::text AS handling,
     extract(epoch FROM clock_timestamp() - beat_at)::float8 AS silent_seconds,
     extract(epoch FROM clock_timestamp() - started_at)::float8 AS age_seconds
@@ -38,7 +38,6 @@ class ProcessStatus:
         errors: the last errors of its loops, by their names; that of the loop of its kind keeps it from its work.
         handling: the handler of a consumer that has been running for the longest time.
         topics: those that a consumer has handlers for.
-        holds: topic -> messages that a consumer has received and its broker does not count.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
     """
@@ -54,7 +53,6 @@ class ProcessStatus:
     errors: dict[str, str]
     handling: Handling | None
     topics: list[str]
-    holds: dict[str, int]
     refusals: dict[str, str]
     silent_seconds: float
     age_seconds: float
@@ -90,9 +88,7 @@ class ProcessStatus:
 def read_processes(connection: Connection) -> list[ProcessStatus]:
     """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
     rows = connection.cursor(row_factory=dict_row).execute(PROCESSES).fetchall()
-    found = [
-        _process(row | {name: json.loads(row[name]) for name in ("holds", "refusals", "errors", "handling")}) for row in rows
-    ]
+    found = [_process(row | {name: json.loads(row[name]) for name in ("refusals", "errors", "handling")}) for row in rows]
     return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
 
 

@@ -12,13 +12,13 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus, DeadLetterCount, DelayedCount, SendStatus
+from outbox.brokers.base import BrokerStatus, DelayedCount, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.outcome import Outcome
 from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
 from outbox.models import UNFINISHED, State
+from outbox.monitoring.deferred import DeferredCount, read_deferred
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.promises import Promise, promise_of
@@ -79,7 +79,7 @@ GROUP BY 1 ORDER BY 1
 # Recent failed deliveries, grouped by the fingerprint of their error.
 FAILURES = """
 SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
-    count(*) FILTER (WHERE outcome = %(dead_letter)s) AS dead_letters,
+    count(*) FILTER (WHERE outcome = 'dead letter') AS dead_letters,
     extract(epoch FROM clock_timestamp() - max(failed_at))::float8 AS newest_seconds
 FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %(window)s
 GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
@@ -175,6 +175,7 @@ class Status:
     Args:
         misconfigured: topic -> error that an operator has to correct at its broker.
         parked: topic -> number of half messages whose check-backs have stopped.
+        deferred: the deferred messages of all groups, those without code here included.
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
         has_strays: whether messages are in the DEFAULT partition.
         lacks_tomorrow: whether the partition of tomorrow does not exist.
@@ -194,7 +195,7 @@ class Status:
     gaps: list[GapStatus]
     misconfigured: dict[str, str]
     parked: dict[str, int]
-    dead_letters: list[DeadLetterCount]
+    deferred: list[DeferredCount]
     differing_groups: list[str]
     has_strays: bool
     lacks_tomorrow: bool
@@ -209,9 +210,9 @@ class Status:
 def read_status(connection: Connection, alias: str) -> Status:
     """Return the status of a database; brokers on a server are asked, each for a few seconds at most."""
     brokers = _read_brokers(connection, alias)
-    letters = [letters for broker in brokers.values() for letters in broker.dead_letters]
+    deferred = read_deferred(connection)
     processes = read_processes(connection)
-    groups, delayed = read_groups(connection, alias, processes, brokers)
+    groups, delayed = read_groups(connection, alias, processes, brokers, deferred)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
     return Status(
@@ -223,7 +224,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
         {topic: count for broker in brokers.values() for topic, count in broker.parked.items()},
-        letters,
+        deferred,
         differing_groups(connection),
         has_strays,
         partitions.lacks_tomorrow(days),
@@ -286,7 +287,7 @@ def _promises() -> dict[str, Promise]:
 
 
 def _read_failures(connection: Connection) -> list[FailureStatus]:
-    arguments = {"dead_letter": Outcome.DEAD_LETTER, "window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
+    arguments = {"window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
     return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
 
 

@@ -19,7 +19,7 @@ from django.db import connections
 from outbox import conf, database
 from outbox.brokers.base import Delivery, StoredList, TopicSpec
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.outcome import shape_of
+from outbox.consuming.failures import shape_of
 from outbox.consuming.read import find_consumer, read, read_as, version_of
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -36,8 +36,6 @@ MOST_PROBLEMS = 100  # different ones
 
 TOPICS = "SELECT id FROM outbox_topic WHERE id <> 0 ORDER BY id"
 
-LETTER_GROUPS = "SELECT DISTINCT consumer_group FROM outbox_failure_count WHERE given_up <> '' ORDER BY 1"
-
 # Pages of keys and message ids, each by an index that has its key. The key of a message in a batch is made of both places.
 WAITING = """
 SELECT pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
@@ -50,10 +48,9 @@ SELECT b.id * 32768 + u.n, u.id FROM outbox_batch b, unnest(b.message_ids) WITH 
 WHERE b.state {states} AND b.id >= %(after)s / 32768 AND b.id * 32768 + u.n > %(after)s AND u.n <> ALL (b.split)
 ORDER BY b.id {order}, u.n {order} LIMIT %(limit)s
 """
-LETTERS = """
-SELECT message_id, message_id FROM outbox_failure_count
-WHERE consumer_group = %(group)s AND message_id > %(after)s AND given_up <> '' AND topic <> ALL (%(kept)s)
-ORDER BY message_id {order} LIMIT %(limit)s
+DEFERRED = """
+SELECT id, consumer_group, topic, own_id, headers, body FROM outbox_deferred
+WHERE (dead_at IS NOT NULL) = %(is_dead)s AND id > %(after)s ORDER BY id {order} LIMIT %(limit)s
 """
 
 BODIES = """
@@ -202,15 +199,14 @@ def _deliveries(one: StoredList, readings: Readings, *, everything: bool) -> Ite
 
 
 def _lists(connection: Connection) -> Iterator[StoredList]:
-    """Yield the lists of the outbox itself. Dead letters of brokers in databases are in their own lists."""
+    """Yield the lists of the outbox itself, and of the groups in this database."""
     for (topic,) in connection.execute(TOPICS).fetchall():
         yield _list(connection, "waiting message", WAITING, 0, topic=topic)
     yield _list(connection, "delayed message", DELAYED, FIRST_ID)
     yield _list(connection, "claimed message", IN_BATCHES.replace("{states}", f"IN {UNFINISHED}"), 0)
     yield _list(connection, "dead message", IN_BATCHES.replace("{states}", f"= {State.DEAD}"), 0)
-    kept = [topic.name for brokers in _stored_brokers().values() for broker in brokers for topic in broker.topics]
-    for (group,) in connection.execute(LETTER_GROUPS).fetchall():
-        yield _list(connection, "dead letter", LETTERS, FIRST_ID, group=group, kept=kept)
+    yield StoredList("deferred message", partial(_read_deferred, connection, False))
+    yield StoredList("dead letter", partial(_read_deferred, connection, True))
 
 
 def _list(connection: Connection, noun: str, query: str, first: object, **arguments: object) -> StoredList:
@@ -224,12 +220,19 @@ def _read_page(
     parameters = {**arguments, "after": first if after is None else after, "limit": limit}
     keys = connection.execute(query.replace("{order}", "DESC" if newest else "ASC").encode(), parameters).fetchall()
     rows = connection.execute(BODIES, {"ids": [message_id for _, message_id in keys]}).fetchall()
-    group = str(arguments.get("group", ""))
-    found = {message_id: _delivery(group, topic, message_id, headers, body) for message_id, topic, headers, body in rows}
-    return [(key, found.get(message_id)) for key, message_id in keys]
+    deliveries = {message_id: _delivery("", topic, message_id, headers, body) for message_id, topic, headers, body in rows}
+    return [(key, deliveries.get(message_id)) for key, message_id in keys]
 
 
-def _delivery(group: str, topic: str, message_id: UUID, headers: str, body: bytes) -> Delivery:
+def _read_deferred(
+    connection: Connection, is_dead: bool, after: Any, limit: int, newest: bool
+) -> list[tuple[Any, Delivery | None]]:
+    query = DEFERRED.replace("{order}", "DESC" if newest else "ASC")
+    rows = connection.execute(query.encode(), {"is_dead": is_dead, "after": after or 0, "limit": limit}).fetchall()
+    return [(key, _delivery(*columns)) for key, *columns in rows]
+
+
+def _delivery(group: str, topic: str, message_id: object, headers: str, body: bytes) -> Delivery:
     read = read_headers(headers)
     return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=read.get(Header.TAG, ""), headers=read)
 

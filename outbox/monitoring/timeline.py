@@ -1,5 +1,5 @@
 """
-The timeline of one message: its row, batches, failed sends, check-backs, inbox rows, failed deliveries, acts and dead copy.
+The timeline of one message, from its row, batches, failed sends, check-backs, dead copy, and what became of it in groups.
 
 There is no table of events: the timeline is put together from the rows that other parts write. Copies of a broker that is stored
 in a database are read with them; a broker on a server is asked by `Broker.find`, on demand.
@@ -18,8 +18,7 @@ from psycopg.rows import class_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.dead_letters import GroupEnd, read_ends
-from outbox.consuming.outcome import Outcome
+from outbox.consuming.acts import GroupEnd, read_ends
 from outbox.database import Connection
 from outbox.models import Act, State
 from outbox.models.check_back import show_answer
@@ -55,7 +54,13 @@ RECORDS = """
     '' AS traceback, half_id, sent_answer, '' AS acted_by
     FROM outbox_check_back WHERE message_id = %(id)s::text ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL (SELECT 'inbox', handled_at, consumer_group, delivery_count, '', '', '', '', '', ''
-    FROM outbox_inbox WHERE message_id = %(id)s ORDER BY handled_at + interval '0' DESC LIMIT 50)
+    FROM outbox_inbox inbox WHERE message_id = %(id)s AND NOT (delivery_count = 0 AND EXISTS (
+        SELECT FROM outbox_operator_act act WHERE act.message_id = %(id)s AND act.consumer_group = inbox.consumer_group
+        AND act.act = 'discarded')) ORDER BY handled_at + interval '0' DESC LIMIT 50)
+UNION ALL SELECT 'deferred', deferred_at, consumer_group, failures, reason, error, '', '', '', ''
+    FROM outbox_deferred WHERE message_id = %(id)s
+UNION ALL SELECT 'dead letter', dead_at, consumer_group, failures, reason, error, '', '', '', ''
+    FROM outbox_deferred WHERE message_id = %(id)s AND dead_at IS NOT NULL
 UNION ALL (SELECT 'delivery', failed_at, consumer_group, delivery_count, outcome, error, traceback, '', '', ''
     FROM outbox_failed_delivery WHERE message_id = %(id)s ORDER BY id + 0 DESC LIMIT 50)
 UNION ALL (SELECT 'act', acted_at, consumer_group, 0, act, reason, '', '', '', acted_by
@@ -75,14 +80,13 @@ class Severity(enum.StrEnum):
     WAITING = "waiting"
 
 
-# Acts of operators on dead messages, and on dead letters.
+# Acts of operators on dead messages, and on deferred ones.
 ACTS: dict[str, tuple[str, Severity]] = {
-    Act.REPLAY_ASKED: ("Replay requested, not confirmed", Severity.WAITING),
     Act.REPLAYED: ("Replayed", Severity.PLAIN),
-    Act.DISCARD_ASKED: ("Discard requested, not confirmed", Severity.BAD),
+    Act.RETRIED_NOW: ("Retried now", Severity.PLAIN),
+    Act.HELD: ("Held", Severity.BAD),
     Act.DISCARDED: ("Discarded", Severity.BAD),
 }
-REPLAYS = (Act.REPLAY_ASKED, Act.REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Timeline:
     Args:
         state: as in `outbox_message_state`.
         entries: in the order of time.
-        ended: its end in groups that gave it up and have not handled it since.
+        ended: its state in groups that know and have not handled it.
     """
 
     topic: str
@@ -227,9 +231,12 @@ def _of_record(record: _Record) -> TimelineEntry:
                 return replace(entry, what="Ignored", text="the group had no handler for it")
             return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
         case "delivery":
-            what = "Dead letter" if record.outcome == Outcome.DEAD_LETTER else "Failed, to be retried"
             text = f"delivery {record.count}: {record.text}"
-            return replace(entry, what=what, text=text, traceback=record.traceback, severity=Severity.BAD)
+            return replace(entry, what="Failed", text=text, traceback=record.traceback, severity=Severity.BAD)
+        case "deferred":
+            return replace(entry, what="Deferred", text=record.outcome, severity=Severity.WAITING)
+        case "dead letter":
+            return replace(entry, what="Dead letter", text=record.text or record.outcome, severity=Severity.BAD)
         case "act":
             what, severity = ACTS[record.outcome]
             return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)

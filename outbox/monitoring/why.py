@@ -9,12 +9,12 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.consuming.outcome import Outcome
+from outbox.consuming.deferred import HELD, Reason
 from outbox.consuming.register import groups
 from outbox.consuming.subscriptions import groups_without_code_for
 from outbox.database import Connection
 from outbox.message import Header, read_headers
-from outbox.models import UNFINISHED, Act, State
+from outbox.models import UNFINISHED, State
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 
@@ -47,24 +47,48 @@ SELECT id FROM (
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups that have handled a message, and the last failure or act in each group.
-HANDLED = "SELECT consumer_group FROM outbox_inbox WHERE message_id = %s"
-FAILED = """
-SELECT DISTINCT ON (consumer_group) consumer_group, outcome, text, acted_by FROM (
-    SELECT consumer_group, outcome, error AS text, '' AS acted_by, failed_at AS at FROM outbox_failed_delivery
-    WHERE message_id = %(id)s
-    UNION ALL
-    SELECT consumer_group, act, reason, acted_by, acted_at FROM outbox_operator_act
-    WHERE message_id = %(id)s AND consumer_group <> ''
-) last ORDER BY consumer_group, at DESC
+# The groups in whose inbox a message is, each with the operator who discarded it.
+ENDED = """
+SELECT consumer_group, coalesce((
+    SELECT acted_by FROM outbox_operator_act act WHERE act.message_id = inbox.message_id
+    AND act.consumer_group = inbox.consumer_group AND act.act = 'discarded' ORDER BY id DESC LIMIT 1), '')
+FROM outbox_inbox inbox WHERE message_id = %s
 """
 
-ACTS: dict[str, str] = {
-    Act.REPLAY_ASKED: "marked for replay, which is not confirmed,",
-    Act.REPLAYED: "replayed",
-    Act.DISCARD_ASKED: "marked for discard, which is not confirmed,",
-    Act.DISCARDED: "discarded",
+# The groups that have deferred a message, each with the message that it waits behind.
+DEFERRED = """
+SELECT consumer_group, reason, failures, crashes, error, dead_at IS NOT NULL AS is_dead,
+    coalesce(due_at >= %(held)s, false) AS is_held,
+    extract(epoch FROM due_at - clock_timestamp())::float8 AS due_seconds,
+    extract(epoch FROM clock_timestamp() - no_code_since)::float8 AS no_code_seconds,
+    coalesce((SELECT own_id FROM outbox_deferred head
+        WHERE head.order_key = d.order_key AND head.dead_at IS NULL AND head.id < d.id ORDER BY head.id LIMIT 1), '') AS behind
+FROM outbox_deferred d WHERE message_id = %(id)s
+"""
+
+REASONS: dict[str, str] = {
+    Reason.AGAIN: "it was delivered before, and may have ended its process",
+    Reason.BEHIND: "an earlier message of its key was not handled yet",
+    Reason.ELSEWHERE: "another process was handling it",
+    Reason.NO_HANDLER: "the process that received it has no handler",
+    Reason.STOP: "its consumer was stopped",
+    Reason.SLOW: "it waited behind a slow handler",
+    Reason.SERVER: "the broker's server gave it up",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    consumer_group: str
+    reason: str
+    failures: int
+    crashes: int
+    error: str
+    is_dead: bool
+    is_held: bool
+    due_seconds: float | None
+    no_code_seconds: float | None
+    behind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,7 @@ def why(connection: Connection, message_id: UUID) -> str | None:
         case "sent":
             return " ".join(_of_groups(connection, message_id, message))
         case "dead":
-            return f"The broker rejected it: {message.last_error.rstrip('.')}. Replay or discard it with outbox_replay_unsent."
+            return f"The broker rejected it: {message.last_error.rstrip('.')}. Replay or discard it with outbox_replay --unsent."
         case "discarded":
             return "An operator has discarded it, so it is not sent."
         case "lost":
@@ -163,7 +187,7 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
         return ""
     head = connection.cursor(row_factory=class_row(_Message)).execute(MESSAGE, [row[0]]).fetchone()
     because = {
-        "dead": "which the broker rejected: replay or discard it with outbox_replay_unsent",
+        "dead": "which the broker rejected: replay or discard it with outbox_replay --unsent",
         "released": "which is sent first",
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")
@@ -179,38 +203,55 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
-    handled = {row[0] for row in connection.execute(HANDLED, [message_id]).fetchall()}
-    failed = {group: row for group, *row in connection.execute(FAILED, {"id": message_id}).fetchall()}
+    ended: dict[str, str] = dict(connection.execute(ENDED, [message_id]).fetchall())
+    rows = connection.cursor(row_factory=class_row(_Deferred)).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
+    deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
-    subscribed = [one for one in groups().values() if one.find(message.topic, type_name, tag)]
-    waiting = [one for one in subscribed if one.name not in handled]
-    without_handler = [one for one in groups_without_code_for(connection, message.topic, type_name, tag) if one not in handled]
-    if waiting or without_handler:
+    subscribed = [group.name for group in groups().values() if group.find(message.topic, type_name, tag)]
+    without_handler = [
+        name for name in groups_without_code_for(connection, message.topic, type_name, tag) if name not in (*ended, *deferred)
+    ]
+    waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in ended]
+    discarded = {name: by for name, by in ended.items() if by}
+    if waiting or without_handler or discarded:
         yield "It was sent."
     else:
-        yield (
-            "It was sent, and every known group has handled it." if handled else "It was sent. No consumer group of it is known."
-        )
+        yield "It was sent, and every known group has handled it." if ended else "It was sent. No consumer group of it is known."
+    for name, by in sorted(discarded.items()):
+        yield f"It was discarded for group {name!r} by {by}."
     for name in without_handler:
         yield f"Group {name!r}, which reads the topic and has no handler here, has not handled it."
-    for group in waiting:
-        outcome, error, by = failed.get(group.name, ("", "", ""))
-        does = "consumer", message.broker, group.name
-        if outcome in ACTS:
-            yield f"The dead letter of group {group.name!r} was {ACTS[outcome]} by {by}."
-        if outcome in (Act.DISCARDED, Act.DISCARD_ASKED):
-            continue
-        if outcome == Outcome.DEAD_LETTER:
-            yield f"Group {group.name!r} gave it up: {error.rstrip('.')}."
-        elif not (live := [one for one in processes if one.does == does and not one.is_silent]):
-            yield f"Group {group.name!r} has no consumer running."
-        elif running := next((one.handling for one in live if one.handling and one.handling.message_id == str(message_id)), None):
-            yield f"Group {group.name!r} has been handling it for {age(running.seconds)}, with {running.handler}."
+    for name in waiting:
+        live = [one for one in processes if one.does == ("consumer", message.broker, name) and not one.is_silent]
+        running = next((one.handling for one in live if one.handling and one.handling.message_id == str(message_id)), None)
+        if (row := deferred.get(name)) and row.is_dead:
+            cause = row.error or REASONS.get(row.reason, "it cannot be handled")
+            yield f"Group {name!r}: dead letter: {cause.rstrip('.')}. Replay or discard it with outbox_replay."
+        elif running:
+            yield f"Group {name!r} has been handling it for {age(running.seconds)}, with {running.handler}."
+        elif row:
+            yield f"Group {name!r}: {_of_deferred(row)}{'' if live or row.is_held else ' No consumer of the group is running.'}"
+        elif not live:
+            yield f"Group {name!r} has no consumer running."
         elif all(one.error for one in live):
-            yield f"The consumer of group {group.name!r} fails: {live[0].error.rstrip('.')}."
-        elif outcome == Outcome.RETRY:
-            yield f"Group {group.name!r} failed, and will get it again: {error.rstrip('.')}."
+            yield f"The consumer of group {name!r} fails: {live[0].error.rstrip('.')}."
         else:
-            yield f"Group {group.name!r} has not handled it yet."
+            yield f"Group {name!r} has not handled it yet."
+
+
+def _of_deferred(row: _Deferred) -> str:
+    """Return what a deferred message that is not dead waits for, as a sentence."""
+    if row.is_held:
+        return "an operator holds it. outbox_replay --retry-now ends that."
+    if row.behind:
+        return f"it waits behind message {row.behind} of the same key."
+    if row.no_code_seconds is not None:
+        return f"no live process of the group has had a handler for it for {age(row.no_code_seconds)}."
+    failed = f"its handler failed {count(row.failures, 'time')}" if row.failures else "it could not be handled"
+    due = row.due_seconds or 0.0
+    error = f" Last: {row.error.rstrip('.')}." if row.error else ""
+    doubt = f", {count(row.crashes, 'run')} never ended" if row.crashes else ""
+    cause = failed if row.failures else REASONS.get(row.reason, failed)
+    return f"deferred: {cause}{doubt}, next run {f'in {age(due)}' if due > 0 else 'now'}.{error}"

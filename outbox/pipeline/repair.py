@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from outbox import conf, database
 from outbox.batches.operators import GONE, resend
-from outbox.brokers.capabilities import DeadLetters
+from outbox.brokers.capabilities import DeliversAgain
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection, guarded
@@ -37,6 +37,7 @@ AND b.first_seq + u.n - 1 BETWEEN %(first)s AND %(last)s ORDER BY b.first_seq + 
 
 KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 HANDLED = "SELECT message_id FROM outbox_inbox WHERE consumer_group = %s AND message_id = ANY(%s)"
+DEFERRED = "SELECT message_id FROM outbox_deferred WHERE consumer_group = %s AND message_id = ANY(%s)"
 SOURCE = "SELECT id FROM outbox_source"
 
 NOT_LOST = "No message of this finding is lost."
@@ -50,6 +51,7 @@ NOT_NAMED = "The audit did not name them. Run it again when the others have been
 NO_TOPIC = "The topic is no longer in settings."
 NO_GROUP = "The consumer group is no longer in the code."
 HANDLED_SINCE = "The group has handled them since."
+DEFERRED_SINCE = "The group has deferred them since."
 NOT_THERE = "The broker no longer has them, or is about to deliver them to the group."
 
 
@@ -84,9 +86,10 @@ def plan(finding: AuditFinding, using: str) -> ResendPlan:
     known = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
     again.refuse(GONE, len(ids) - len(known))
     if finding.stage == Stage.INBOX:
-        handled = {row[0] for row in connection.execute(HANDLED, [finding.consumer_group, list(known)]).fetchall()}
-        again.refuse(HANDLED_SINCE, len(known & handled))
-        known -= handled
+        for question, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
+            arrived = {row[0] for row in connection.execute(question, [finding.consumer_group, list(known)]).fetchall()}
+            again.refuse(reason, len(arrived))
+            known -= arrived
     again.ids = [one for one in ids if one in known]
     return again
 
@@ -152,7 +155,7 @@ def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> li
 
 def _is_by_group(finding: AuditFinding) -> bool:
     alias = conf.topic_settings(finding.topic).broker
-    return finding.stage == Stage.INBOX and conf.broker_class(alias).deduplicates_sends
+    return finding.stage == Stage.INBOX and conf.broker_class(alias).delivers_again
 
 
 def _lost_before(finding: AuditFinding) -> datetime:
@@ -163,7 +166,7 @@ def _deliver(again: ResendPlan) -> set[UUID]:
     """Ask the broker to deliver the messages to one group again."""
     finding = again.finding
     with closing(conf.make_broker(conf.topic_settings(finding.topic).broker)) as broker:
-        done = DeadLetters.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
+        done = DeliversAgain.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
     again.refuse(NOT_THERE, len(again.ids) - len(done))
     return _uuids(done)
 

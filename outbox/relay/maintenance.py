@@ -5,7 +5,7 @@ Prune a database: drop the partitions of whole days of messages, and delete othe
 a time prunes a database. Unfinished work is kept, however old: a day with a ticket, a delayed row, an unfinished batch, or a
 dead batch whose messages have no copy.
 
-A row of the inbox is kept as long as its broker may deliver the message again. A dead letter counts, too: it can be replayed.
+A row of the inbox is kept as long as its broker may deliver the message again, or its group has it among its deferred messages.
 When a consumer dies between its database commit and the acknowledgement, the message is delivered again, perhaps weeks later,
 when its group is started again. Without the inbox row, the message would be applied twice.
 
@@ -130,7 +130,6 @@ DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {tabl
 OLD = {
     "outbox_failed_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
-    "outbox_failure_count": "changed_at < %(before)s",
     "outbox_check_back": "answered_at < %(before)s",
     "outbox_failed_send": "failed_at < %(before)s",
     "outbox_operator_act": "acted_at < %(before)s",
@@ -327,8 +326,8 @@ def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None
 INBOX_SLICE = 10_000  # rows in one question to the brokers
 
 # A slice of rows past their retention, oldest first, after the last row of the slice before.
-# A message whose dead letter was replayed since then may be in its queue again, as long as a new one. One whose batch is
-# unfinished or dead may have been sent by a relay that died before the mark, and is sent again.
+# A message that was handled beside its deferred row would be handled again if that were replayed. One whose batch is unfinished
+# or dead may have been sent by a relay that died before the mark, and is sent again.
 READ_OLD = f"""
 WITH unfinished AS MATERIALIZED (
     SELECT unnest(message_ids) AS message_id FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}
@@ -338,9 +337,8 @@ WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
     AND NOT EXISTS (SELECT FROM unfinished WHERE unfinished.message_id = inbox.message_id)
     AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
     AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
-        SELECT FROM outbox_operator_act operator
-        WHERE operator.message_id = inbox.message_id AND operator.consumer_group = inbox.consumer_group
-            AND operator.acted_at >= %(before)s AND operator.act IN ('replay asked', 'replayed'))
+        SELECT FROM outbox_deferred deferred
+        WHERE deferred.message_id = inbox.message_id AND deferred.consumer_group = inbox.consumer_group)
 ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
 """
 

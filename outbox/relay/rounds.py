@@ -57,7 +57,7 @@ class RelayResult:
 # A message that the broker may or may not have accepted is sent again within a second; the limit doubles with each try.
 RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 
-# The interval of sends where an operator has to correct something; outbox_replay_unsent sends at once.
+# The interval of sends where an operator has to correct something; outbox_replay --unsent sends at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
 # A breaker opens after so many batches in a row without an answer. Its wait begins at a second and doubles; the low limit lets

@@ -20,7 +20,9 @@ import factory
 from django.db import connections
 
 from outbox import models
+from outbox.consuming.deferred import HELD
 from outbox.ids import made_at
+from outbox.message import Header, read_headers
 from outbox.models import State
 from outbox.publishing.draft import compose
 
@@ -211,8 +213,46 @@ class InboxFactory(factory.django.DjangoModelFactory):
     topic = "orders"
 
 
+class DeferredFactory(factory.django.DjangoModelFactory):
+    """
+    A message that a group knows and has not ended, due now; `of`: its message, written as by `publish()`.
+
+    There is a trait for each other state: `DeferredFactory(dead=True)`; also waiting, asleep, held. Rows of a key have its
+    `order_key`.
+    """
+
+    class Meta:
+        model = models.Deferred
+
+    class Params:
+        of = None
+        dead = factory.Trait(
+            dead_at=factory.LazyFunction(_now),
+            failures=1,
+            reason="failed",
+            error="ValueError: no such customer",
+            fingerprint="ValueError in shop.consumers.add_points: no such customer",
+        )
+        waiting = factory.Trait(due_at=factory.LazyFunction(lambda: _now() + timedelta(hours=1)))
+        asleep = factory.Trait(due_at=None, reason="behind")
+        held = factory.Trait(due_at=HELD)
+
+    consumer_group = "points"
+    message_id = factory.LazyFunction(message_id)
+    own_id = factory.LazyAttribute(lambda deferred: str(deferred.message_id))
+    dedupe_key = factory.SelfAttribute("own_id")
+    topic = "orders"
+    type = factory.LazyAttribute(lambda deferred: read_headers(deferred.headers).get(Header.TYPE, ""))
+    key = _of_message("key", "")
+    headers = _of_message("headers", "{}")
+    body = _of_message("body", b'{"order_id": 1}')
+    delivery_count = 1
+    due_at = factory.LazyFunction(_now)
+    reason = "failed"
+
+
 class FailedDeliveryFactory(factory.django.DjangoModelFactory):
-    """A failed delivery; with `dead_letter=True` the last one, after which the message is a dead letter."""
+    """A failed delivery in the log; with `dead_letter=True` the last one."""
 
     class Meta:
         model = models.FailedDelivery
@@ -249,6 +289,7 @@ __all__ = [
     "BatchFactory",
     "CheckBackFactory",
     "DeadMessageFactory",
+    "DeferredFactory",
     "DelayedFactory",
     "FailedDeliveryFactory",
     "IdentityFactory",

@@ -11,11 +11,13 @@ from typing import Any, Self
 from uuid import uuid4
 
 from outbox import conf
-from outbox.brokers.base import BrokerDeadLetter, Outgoing
+from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
+from outbox.consuming.register import group as find_group
 from outbox.consuming.worker import Counts
 from outbox.logs import forget_lines
 from outbox.message import Half, Header, Message, Resolution
+from outbox.models import Deferred
 from outbox.publishing.draft import Draft, compose, compose_raw
 from outbox.relay.cloudevents import SPEC_VERSION
 from outbox.testing import explain
@@ -177,9 +179,10 @@ class Outbox:
                 broker.check_halves(ask, limit=len(broker.undecided()))
         return answers
 
-    def dead_letters(self, group: str) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a consumer group."""
-        return [letter for broker in self.brokers.values() for letter in broker.dead_letters(group)]
+    def dead_letters(self, group: str) -> list[Deferred]:
+        """Return the dead letters of a consumer group, in the order of their arrival."""
+        letters = Deferred.objects.using(find_group(group).using).filter(consumer_group=group, dead_at__isnull=False)
+        return list(letters.order_by("id"))
 
     @property
     def broker(self) -> MemoryBroker:

@@ -97,7 +97,7 @@ def reader(tmp_path: Path, fresh_database: str) -> Iterator[Reader]:
 # What the page tells in words about output that it does not show.
 TOLD = {
     "python manage.py outbox_status": (1, r"orders +default +transaction +once +1\b[\s\S]*No relay is running"),
-    "python manage.py outbox_replay_unhandled": (0, r"There are no points for nothing\."),
+    "python manage.py outbox_replay": (0, r"There are no points for nothing\."),
 }
 
 

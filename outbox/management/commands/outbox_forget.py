@@ -41,12 +41,12 @@ class Dropped:
     broker: str
     topic: str
     waiting: int
-    dead_letters: int
+    deferred: int
 
 
 class Command(BaseCommand):
     help = (
-        "Drop what waits for a consumer group whose code was removed, and its dead letters, after a list and a confirmation. "
+        "Drop what waits for a consumer group whose code was removed, and what it has deferred, after a list and a confirmation. "
         "Messages of topics that the group still has a handler for are kept. Exit code: 0 dropped, 1 nothing to drop, 2 refused, "
         "or a database or broker cannot be reached."
     )
@@ -97,11 +97,13 @@ def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
         for one in (one for one in status.groups if one.consumer_group == group):
             if one.trouble:
                 raise unable(f"Broker {one.broker!r} cannot tell what waits for group {group!r}: {one.trouble}")
-            topics = [topic for topic in {*one.waiting, *(one.dead_letters or ())} if topic not in handled]
+            topics = [topic for topic in {*one.waiting, *one.deferred} if topic not in handled]
             chosen = sorted(topic for topic in topics if only is None or topic in only)
             _require_stopped(group, chosen)
             for topic in chosen:
-                yield Dropped(alias, one.broker, topic, one.waiting.get(topic, 0), (one.dead_letters or {}).get(topic, 0))
+                count = one.deferred.get(topic)
+                deferred = count.waiting + count.held + count.dead if count else 0
+                yield Dropped(alias, one.broker, topic, one.waiting.get(topic, 0), deferred)
 
 
 def _require_stopped(group: str, topics: Sequence[str]) -> None:
@@ -124,12 +126,12 @@ def _drop(group: str, one: Dropped) -> None:
     with connected(one.database, "outbox forget") as connection:
         subscriptions.forget_group(connection, group, one.topic)
     logger.warning(
-        "Group %r was forgotten in topic %r by %s: %s waiting messages and %s dead letters were dropped.",
+        "Group %r was forgotten in topic %r by %s: %s waiting and %s deferred messages were dropped.",
         group,
         one.topic,
         actor("outbox_forget"),
         one.waiting,
-        one.dead_letters,
+        one.deferred,
     )
 
 
@@ -145,5 +147,5 @@ def _in(only: Sequence[str] | None) -> str:
 
 
 def _as_table(found: Sequence[Dropped]) -> str:
-    heads = ["database", "broker", "topic", "waiting", "dead letters"]
-    return table(heads, [[one.database, one.broker, one.topic, one.waiting, one.dead_letters] for one in found])
+    heads = ["database", "broker", "topic", "waiting", "deferred"]
+    return table(heads, [[one.database, one.broker, one.topic, one.waiting, one.deferred] for one in found])

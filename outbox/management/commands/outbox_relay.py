@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker, CheckLoop, brokers_that_ask, brokers_to_ask_for
+from outbox.consuming.deferred_housekeeping import HOUSEKEEPING_INTERVAL, tidy
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
@@ -109,6 +110,9 @@ def _maintenance(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
     for alias in sorted({target.database for target in targets}):
         yield RepeatingThread(
             f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
+        )
+        yield RepeatingThread(
+            f"Housekeeping of database {alias!r}", partial(_without_more, tidy, alias), pause=HOUSEKEEPING_INTERVAL
         )
     brokers = {target.broker for target in targets}
     yield RepeatingThread("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)

@@ -37,7 +37,7 @@ WARNING = (
 class Command(BaseCommand):
     help = (
         "Have a consumer group go on at another place in its topics, after a table and a confirmation. Stop its consumers first. "
-        "Retries and dead letters stay as they are. Exit code: 0 moved, 1 it is there already, 2 refused, or the broker cannot "
+        "Deferred messages stay as they are. Exit code: 0 moved, 1 it is there already, 2 refused, or the broker cannot "
         "be reached."
     )
 

@@ -58,14 +58,14 @@ class KafkaCluster:
         client: settings of Kafka's client in Python, which the driver uses; with passwords.
         java: settings of the client in Java, which Spark uses.
         topics: those whose messages are audited.
-        waiting: group -> the topics that have what it has not finished, each with the topic of its messages.
+        waiting: group -> the topics that it reads.
     """
 
     name: str
     client: dict[str, Any]
     java: dict[str, str]
     topics: list[str]
-    waiting: dict[str, dict[str, str]] = field(default_factory=dict)
+    waiting: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

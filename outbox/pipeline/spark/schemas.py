@@ -57,8 +57,8 @@ INBOX = _schema(
     at=TimestampType,
 )
 
-# Deliveries that ended otherwise, one row per delivery. outcome: waiting, retry, dead letter, duplicate; for actions of operators
-# on dead letters: replay asked, replayed, discard asked, discarded.
+# Messages that a group has not handled, by state (outcome): waiting at the broker, deferred, dead, discarded. And the log of
+# deliveries that failed or were dropped: retry, dead letter, duplicate.
 FAILED_DELIVERIES = _schema(
     consumer_group=StringType,
     source=StringType,

@@ -13,7 +13,7 @@ from django.urls import path, reverse
 from outbox.admin import MessagesAboutMixin
 from outbox.admin.messages import MessageAdmin
 from outbox.models import MessageRow, State, Topic
-from outbox.testing.factories import FailedDeliveryFactory
+from outbox.testing.factories import DeferredFactory
 from project.shop.models import Cancellation, Order, Shipment
 from tests.factories import BatchFactory, MessageRowFactory, message_id
 from tests.quotes import python_blocks
@@ -114,7 +114,7 @@ class TestThePageOfARow:
         assert "outbox/admin.css" in page
 
     def test_shows_what_a_group_gave_up(self, shipment, about, staff):
-        FailedDeliveryFactory(message_id=about(shipment).id, consumer_group="points", dead_letter=True)
+        DeferredFactory(message_id=about(shipment).id, dead=True)
 
         assert "for group points</span>" in page_of(staff("view_messagerow"), shipment)
 

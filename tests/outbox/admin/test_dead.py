@@ -163,7 +163,7 @@ class TestTwoOperators:
         stale = confirm(client, page)
 
         assert states(rows) == ["sent"] * 2
-        assert "2 were not changed: another user or command has settled them before." in stale.text
+        assert "2 were not changed: another user or command has settled them, or they are being handled." in stale.text
         assert LogEntry.objects.count() == 2
 
     def test_hear_of_what_the_other_was_faster_with(self, dead, client):
@@ -175,7 +175,7 @@ class TestTwoOperators:
 
         assert states([one, other]) == ["released", "discarded"]
         assert "Discarded: 1." in answer.text
-        assert "1 were not changed: another user or command has settled them before." in answer.text
+        assert "1 were not changed: another user or command has settled them, or they are being handled." in answer.text
 
     @pytest.mark.parametrize("query", ["", "?settled=all"])
     def test_hear_at_once_when_nothing_is_dead_any_more(self, query, dead, client):
@@ -185,7 +185,7 @@ class TestTwoOperators:
 
         answer = client.post(reverse(LIST) + query, data, follow=True)
 
-        assert "Nothing was changed: none of them is dead any more." in answer.text
+        assert "Nothing was changed: none of them is in that state any more." in answer.text
 
 
 class TestPermissions:

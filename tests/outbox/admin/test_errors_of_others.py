@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 OVERVIEW = reverse("admin:outbox_overview_changelist")
 OTHERS = [
     "view_deadmessage",
-    "view_deadletter",
+    "view_deferred",
     "view_checkback",
     "view_inbox",
     "view_embeddedhalf",

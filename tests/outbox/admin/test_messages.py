@@ -10,7 +10,7 @@ from outbox.ids import first_id_at
 from outbox.message import Message
 from outbox.models import CheckBack, DeadMessage, FailedDelivery, OperatorAct, State
 from outbox.monitoring import find
-from outbox.testing.factories import FailedDeliveryFactory, InboxFactory
+from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
 from tests.factories import BatchFactory, TicketFactory, message_id
 
@@ -68,7 +68,8 @@ class TestList:
         given_up, handled = (message(key="536365", batch={"state": State.SENT}) for _ in range(2))
         for row in (given_up, handled):
             FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
-            OperatorAct.objects.create(message_id=row.id, consumer_group="points", act="discarded", acted_by="anna")
+        OperatorAct.objects.create(message_id=given_up.id, consumer_group="points", act="discarded", acted_by="anna")
+        InboxFactory(message_id=given_up.id, consumer_group="points", delivery_count=0)
         InboxFactory(message_id=handled.id, consumer_group="points")
 
         for page in (admin_client.get(reverse(LIST), {"q": str(given_up.id)}), opened(admin_client, given_up)):
@@ -76,14 +77,14 @@ class TestList:
             assert '<span class="outbox-badge outbox-bad">discarded by anna for group points</span>' in page.text
         assert '<span class="outbox-badge outbox-good">sent</span>' in opened(admin_client, handled).text
 
-    def test_leads_to_the_dead_letters_of_its_groups(self, message, admin_client, operator):
+    def test_leads_to_its_row_in_groups_that_have_deferred_it(self, message, admin_client, operator):
         row = message(batch={"state": State.SENT})
-        FailedDeliveryFactory(message_id=row.id, consumer_group="points", dead_letter=True)
+        DeferredFactory(message_id=row.id, consumer_group="points", dead=True)
         OperatorAct.objects.create(message_id=row.id, consumer_group="cart", act="discarded", acted_by="anna")
-        url = f"{reverse('admin:outbox_deadletter_changelist')}?group=points&topic=orders"
+        url = f"{reverse('admin:outbox_deferred_changelist')}?group=points&q={row.id}"
 
-        assert opened(admin_client, row).context["letters"] == [("points", url)]
-        assert opened(operator(VIEW), row).context["letters"] == []
+        assert opened(admin_client, row).context["deferred"] == [("points", url)]
+        assert opened(operator(VIEW), row).context["deferred"] == []
 
     def test_marks_markup_and_direction_in_keys_and_errors(self, message, admin_client):
         message(key="<b>\u202e", batch={"state": State.DEAD, "last_error": "<i>\u2066"})
@@ -224,7 +225,7 @@ class TestPage:
             "Commit decided",
             "Committed",
             "Check-back: COMMIT",
-            "Failed, to be retried",
+            "Failed",
         }
         assert "&lt;KeyError&gt;" in page.text
         assert "File &lt;x&gt;" in page.text

@@ -191,7 +191,7 @@ class TestMessages:
 
         told = [moment["what"] for moment in look("messagerow_change", oldest.id).context["moments"]]
 
-        assert {"Published", "Claimed", "Check-back: COMMIT", "Failed, to be retried", "Handled", "Delivered"} <= set(told)
+        assert {"Published", "Claimed", "Check-back: COMMIT", "Failed", "Handled", "Delivered"} <= set(told)
 
 
 class TestTheRowsOfAProject:

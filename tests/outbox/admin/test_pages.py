@@ -11,7 +11,7 @@ from outbox import database
 from outbox.admin import pages
 from outbox.consuming.register import groups
 from outbox.embedded.models import EmbeddedHalf
-from outbox.models import CheckBack, DeadLetter, DeadMessage, InboxRow, MessageRow, Process, State, Topic
+from outbox.models import CheckBack, DeadMessage, Deferred, InboxRow, MessageRow, Process, State, Topic
 from outbox.pipeline.models import AuditFinding, AuditRun
 from outbox.topics import pause
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
@@ -23,12 +23,11 @@ PAGES = {
     "outbox_topic_changelist": "view_topic",
     "outbox_messagerow_changelist": "view_messagerow",
     "outbox_deadmessage_changelist": "view_deadmessage",
-    "outbox_deadletter_changelist": "view_deadletter",
+    "outbox_deferred_changelist": "view_deferred",
     "outbox_embedded_embeddedhalf_changelist": "view_embeddedhalf",
     "outbox_checkback_changelist": "view_checkback",
     "outbox_inboxrow_changelist": "view_inbox",
     "outbox_pipeline_auditrun_changelist": "view_auditrun",
-    "outbox_quick_check": "view_topic",
     "outbox_catalogue": "view_topic",
     "outbox_pipeline_auditfinding_changelist": "view_auditfinding",
 }
@@ -89,7 +88,7 @@ class TestAdmin:
         request = rf.get("/")
         request.user = admin_user
 
-        for model in (AuditFinding, AuditRun, CheckBack, DeadLetter, DeadMessage, EmbeddedHalf, InboxRow, MessageRow, Topic):
+        for model in (AuditFinding, AuditRun, CheckBack, DeadMessage, Deferred, EmbeddedHalf, InboxRow, MessageRow, Topic):
             one = admin.site.get_model_admin(model)
             can = [one.has_add_permission(request), one.has_change_permission(request), one.has_delete_permission(request)]
             assert not any(can)

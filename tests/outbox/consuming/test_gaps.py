@@ -13,7 +13,8 @@ from outbox.consuming.handle import handle
 from outbox.consuming.register import group
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
-from outbox.models import DeadMessage, FailedDelivery, Gap, Inbox, OperatorAct, State, Topic
+from outbox.models import DeadMessage, Gap, Inbox, State, Topic
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, message_id
 from tests.outbox.consuming.deliveries import SOURCE, delivery, numbered
 from tests.outbox.consuming.messages import Cancelled, Ignored, Placed
@@ -39,13 +40,6 @@ def arrived(*numbers: int, ago: timedelta = LONG_AGO, born_ago: timedelta = time
     for number in numbers:
         row = message_id(now() - born_ago)
         Inbox.objects.create(dedupe_key=str(row), message_id=row, number=number, handled_at=now() - ago, **fields)
-
-
-def failed(number: int, outcome: str) -> None:
-    FailedDelivery.objects.create(
-        consumer_group="cart", message_id=message_id(), topic="orders", delivery_count=1, source=SOURCE, lane=1, number=number,
-        outcome=outcome, fingerprint="", error="",
-    )  # fmt: skip
 
 
 def own_source() -> str:
@@ -127,18 +121,9 @@ class TestFindGaps:
 
         assert gaps() == [(2, 5)]
 
-    @pytest.mark.parametrize("outcome", ["retry", "dead letter"])
-    def test_takes_a_failed_number_for_arrived(self, outcome):
-        failed(2, outcome)
-        arrived(1, 3)
-
-        find_gaps(group("cart"))
-
-        assert gaps() == []
-
-    def test_takes_the_number_of_a_dead_letter_that_an_operator_acted_on_for_arrived(self):
-        about = {"consumer_group": "cart", "topic": "orders", "source": SOURCE, "lane": 1, "number": 2}
-        OperatorAct.objects.create(act="discarded", message_id=message_id(), acted_by="ada", **about)
+    @pytest.mark.parametrize("is_dead", [True, False])
+    def test_takes_the_number_of_a_deferred_message_for_arrived(self, is_dead):
+        DeferredFactory(consumer_group="cart", source=SOURCE, lane=1, number=2, dead=is_dead)
         arrived(1, 3)
 
         find_gaps(group("cart"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -16,7 +17,8 @@ from outbox.brokers.base import Outgoing
 from outbox.consuming import register
 from outbox.embedded.models import EmbeddedOffset
 from outbox.management.commands import outbox_forget
-from outbox.models import FailureCount, Gap, Process
+from outbox.models import Deferred, Gap, Process
+from outbox.testing.factories import DeferredFactory
 from tests.factories import message_id
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -36,14 +38,12 @@ def _embedded(settings, no_consumers):
 
 @pytest.fixture
 def mail():
-    """A group that has received: three orders wait, of which one is a dead letter, and a parcel. Its code is gone."""
+    """A group that has received: two orders and a parcel wait, and an order is a dead letter. Its code is gone."""
     with closing(conf.make_broker("default")) as broker:
         broker.receive("mail", ["orders", "parcels"], limit=1, invisible_for=timedelta(seconds=1), wait=NO_TIME)
-        topics = ["orders", "orders", "orders", "parcels"]
+        topics = ["orders", "orders", "parcels"]
         broker.send([Outgoing(str(message_id()), topic, b"{}") for topic in topics])
-        [one, *_] = broker.receive("mail", ["orders"], limit=1, invisible_for=timedelta(hours=1), wait=NO_TIME)
-        broker.dead_letter(one, "no such customer")
-    FailureCount.objects.create(consumer_group="mail", message_id=message_id(), topic="orders", failures=1)
+    DeferredFactory(consumer_group="mail", topic="orders", dead=True)
     Gap.objects.create(consumer_group="mail", source="s", topic="orders", lane=1, first_number=1, last_number=2)
 
 
@@ -58,7 +58,8 @@ def forget(*arguments):
 
 def waiting():
     with closing(conf.make_broker("default")) as broker:
-        return broker.backlog("mail"), broker.count_dead_letters("mail")
+        deferred = Counter(Deferred.objects.filter(consumer_group="mail").values_list("topic", flat=True))
+        return broker.backlog("mail"), deferred
 
 
 class TestForget:
@@ -67,12 +68,11 @@ class TestForget:
 
         assert code == 0
         assert json.loads(said)["dropped"] == [
-            {"database": "default", "broker": "default", "topic": "orders", "waiting": 2, "dead_letters": 1},
-            {"database": "default", "broker": "default", "topic": "parcels", "waiting": 1, "dead_letters": 0},
+            {"database": "default", "broker": "default", "topic": "orders", "waiting": 2, "deferred": 1},
+            {"database": "default", "broker": "default", "topic": "parcels", "waiting": 1, "deferred": 0},
         ]
         assert waiting() == ({}, {})
         assert not EmbeddedOffset.objects.exists()
-        assert not FailureCount.objects.exists()
         assert not Gap.objects.exists()
 
     def test_drops_a_topic_alone(self, mail):

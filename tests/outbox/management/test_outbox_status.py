@@ -15,6 +15,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.management import found
 from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
@@ -81,7 +82,7 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   long-running  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay --unsent; replay, or discard "
             "them (--discard).",
         ]
 
@@ -127,11 +128,13 @@ class TestOutboxStatus:
         assert capsys.readouterr().out.endswith("\n\nNothing needs attention.\n")
 
     def test_shows_the_groups_and_what_waits_for_them(self, cart, capsys):
+        DeferredFactory(consumer_group="cart", waiting=True)
+
         assert status() == 1  # nobody consumes
 
         assert capsys.readouterr().out.splitlines()[7:9] == [
-            "group  broker   topic   waiting  dead letters  consumers  handled a minute",
-            "cart   default  orders        2             0          0                 0",
+            "group  broker   topic   waiting  deferred  dead letters  consumers  handled a minute",
+            "cart   default  orders        2         1             0          0                 0",
         ]
 
     def test_shows_which_broker_cannot_be_asked(self, cart, monkeypatch, capsys):

@@ -1,3 +1,4 @@
+import re
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -12,10 +13,11 @@ from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
-from outbox.models import FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
+from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -80,16 +82,12 @@ def nobody_answers(*arguments):
     raise BrokerUnavailable("nobody answers")
 
 
-def a_failure(**fields):
-    about = {
-        "consumer_group": "cart",
-        "topic": "parcels",
-        "delivery_count": 1,
-        "source": "s",
-        "outcome": "retry",
-        "fingerprint": "Error",
-    }
-    return FailedDelivery.objects.create(**{"message_id": uuid4(), **about, **fields})
+def deferred(seconds, group="cart", **fields):
+    """A message of the group that was deferred so long ago, and is due since then."""
+    fields = {"due_at": ago(seconds=seconds)} | fields
+    if any(fields.get(state) for state in ("waiting", "held")):
+        del fields["due_at"]
+    return DeferredFactory(consumer_group=group, deferred_at=ago(seconds=seconds), **{"topic": "parcels", **fields})
 
 
 def sent(seconds):
@@ -118,7 +116,7 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay_unsent; replay, or discard "
+            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay --unsent; replay, or discard "
             "them (--discard)."
         )
 
@@ -372,16 +370,6 @@ class TestGroups:
         assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
         assert one.error == "Its queues have another x-max-length."
 
-    def test_count_what_consumers_hold_and_the_broker_does_not(self, read):
-        sent(seconds=90)
-        a_process("consumer", consumer_group="cart", holds={"parcels": 256})
-        a_process("consumer", consumer_group="cart", holds={"parcels": 1000}, silent=3600)
-
-        [one] = read()
-
-        assert one.kind is AttentionKind.GROUP_STUCK
-        assert one.cause.startswith("256 messages of topic 'parcels' wait")
-
     def test_need_none_while_nothing_waits(self, read):
         a_process("consumer", consumer_group="cart", silent=160)
         a_backlog()
@@ -436,48 +424,92 @@ class TestGroups:
 
         assert read() == []
 
-    def test_need_none_while_waiting_messages_are_about_to_be_retried(self, read):
+    def test_need_none_while_a_failed_message_is_about_to_be_retried(self, read):
         a_process("consumer", consumer_group="cart")
-        a_backlog("a")
-        handled(seconds=200)
-        sent(seconds=100)
-        FailedDelivery.objects.filter(id=a_failure().id).update(failed_at=ago(seconds=40))
+        handled(seconds=1)
+        deferred(seconds=40, failures=1, waiting=True)
+
+        assert read() == []
+
+    def test_need_none_for_a_message_that_its_handler_wants_later(self, read):
+        a_process("consumer", consumer_group="cart")
+        handled(seconds=1)
+        deferred(seconds=4000, waiting=True)
 
         assert read() == []
 
     def test_name_a_message_that_keeps_failing_while_others_are_handled(self, read):
         a_process("consumer", consumer_group="cart")
         handled(seconds=1, number=100)
-        failed = a_failure(fingerprint="ValueError in shop.add_points: boom")
-        FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(seconds=100))
-        a_failure(message_id=failed.message_id, delivery_count=2, fingerprint="ValueError in shop.add_points: boom")
+        deferred(seconds=100, failures=2, waiting=True, fingerprint="ValueError in shop.add_points: boom")
 
         [one] = read()
 
         assert (one.kind, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
-        assert one.cause == "1 message of topic 'parcels' failed and waits for a retry; the first failure was 100 s ago."
+        assert one.cause == "1 message of topic 'parcels' failed and waits for a retry; the first one was deferred 100 s ago."
 
-    def test_name_one_whose_handler_fails_however_far_the_next_delivery_is(self, read):
+    def test_name_one_that_does_not_come_to_deferred_messages(self, read):
         a_process("consumer", consumer_group="cart")
-        a_backlog("a", "b", "c")
-        sent(seconds=900)
-        for _ in range(3):
-            failed = a_failure(fingerprint="ValueError in shop.add_points: boom")
-            FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(minutes=12))
+        deferred(seconds=300)
 
         [one] = read()
 
-        assert (one.kind, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+        assert (one.kind, one.cause) == (
+            AttentionKind.GROUP_STUCK,
+            "Deferred messages of topic 'parcels' have been due for 5 min.",
+        )
 
-    def test_name_one_that_hangs_though_messages_failed_that_were_handled_since(self, read):
+    def test_name_deferred_messages_without_a_consumer(self, read):
+        deferred(seconds=5)
+
+        [one] = read()
+
+        assert one.kind is AttentionKind.NO_CONSUMER
+        assert one.cause == "No consumer is running (none sends heartbeats), and 1 message waits."
+
+    def test_name_deferred_messages_that_no_live_process_has_a_handler_for(self, read):
         a_process("consumer", consumer_group="cart")
-        a_backlog("a", "b", "c")
-        handled(seconds=200, number=5)
-        sent(seconds=100)
-        for row in Inbox.objects.all():
-            a_failure(message_id=row.message_id)
+        deferred(seconds=300, no_code_since=ago(seconds=200))
 
-        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
+        [one] = read()
+
+        assert (one.kind, one.cause) == (
+            AttentionKind.NO_HANDLER,
+            "1 deferred message of topic 'parcels', and no live process has a handler.",
+        )
+
+    @pytest.mark.parametrize(
+        ("number", "told"),
+        [
+            (1, []),
+            (2, ["2 deferred messages of topic 'parcels' wait; at 4, consumers do not receive the topic."]),
+            (
+                4,
+                [
+                    "4 deferred messages of topic 'parcels' wait; its consumers do not receive the topic until half of them are "
+                    "gone."
+                ],
+            ),
+        ],
+    )
+    def test_name_more_deferred_messages_than_half_of_the_limit(self, number, told, read, settings):
+        settings.OUTBOX["CONSUMER"] = {"MOST_DEFERRED": 4}
+        a_process("consumer", consumer_group="cart")
+        for _ in range(number):
+            deferred(seconds=1)
+        deferred(seconds=1, held=True)
+        deferred(seconds=1, due_at=ago(hours=-2))
+
+        assert [one.cause for one in read() if one.kind is AttentionKind.MOST_DEFERRED] == told
+
+    def test_name_what_the_server_gave_up_and_no_consumer_has_fetched(self, read, monkeypatch):
+        a_process("consumer", consumer_group="cart")
+        monkeypatch.setattr(MemoryBroker, "count_given_up", lambda broker, group: {"parcels": 3})
+
+        [one] = read()
+
+        assert one.kind is AttentionKind.GIVEN_UP
+        assert one.cause == "The broker's server gave up 3 messages of topic 'parcels', and no consumer has fetched them."
 
     def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
         a_process("consumer", consumer_group="cart")
@@ -517,14 +549,6 @@ class TestGroups:
         a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
         a_backlog("a", "b", "c")
         handled(seconds=400)
-
-        assert read() == []
-
-    def test_need_none_while_a_handler_asks_for_a_later_delivery(self, read):
-        a_process("consumer", consumer_group="cart")
-        handled(seconds=1)
-        failed = a_failure(fingerprint="RetryLater in shop.add_points: the shop is closed")
-        FailedDelivery.objects.filter(id=failed.id).update(failed_at=ago(minutes=12))
 
         assert read() == []
 
@@ -681,22 +705,24 @@ class TestGroups:
         assert [(one.kind, one.error) for one in read()] == [(AttentionKind.BROKER_AWAY, "division by zero")]
 
     def test_name_dead_letters_as_long_as_there_are_any(self, read, relay):
-        broker = conf.make_broker("default")
-        broker.send([Outgoing("a", "parcels", b"{}")])
-        [delivery] = broker.receive("cart", ["parcels"], limit=1, invisible_for=timedelta(minutes=1), wait=timedelta(0))
-        broker.dead_letter(delivery, "no")
-        a_failure(outcome="dead letter", fingerprint="ValueError: boom")
-        FailedDelivery.objects.update(failed_at=ago(minutes=50))
+        deferred(seconds=9, dead=True, fingerprint="ValueError: boom", topic="parcels")
+        deferred(seconds=9, dead=True, group="gone")
 
-        [one] = read()
-        broker.discard("cart", [letter.id for letter in broker.dead_letters("cart")])
+        found = [(one.subject, one.cause, one.error) for one in read() if one.kind is AttentionKind.DEAD_LETTERS]
+        Deferred.objects.all().delete()
 
-        assert (one.kind, one.cause, one.error) == (
-            AttentionKind.DEAD_LETTERS,
-            "1 message of topic 'parcels' failed for good.",
-            "ValueError: boom",
-        )
+        assert found[0] == ("group 'cart'", "1 message of topic 'parcels' failed for good.", "ValueError: boom")
+        assert found[1][0] == "group 'gone'"
         assert read() == []
+
+    def test_name_a_transaction_that_has_been_open_for_long(self, read, relay, monkeypatch):
+        monkeypatch.setattr("outbox.monitoring.attention.LONG_TRANSACTION", timedelta(0))
+        with database.connect("default", application_name="a report") as other, other.transaction():
+            other.execute("SELECT 1")
+
+            found = [one.cause for one in read() if one.kind is AttentionKind.LONG_TRANSACTION]
+
+        assert re.sub(r"[\d.]+ s", "0.1 s", found[0]).endswith("idle in transaction) has been open for 0.1 s.")
 
     def test_name_open_gaps(self, read):
         about = {"consumer_group": "cart", "source": "s", "topic": "orders", "lane": 1}

@@ -17,9 +17,14 @@ from outbox.message import Message
 from outbox.models import Gap, Process, State, Topic
 from outbox.monitoring import metrics
 from outbox.monitoring.metrics import OutboxCollector
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def ago(**time):
+    return datetime.now(UTC) - timedelta(**time)
 
 
 class Parcel(Message):
@@ -151,29 +156,18 @@ class TestBacklogs:
         assert scrape("outbox_backlog_messages", "consumer_group", "topic") == {}
         assert scrape("outbox_backlog_up", "consumer_group") == {("cart",): 0}
 
-    def test_count_dead_letters_without_reading_them(self, scrape, monkeypatch):
-        broker = conf.make_broker("default")
-        options = {"limit": 200, "invisible_for": timedelta(minutes=1), "wait": timedelta(0)}
-        broker.receive("cart", {"parcels": None}, **options)
-        broker.send([Outgoing(f"parcel-{number}", "parcels", b"{}") for number in range(150)])
-        for delivery in broker.receive("cart", {"parcels": None}, **options):
-            broker.dead_letter(delivery, "no")
-        monkeypatch.setattr(MemoryBroker, "dead_letters", lambda *args, **options: pytest.fail("read"))
+    def test_count_deferred_messages_by_reason_and_state(self, scrape):
+        DeferredFactory.create_batch(3, consumer_group="cart", topic="parcels", dead=True, body=b"12345678")
+        DeferredFactory(consumer_group="cart", topic="parcels", reason="stop", due_at=ago(seconds=30), body=b"12345678")
 
-        found = scrape("outbox_dead_letters", "consumer_group", "topic")
+        found = scrape("outbox_deferred_messages", "consumer_group", "topic", "reason", "state")
 
-        assert found == {("cart", "parcels"): 150}
-
-    def test_count_no_dead_letters_while_the_broker_cannot_tell(self, scrape, monkeypatch):
-        def refuse(broker, group):
-            raise BrokerUnavailable("another process reads them")
-
-        monkeypatch.setattr(MemoryBroker, "count_dead_letters", refuse)
-
-        found = scrape("outbox_dead_letters", "consumer_group")
-
-        assert found == {}
-        assert scrape("outbox_backlog_up", "consumer_group") == {("cart",): 1}
+        assert {place: number for place, number in found.items() if number} == {
+            ("cart", "parcels", "failed", "dead"): 3,
+            ("cart", "parcels", "stop", "waiting"): 1,
+        }
+        assert 30 <= scrape("outbox_deferred_late_seconds", "consumer_group", "topic")["cart", "parcels"] < 60
+        assert scrape("outbox_deferred_bytes", "consumer_group", "topic") == {("cart", "parcels"): 40}
 
 
 class TestDatabases:

@@ -5,10 +5,10 @@ import pytest
 
 from outbox import consumer, database
 from outbox.database.partitions import make_day
-from outbox.embedded.models import EmbeddedDelivery, EmbeddedTopic
 from outbox.models import FailedDelivery, Process, State, Topic
 from outbox.monitoring.status import read_status
 from outbox.monitoring.text import age
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -132,37 +132,38 @@ class TestBrokers:
         away = {"default": {"BACKEND": "no.such.Broker"}}
         settings.OUTBOX = {"BROKERS": away, "TOPICS": {"orders": {"TYPE": "normal"}}}
 
-        assert (read().parked, read().dead_letters) == ({}, [])
+        assert (read().parked, read().deferred) == ({}, [])
 
 
-class TestDeadLetters:
-    def test_are_counted_for_each_group_and_topic(self, read):
-        topic = EmbeddedTopic.objects.create(id=1, name="orders", type="normal", queues=1)
-        for group, died_at in ("cart", ago(days=9)), ("cart", ago(days=1)), ("cart", None), ("points", ago(days=1)):
-            fields = {
-                "consumer_group": group,
-                "died_at": died_at,
-                "pos": 1,
-                "delivery_count": 1,
-                "is_held": False,
-                "due_at": ago(),
-            }
-            EmbeddedDelivery.objects.create(topic_id=topic.id, queue=0, **fields)
+class TestDeferred:
+    def test_are_counted_for_each_group_topic_and_reason(self, read):
+        for fields in ({"dead": True}, {"waiting": True, "failures": 1}, {"held": True}, {"crashes": 1}):
+            DeferredFactory(consumer_group="cart", body=b"12345", headers="{}", **fields)
+        DeferredFactory(consumer_group="cart", asleep=True)
+        DeferredFactory(consumer_group="points", topic="bills", due_at=ago(seconds=30))
 
-        found = [(one.consumer_group, one.topic, one.letters) for one in read().dead_letters]
+        behind, failed, points = read().deferred
 
-        assert found == [("cart", "orders", 2), ("points", "orders", 1)]
+        assert (behind.consumer_group, behind.topic, behind.reason, behind.waiting, behind.asleep) == (
+            "cart",
+            "orders",
+            "behind",
+            1,
+            1,
+        )
+        assert (failed.reason, failed.waiting, failed.held, failed.dead, failed.in_doubt) == ("failed", 2, 1, 1, 1)
+        assert (failed.failing, failed.counted, failed.bytes) == (1, 2, 4 * 7)
+        assert (points.topic, points.dead) == ("bills", 0)
+        assert 30 <= points.late_seconds < 40
 
-    def test_are_none_of_a_group_where_its_database_has_none(self, read, no_consumers, settings):
-        settings.OUTBOX = {
-            "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
-            "TOPICS": {"orders": {"TYPE": "normal"}},
-        }
+    def test_are_those_of_a_group_at_its_broker(self, read, no_consumers):
         consumer(topic="orders", group="cart")(lambda message, context: None)
+        DeferredFactory(consumer_group="cart", dead=True)
+        DeferredFactory(consumer_group="cart", asleep=True)
 
-        [group] = read().groups
+        [group] = [one for one in read().groups if one.consumer_group == "cart"]
 
-        assert group.dead_letters == {}
+        assert {topic: (count.waiting, count.dead) for topic, count in group.deferred.items()} == {"orders": (1, 1)}
 
 
 class TestAge:

@@ -6,7 +6,7 @@ import json
 import tracemalloc
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -14,10 +14,10 @@ from outbox import Message, conf, consumer, database
 from outbox.brokers.base import Outgoing
 from outbox.brokers.capabilities import HalfMessages
 from outbox.message import Header
-from outbox.models import FailureCount, State
+from outbox.models import State
 from outbox.monitoring import stored
 from outbox.monitoring.stored import read_stored
-from outbox.testing.factories import DeadMessageFactory
+from outbox.testing.factories import DeadMessageFactory, DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_definitions")]
@@ -70,10 +70,6 @@ def release(version=2, *, group="", name="OrderPlaced", topic="orders", fields=N
     return kind
 
 
-def dead_letter(row, group):
-    FailureCount.objects.create(consumer_group=group, message_id=row.id, topic="orders", given_up="KeyError", has_letter=True)
-
-
 class TestAnOldVersionWithoutAnUpgrade:
     def test_is_named_among_waiting_messages(self, old, problems):
         release()
@@ -124,13 +120,13 @@ class TestAnOldVersionWithoutAnUpgrade:
 
         assert problems() == [(f"2 dead messages of OrderPlaced version 1 have {NO_UPGRADE[0]}", NO_UPGRADE[1])]
 
-    def test_is_named_among_dead_letters_with_their_group(self, old, problems):
+    @pytest.mark.parametrize(("is_dead", "noun"), [(True, "dead letter"), (False, "deferred message")])
+    def test_is_named_among_deferred_messages_with_their_group(self, is_dead, noun, old, problems):
         release(group="mail")
-        first, second = old(2)
-        dead_letter(first, "mail")
-        FailureCount.objects.create(consumer_group="mail", message_id=second.id, topic="orders", failures=1)
+        [row] = old()
+        DeferredFactory(consumer_group="mail", message_id=row.id, headers=row.headers, body=row.body, dead=is_dead)
 
-        assert problems() == [(f"1 dead letter of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}", NO_UPGRADE[1])]
+        assert problems() == [(f"1 {noun} of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}", NO_UPGRADE[1])]
 
     @pytest.mark.parametrize("state", [State.SENT, State.DISCARDED])
     def test_is_not_named_among_messages_that_are_done(self, topic, old, problems, state):
@@ -350,17 +346,13 @@ class TestOnTheEmbeddedBroker:
             f"3 unread messages of group 'new' of OrderPlaced version 1 have {NO_UPGRADE[0]}"
         ]
 
-    def test_what_a_group_holds_or_gave_up_is_named_once(self, kept, problems):
+    def test_what_a_group_holds_is_named(self, kept, problems):
         release(group="mail", topic=self.topic)
-        _, given_up, handled = kept(3)("mail")
-        kept.broker.dead_letter(given_up, "no")
-        row = MessageRowFactory(id=UUID(given_up.message_id), topic=TopicFactory(name=self.topic), headers=json.dumps(OLD))
-        FailureCount.objects.create(consumer_group="mail", message_id=row.id, topic=self.topic, given_up="no", has_letter=True)
+        _, handled = kept(2)("mail")
         kept.broker.ack([handled])
 
-        assert sorted(text for text, _ in problems()) == [
-            f"1 dead letter of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}",
-            f"1 unfinished message of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}",
+        assert [text for text, _ in problems()] == [
+            f"1 unfinished message of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}"
         ]
 
     def test_what_is_delayed_is_named(self, problems, settings):

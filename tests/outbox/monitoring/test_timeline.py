@@ -8,6 +8,7 @@ from outbox.batches.operators import replay_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -33,8 +34,8 @@ def moments(message):
     return [(moment.what, moment.who) for moment in read_timeline("default", message.id).entries]
 
 
-def only(message, what):
-    (moment,) = [one for one in read_timeline("default", message.id).entries if one.what == what]
+def only(message, what, who=None):
+    (moment,) = [one for one in read_timeline("default", message.id).entries if one.what == what and who in (None, one.who)]
     return moment
 
 
@@ -178,25 +179,37 @@ class TestReadTimeline:
         Duplicate.objects.create(consumer_group="cart", delivery_count=3, dropped_at=at(4), **shared)
 
         assert moments(message)[1:] == [
-            ("Failed, to be retried", "cart"),
-            ("Dead letter", "points"),
+            ("Failed", "cart"),
+            ("Failed", "points"),
             ("Handled", "cart"),
             ("Dropped as a duplicate", "cart"),
         ]
-        assert only(message, "Failed, to be retried").traceback == "File ..."
+        assert only(message, "Failed", who="cart").traceback == "File ..."
 
-    def test_says_who_replayed_and_discarded_its_dead_letters(self, message):
-        shared = {"consumer_group": "points", "message_id": message.id, "topic": "told", "delivery_count": 1, "fingerprint": ""}
-        FailedDelivery.objects.create(outcome="dead letter", error="Reject", failed_at=at(1), **shared)
-        for second, act in enumerate(["replayed", "discard asked", "discarded"], start=2):
-            by = {"acted_by": "ada", "reason": "a test order"}
-            OperatorAct.objects.create(act=act, acted_at=at(second), **shared, **by)
+    def test_says_that_a_group_has_deferred_it(self, message):
+        about = {"message_id": message.id, "topic": "told", "deferred_at": at(1), "dead_at": at(2)}
+        DeferredFactory(consumer_group="points", dead=True, **about)
 
         timeline = read_timeline("default", message.id)
 
-        assert [(one.what, one.who, one.by) for one in timeline.entries[2:]] == [
+        assert [(one.what, one.who, one.text) for one in timeline.entries[1:]] == [
+            ("Deferred", "points", "failed"),
+            ("Dead letter", "points", "ValueError: no such customer"),
+        ]
+        assert [(end.group, end.outcome) for end in timeline.ended] == [("points", "dead letter")]
+
+    def test_says_who_replayed_held_and_discarded_it_for_a_group(self, message):
+        shared = {"consumer_group": "points", "message_id": message.id, "topic": "told"}
+        for second, act in enumerate(["replayed", "retried now", "held", "discarded"], start=2):
+            OperatorAct.objects.create(act=act, acted_at=at(second), acted_by="ada", reason="a test order", **shared)
+        Inbox.objects.create(dedupe_key="1", delivery_count=0, handled_at=at(5), **shared)
+
+        timeline = read_timeline("default", message.id)
+
+        assert [(one.what, one.who, one.by) for one in timeline.entries[1:]] == [
             ("Replayed", "points", "ada"),
-            ("Discard requested, not confirmed", "points", "ada"),
+            ("Retried now", "points", "ada"),
+            ("Held", "points", "ada"),
             ("Discarded", "points", "ada"),
         ]
         assert only(message, "Discarded").text == "a test order"

@@ -7,8 +7,9 @@ import pytest
 
 from outbox import consumer, database
 from outbox.consuming import register
-from outbox.models import FailedDelivery, Inbox, OperatorAct, Process, State, Topic
+from outbox.models import Inbox, OperatorAct, Process, State, Topic
 from outbox.monitoring.why import why
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
@@ -122,7 +123,7 @@ class TestUnsent:
     def test_where_the_broker_rejected_it(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
-        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Replay or discard it with outbox_replay_unsent."
+        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Replay or discard it with outbox_replay --unsent."
 
     def test_where_an_operator_has_discarded_it(self, orders, ask):
         batch = BatchFactory(topic=orders, state=State.DISCARDED)
@@ -148,7 +149,7 @@ class TestBehindItsKey:
 
         assert ask(ticket.message_id) == (
             f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
-            "replay or discard it with outbox_replay_unsent."
+            "replay or discard it with outbox_replay --unsent."
         )
 
     def test_which_waits_too(self, bills, ask):
@@ -242,27 +243,55 @@ class TestSent:
         assert ask(message) == "It was sent. The consumer of group 'cart' fails: permission denied for table outbox_inbox."
 
     @pytest.mark.parametrize(
-        ("outcome", "says"),
-        [("retry", "failed, and will get it again: ValueError('boom')."), ("dead letter", "gave it up: ValueError('boom').")],
-    )
-    def test_to_a_group_that_failed(self, message, ask, outcome, says):
-        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
-        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
-        FailedDelivery.objects.create(**about, outcome=outcome, error="ValueError('boom')")
-
-        assert ask(message) == f"It was sent. Group 'cart' {says}"
-
-    @pytest.mark.parametrize(
-        ("act", "says"),
+        ("fields", "says"),
         [
-            ("discarded", "was discarded by ada."),
-            ("discard asked", "was marked for discard, which is not confirmed, by ada."),
-            ("replayed", "was replayed by ada. Group 'cart' has no consumer running."),
+            (
+                {"failures": 3, "error": "ValueError('boom')", "waiting": True},
+                "deferred: its handler failed 3 times, next run in 60 min. Last: ValueError('boom').",
+            ),
+            ({"reason": "stop"}, "deferred: its consumer was stopped, next run now."),
+            (
+                {"reason": "again", "crashes": 2},
+                "deferred: it was delivered before, and may have ended its process, 2 runs never ended, next run now.",
+            ),
+            ({"dead": True}, "dead letter: ValueError: no such customer. Replay or discard it with outbox_replay."),
+            ({"held": True}, "an operator holds it. outbox_replay --retry-now ends that."),
         ],
     )
-    def test_to_a_group_whose_dead_letter_somebody_acted_on(self, message, ask, act, says):
-        about = {"consumer_group": "cart", "topic": "orders", "delivery_count": 1, "source": "s", "message_id": message}
-        FailedDelivery.objects.create(**about, outcome="dead letter", error="ValueError('boom')")
-        OperatorAct.objects.create(**about, act=act, reason="a test order", acted_by="ada")
+    def test_to_a_group_that_has_deferred_it(self, message, ask, fields, says):
+        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        DeferredFactory(consumer_group="cart", message_id=message, **fields)
 
-        assert ask(message) == f"It was sent. The dead letter of group 'cart' {says}"
+        assert ask(message) == f"It was sent. Group 'cart': {says}"
+
+    def test_to_a_group_that_has_deferred_it_and_has_no_consumer(self, message, ask):
+        DeferredFactory(consumer_group="cart", message_id=message, reason="slow")
+
+        assert ask(message) == (
+            "It was sent. Group 'cart': deferred: it waited behind a slow handler, next run now. "
+            "No consumer of the group is running."
+        )
+
+    def test_to_a_group_where_it_waits_behind_another_one(self, message, ask):
+        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        DeferredFactory(consumer_group="cart", order_key="cart orders 7", dead=True)
+        head = DeferredFactory(consumer_group="cart", order_key="cart orders 7")
+        DeferredFactory(consumer_group="cart", order_key="cart orders 7", message_id=message, asleep=True)
+
+        assert ask(message) == f"It was sent. Group 'cart': it waits behind message {head.own_id} of the same key."
+
+    def test_to_a_group_whose_processes_have_no_handler_for_it(self, message, ask):
+        DeferredFactory(consumer_group="mail", message_id=message, no_code_since=ago(minutes=30))
+        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+
+        assert ask(message) == (
+            "It was sent. Group 'mail': no live process of the group has had a handler for it for 30 min. "
+            "No consumer of the group is running."
+        )
+
+    def test_to_a_group_for_which_somebody_discarded_it(self, message, ask):
+        about = {"consumer_group": "cart", "topic": "orders", "message_id": message}
+        OperatorAct.objects.create(**about, act="discarded", reason="a test order", acted_by="ada")
+        Inbox.objects.create(**about, dedupe_key="k", delivery_count=0)
+
+        assert ask(message) == "It was sent. It was discarded for group 'cart' by ada."

@@ -17,6 +17,7 @@ from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
 from outbox.models import Batch, Inbox, State
 from outbox.relay.maintenance import prune
+from outbox.testing.factories import DeferredFactory
 from project.shop.models import CartEntry
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.conftest import Clock
@@ -190,6 +191,17 @@ class TestTheInbox:
         assert len(statements) == 5  # reads and deletes; of the second slice all rows stay
         assert left() == {row.dedupe_key for row in rows[5:20]}
         assert [count for _, _, count in TellingBroker.asked] == [10, 10, 5]
+
+
+class TestAMessageThatIsDeferred:
+    def test_is_remembered_so_that_a_replay_does_not_handle_it_again(self):
+        kept = handled()
+        handled(group="mail", message_id=kept.message_id)
+        DeferredFactory(consumer_group="cart", message_id=kept.message_id, dead=True)
+
+        prune("default", now=NOW)
+
+        assert left() == {kept.dedupe_key}
 
 
 class TestAMessageThatMayBeSentAgain:

@@ -283,7 +283,7 @@ class TestAnnouncements:
         splitter.split_at_send(batch, result_of(batch, refused=2).unaccepted)
 
         assert caplog.messages == [
-            f"Message {batch.message_ids[1]} on topic 'parts' is dead (see outbox_replay_unsent): refused, says the broker"
+            f"Message {batch.message_ids[1]} on topic 'parts' is dead (see outbox_replay --unsent): refused, says the broker"
         ]
         [record] = caplog.records
         assert (record.outbox_message_id, record.outbox_topic) == (str(batch.message_ids[1]), "parts")

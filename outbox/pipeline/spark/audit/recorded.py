@@ -13,8 +13,7 @@ def roles_of(config: PipelineConfig, history: History) -> Roles:
     """Return the rules by which rows become roles: the settle time, and the progress of the recorder."""
     cutoff = (history.brokers_as_of or history.as_of) - timedelta(seconds=config.settle_seconds)
     owed = {pair: micros(time) for pair, time in history.owed.items()}
-    live = config.archived.live_since if config.archived else None
-    return Roles(config.groups, micros(cutoff), reaches(config, history), owed, micros(live) if live else 0)
+    return Roles(config.groups, micros(cutoff), reaches(config, history), owed)
 
 
 def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:

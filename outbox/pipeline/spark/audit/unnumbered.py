@@ -21,7 +21,7 @@ from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import may_have_null, scan
 from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
 from outbox.pipeline.spark.transforms.roles import COLUMNS as OF_ROLES
-from outbox.pipeline.spark.transforms.roles import DEAD_LETTERS, DISCARDED, NEVER, Roles, Seen
+from outbox.pipeline.spark.transforms.roles import DEAD, DISCARDED, NEVER, WAITING, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,17 +95,16 @@ class Observations:
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
             case "failed_deliveries":
                 outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
-                rows = zip(outcome, group, self.roles.is_over(batch), strict=True)
-                yield [None if is_over else _tried(outcome, group) for outcome, group, is_over in rows]
+                yield [_known(*row) for row in zip(outcome, group, strict=True)]
 
     def _not_for(self, group: int, those: Bools) -> list[str | None]:
         return [f"not for {self.roles.groups[group].name}" if one else None for one in those]
 
 
-def _tried(outcome: str | None, group: str) -> str | None:
-    if outcome in ("waiting", "retry"):
+def _known(outcome: str | None, group: str) -> str | None:
+    if outcome in WAITING:
         return f"waits in {group}"
-    return f"dead in {group}" if outcome in (*DEAD_LETTERS, DISCARDED) else None
+    return f"dead in {group}" if outcome in (DEAD, DISCARDED) else None
 
 
 def _rules(config: PipelineConfig) -> list[Column]:

@@ -212,8 +212,8 @@ OPERATOR_ACT = Frame(
     (
         Column("id", "id", "int"),
         Column("message_id", "message_id::text"),
-        *_text("act", "topic", "consumer_group", "source", "fingerprint", "reason", "acted_by"),
-        *(Column(name, name, "int") for name in ("delivery_count", "lane", "number", "batch_id", "attempt")),
+        *_text("act", "topic", "consumer_group", "fingerprint", "reason", "acted_by"),
+        *(Column(name, name, "int") for name in ("delivery_count", "batch_id", "attempt")),
         Column("acted_at", "acted_at", "time"),
     ),
     "FROM outbox_operator_act",

@@ -151,7 +151,8 @@ def _add_rows(
     if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
-    failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(_acts(rows_of(OPERATOR_ACT))).unionAll(_duplicates(rows_of(DUPLICATE)))
+    discarded = _discarded(rows_of(OPERATOR_ACT), rows_of(INBOX))
+    failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(discarded).unionAll(_duplicates(rows_of(DUPLICATE)))
     found = {
         "messages": _messages(messages),
         "places": _places(messages),
@@ -209,9 +210,12 @@ def _failed(rows: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.col("failed_at")).select(*FRAMES["failed_deliveries"].names)
 
 
-def _acts(rows: DataFrame) -> DataFrame:
-    more = {"outcome": F.col("act"), "at": F.col("acted_at")}
-    return rows.where("consumer_group <> ''").withColumns(more).select(*FRAMES["failed_deliveries"].names)
+def _discarded(acts: DataFrame, inbox: DataFrame) -> DataFrame:
+    """Return the messages that operators discarded, with the numbers of their inbox rows."""
+    outcome, at = F.col("act").alias("outcome"), F.col("acted_at").alias("at")
+    discarded = acts.where("act = 'discarded' AND consumer_group <> ''").select("consumer_group", "message_id", outcome, at)
+    rows = inbox.where("delivery_count = 0").drop("handled_at", "dedupe_key")
+    return rows.join(discarded, ["consumer_group", "message_id"]).select(*FRAMES["failed_deliveries"].names)
 
 
 def _duplicates(rows: DataFrame) -> DataFrame:

@@ -111,6 +111,7 @@ BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at", stage="inbox", topic=
 BROKEN_FAILED_DELIVERIES = " UNION ALL ".join(
     _broken_times(table, column, stage="inbox", topic="topic")
     for table, column in (
+        ("outbox_deferred", "deferred_at"),
         ("outbox_failed_delivery", "failed_at"),
         ("outbox_operator_act", "acted_at"),
         ("outbox_duplicate", "dropped_at"),

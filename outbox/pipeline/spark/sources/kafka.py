@@ -34,7 +34,6 @@ POLL_SECONDS = 1.0
 NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 URN = "urn:uuid:"  # begins the header with the id of the outbox
-COPY = "outbox-copy"  # the header of records in a group's retry topic; JSON
 OPEN = (
     "behind a transaction in partition {partition} that was begun at {time} and is still open, so readers of committed records "
     "wait for its end. kafka-transactions.sh find-hanging finds one that nobody will end"
@@ -97,17 +96,13 @@ class KafkaSnapshot:
             records = self._read(spark, lows)
             if records is None:
                 continue
-            whose = F.get_json_object(_header(COPY), "$.group")  # the retry topics of two groups may have the same name
-            names = [F.lit(name) for pair in self.cluster.waiting[group].items() for name in pair]
             more = {
-                "topic": F.element_at(F.create_map(*names), F.col("topic")),
                 "consumer_group": F.lit(group),
                 "delivery_count": F.lit(0),
                 "outcome": F.lit("waiting"),
                 "at": F.col("timestamp"),
             }
-            mine = _identified(records.where(F.coalesce(whose, F.lit(group)) == group))
-            yield mine.withColumns(more).select(*FRAMES["failed_deliveries"].names)
+            yield _identified(records).withColumns(more).select(*FRAMES["failed_deliveries"].names)
 
     def _read(self, spark: SparkSession, bounds: Bounds) -> DataFrame | None:
         """Return the committed records of partitions between two offsets; None where there are none between."""

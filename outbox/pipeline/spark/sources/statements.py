@@ -84,16 +84,21 @@ def _inbox(sql: Sql) -> str:
     """
 
 
-# A failed delivery also proves that the message arrived; a dead letter, that it will not be handled.
+# The messages that a group knows and has not handled: deferred, dead, or discarded, which have inbox rows, too. Then its log.
 def _failed_deliveries(sql: Sql) -> str:
     return f"""
-    SELECT d.id AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id,
-        d.delivery_count, d.outcome, {sql.time("d.failed_at")} AS at
-    FROM outbox_failed_delivery d
+    SELECT 0 AS part, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text AS message_id, d.delivery_count,
+        CASE WHEN d.dead_at IS NULL THEN 'deferred' ELSE 'dead' END AS outcome, {sql.time("d.deferred_at")} AS at
+    FROM outbox_deferred d
     UNION ALL
-    SELECT 0, a.consumer_group, a.source, a.topic, a.lane, a.number, a.message_id::text, a.delivery_count, a.act,
+    SELECT 0, i.consumer_group, i.source, i.topic, i.lane, i.number, i.message_id::text, i.delivery_count, 'discarded',
         {sql.time("a.acted_at")}
-    FROM outbox_operator_act a WHERE a.consumer_group <> ''
+    FROM outbox_operator_act a JOIN outbox_inbox i ON i.message_id = a.message_id AND i.consumer_group = a.consumer_group
+    WHERE a.act = 'discarded' AND i.delivery_count = 0
+    UNION ALL
+    SELECT d.id, d.consumer_group, d.source, d.topic, d.lane, d.number, d.message_id::text, d.delivery_count, d.outcome,
+        {sql.time("d.failed_at")}
+    FROM outbox_failed_delivery d
     UNION ALL
     SELECT 0, d.consumer_group, '', d.topic, NULL, NULL, d.message_id::text, d.delivery_count, 'duplicate',
         {sql.time("d.dropped_at")}
@@ -157,13 +162,12 @@ def _embedded(sql: Sql) -> str:
     """
 
 
-# Messages that the broker still has for a group: not delivered yet, delivered and not finished, or dead letters.
+# Messages that the broker still has for a group: not delivered yet, or delivered and not finished.
 def _embedded_failed_deliveries(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, o.consumer_group, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
         {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, coalesce(d.delivery_count, 0) AS delivery_count,
-        CASE WHEN d.died_at IS NULL THEN 'waiting' ELSE 'dead letter' END AS outcome,
-        {sql.time("coalesce(d.died_at, m.stored_at)")} AS at
+        'waiting' AS outcome, {sql.time("m.stored_at")} AS at
     FROM outbox_embedded_offset o
     JOIN outbox_embedded_message m ON m.topic_id = o.topic_id AND m.queue = o.queue
     JOIN outbox_embedded_topic t ON t.id = m.topic_id

@@ -43,7 +43,7 @@ def tried(failed: DataFrame) -> DataFrame:
     is_tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
     minute = F.expr("unix_micros(at) div 60000000").alias("minute")
     return (
-        _once(failed.where(is_tried))
+        failed.where(is_tried)
         .groupBy("consumer_group", "topic", minute)
         .agg(F.count("*").alias("deliveries"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
     )
@@ -54,7 +54,7 @@ def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
     return (
-        _once(failed.where(F.col("outcome").isin("retry", "dead letter")))
+        failed.where(F.col("outcome").isin("retry", "dead letter"))
         .groupBy(*keys, "message_id")
         .agg(F.count("*").alias("failures"))
         .where(F.col("failures") > 1)
@@ -62,8 +62,3 @@ def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
         .where(F.col("rank") <= limit)
         .select(*keys, "message_id", "failures")
     )
-
-
-def _once(failed: DataFrame) -> DataFrame:
-    """Return one row per delivery: a dead letter is recorded both by its group and by its broker."""
-    return failed.groupBy("consumer_group", "topic", "message_id", "delivery_count", "outcome").agg(F.min("at").alias("at"))

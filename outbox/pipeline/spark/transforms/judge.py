@@ -22,7 +22,7 @@ MAX_RUNS = 1_000  # ranges of a kind in a bucket; if there are more, they are re
 HANDLED_BY = "handled by "
 DEAD_LETTERS_OF = "dead letters of "
 DISCARDED_BY = "discarded by operators for "
-UNREAD_BY = "unread by "  # the broker still has them for the group: not delivered yet, or to be retried
+UNREAD_BY = "unread by "  # deferred, or not delivered yet
 
 COUNTED = {"outbox": PLACES_OF, "sent": SENT_OF, "explained": {Seen.GONE}, "broker": BROKERS_OF}
 
@@ -105,7 +105,7 @@ def judge(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -> Iterato
         yield from runs(FindingKind.LATE, Stage.BROKER, "", of([Seen.UNREAD]) & ~stored)
     due = of([Seen.STORED]) | (of([Seen.UNSEEN]) & ~of([Seen.STORED_YOUNG])) if lane.is_seen else of([Seen.SENT])
     for group, name in lane.groups.items():
-        discarded = of([of_group(group, InGroup.DISCARDED)]) & ~handled[group]
+        discarded = of([of_group(group, InGroup.DISCARDED)])  # they have inbox rows, too
         dead = of([of_group(group, InGroup.DEAD_LETTER)]) & ~handled[group] & ~discarded
         explained = handled[group] | dead | discarded | of([of_group(group, InGroup.NOT_OWED)])
         waiting = of([of_group(group, InGroup.WAITING)]) & ~handled[group] & ~dead & ~discarded
@@ -113,7 +113,7 @@ def judge(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -> Iterato
         yield from runs(FindingKind.LOST, Stage.INBOX, name, due & ~explained & ~waiting)
         yield from runs(FindingKind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
-        yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int(handled[group].sum()))
+        yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int((handled[group] & ~discarded).sum()))
         for what, found in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
             yield _count(Stage.INBOX, f"{what}{name}", found)
     for stage, what, repeated in _repeats(lane, roles):

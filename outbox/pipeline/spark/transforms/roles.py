@@ -40,7 +40,7 @@ class InGroup(enum.IntEnum):
 
     HANDLED = 0
     DEAD_LETTER = 1
-    WAITING = 2  # being retried, or not delivered yet: the broker still has it for the group
+    WAITING = 2  # deferred, or not delivered yet: the broker still has it for the group
     NOT_OWED = 3  # maybe not meant for the group
     DISCARDED = 4  # by an operator
 
@@ -53,9 +53,9 @@ COLUMNS = {
     "failed_deliveries": ("consumer_group", "outcome", "at"),
 }
 
-# Outcomes of deliveries. A dead letter for which a discard or replay was only requested still counts as one.
-DEAD_LETTERS = ("dead letter", "discard asked", "replay asked")
-DISCARDED = "discarded"
+# States of messages in a group. Other outcomes of deliveries are its log, and say nothing of their messages.
+DEAD, DISCARDED = "dead", "discarded"
+WAITING = ("deferred", "waiting")
 
 NONE = -1
 NEVER = np.iinfo(np.int64).max  # stands for a missing time, so the row counts as young
@@ -97,14 +97,12 @@ class Roles:
     Args:
         reaches: topic -> its reach, for topics that are not recorded for all times.
         owed: (group, topic) -> from when on the group must have handled messages, in microseconds; missing: always.
-        live_micros: deliveries before this time are not retried any more.
     """
 
     groups: Sequence[AuditedGroup]
     cutoff_micros: int
     reaches: Mapping[str, Reach] = field(default_factory=dict)
     owed: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    live_micros: int = 0
 
     def of(self, frame: str, batch: pa.RecordBatch) -> Iterator[Ints]:
         """Yield a role for each row of a frame, or NONE; several arrays if rows can have several roles."""
@@ -148,10 +146,6 @@ class Roles:
                 if (begin := self.owed.get((group.name, name))) and (found := topic.is_(name) & (at < begin)).any():
                     yield index, found
 
-    def is_over(self, batch: pa.RecordBatch) -> Bools:
-        """Return which deliveries failed so long ago that they are not retried any more."""
-        return coded(batch, "outcome").is_("retry") & (micros_of(batch, "at", missing=NEVER) < self.live_micros)
-
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
         is_long_open = micros_of(batch, "claimed_at", "at", missing=NEVER) <= self.cutoff_micros
@@ -166,9 +160,9 @@ class Roles:
         outcome = coded(batch, "outcome")
         by_group = {role: self._by_group(batch, role) for role in (InGroup.DEAD_LETTER, InGroup.DISCARDED, InGroup.WAITING)}
         cases = {
-            InGroup.DEAD_LETTER: outcome.is_(*DEAD_LETTERS),
+            InGroup.DEAD_LETTER: outcome.is_(DEAD),
             InGroup.DISCARDED: outcome.is_(DISCARDED),
-            InGroup.WAITING: outcome.is_("waiting", "retry") & ~self.is_over(batch),
+            InGroup.WAITING: outcome.is_(*WAITING),
         }
         roles = np.select([*cases.values()], [by_group[role] for role in cases], NONE)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)

@@ -118,6 +118,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
                 "outbox_embedded_message",
                 "outbox_embedded_offset",
                 "outbox_failed_delivery",
+                "outbox_deferred",
                 "outbox_operator_act",
                 "outbox_ticket",
                 "outbox_dead",

@@ -14,7 +14,7 @@ from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.database import partitions
 from outbox.ids import day_of
-from outbox.models import FailedDelivery, Inbox, Lane, MessageRow, OperatorAct, State
+from outbox.models import Inbox, Lane, MessageRow, OperatorAct, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
@@ -29,6 +29,7 @@ from outbox.pipeline.spark.schemas import FRAMES
 from outbox.pipeline.spark.sources.archived import add_archived, snapshot_lake
 from outbox.pipeline.spark.sources.postgres import copy_history
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from outbox.testing.factories import DeferredFactory
 from tests.database_url import url_of
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
@@ -148,14 +149,13 @@ def something_else_went_wrong():
     )
     handled = Inbox.objects.filter(topic="topic-0", lane=0, number=50).first()
     same = {name: getattr(handled, name) for name in ("consumer_group", "message_id", "topic", "lane", "number", "source")}
-    FailedDelivery.objects.create(
-        **same, delivery_count=3, outcome="dead letter", fingerprint="f", error="e", failed_at=handled.handled_at
-    )
+    DeferredFactory(**same, dead=True, deferred_at=handled.handled_at)
     handled.delete()
-    given_up = Inbox.objects.filter(topic="topic-0", lane=0, number=70).first()  # by the broker itself: no failure is recorded
-    same = {name: getattr(given_up, name) for name in same}
-    OperatorAct.objects.create(**same, act="discard asked", acted_by="ada", acted_at=given_up.handled_at)
-    given_up.delete()
+    discarded = Inbox.objects.filter(topic="topic-0", lane=0, number=70)
+    row = discarded.get(consumer_group=handled.consumer_group)
+    same = {name: getattr(row, name) for name in ("consumer_group", "message_id", "topic")}
+    OperatorAct.objects.create(**same, act="discarded", acted_by="ada", acted_at=row.handled_at)
+    discarded.filter(consumer_group=row.consumer_group).update(delivery_count=0)
     gone = Inbox.objects.filter(topic="topic-0", lane=1, number=60).first().message_id
     MessageRow.objects.filter(id=gone).delete()
     return [str(stranded.id), str(gone)]

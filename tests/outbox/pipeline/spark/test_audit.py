@@ -68,7 +68,7 @@ class TestALoss:
         world = World().set(groups=[AuditedGroup("cart", ["orders"])]).add(8)
         world.change("places", {"state": "dead"}, number=1).change("places", {"state": "discarded"}, number=2)
         world.drop("broker", "inbox", number=[1, 2]).drop("inbox", number=4)
-        dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead letter"}
+        dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead"}
         world.frames["failed_deliveries"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]
 
         assert said(world.audit(spark)) == []

@@ -13,7 +13,7 @@ from tests.outbox.pipeline.spark.twins import judged_by_sql
 from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
 
 STATES = ("sent", "dead", "discarded", "released", "claimed", "prepared")
-OUTCOMES = ("waiting", "retry", "dead letter", "replay asked", "replayed", "discard asked", "discarded")
+OUTCOMES = ("waiting", "deferred", "dead", "discarded", "retry", "dead letter")
 
 FAULTS = st.fixed_dictionaries(
     {

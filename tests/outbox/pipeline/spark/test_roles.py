@@ -5,14 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from outbox.pipeline.spark.audit.recorded import micros, roles_of
+from outbox.pipeline.spark.audit.recorded import micros
 from outbox.pipeline.spark.audit.unnumbered import Observations
-from outbox.pipeline.spark.config import Archived, AuditedGroup, PipelineConfig, Source
-from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.transforms.roles import NONE, InGroup, Reach, Roles, Seen, of_group
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-LIVE = NOW - timedelta(days=7)
 HOUR = timedelta(hours=1)
 GROUPS = [AuditedGroup("cart", ["orders"])]
 WAITING = of_group(0, InGroup.WAITING)
@@ -32,48 +30,21 @@ def sent(at):
 AT = pa.field("at", pa.timestamp("us", "UTC"))
 
 
-class TestATryThatFailed:
-    ROWS = (("retry", LIVE - HOUR), ("retry", LIVE + HOUR), ("retry", None), ("waiting", LIVE - HOUR))
+class TestAMessageThatAGroupHasNotHandled:
+    ROWS = tuple((outcome, NOW) for outcome in ("waiting", "deferred", "dead", "discarded", "retry", "dead letter", "duplicate"))
 
-    def test_says_that_its_message_waits_as_long_as_somebody_may_have_it(self):
-        (found,) = Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)).of("failed_deliveries", failed_deliveries(*self.ROWS))
-
-        assert found.tolist() == [NONE, WAITING, WAITING, WAITING]
-
-    def test_says_so_of_a_message_without_a_number(self):
-        saying = Observations(Roles(GROUPS, micros(NOW), live_micros=micros(LIVE)), frozenset("s"), micros(NOW))
-
-        (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
-
-        assert found == [None, *["waits in cart"] * 3]
-
-    @pytest.mark.parametrize(("live", "until"), [(LIVE, micros(LIVE)), (None, 0)])
-    def test_may_be_tried_again_if_it_is_as_young_as_what_the_database_has(self, live, until):
-        config = PipelineConfig(Source("nowhere"), groups=GROUPS, archived=Archived("/srv/lake", LIVE, 1.0, live))
-
-        assert roles_of(config, History({}, frozenset("s"), NOW)).live_micros == until
-
-    def test_says_so_for_ever_where_nothing_was_archived(self):
-        (found,) = Roles(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
-
-        assert found.tolist() == [WAITING] * 4
-
-
-class TestAnActOnADeadLetter:
-    ROWS = tuple((outcome, LIVE) for outcome in ("dead letter", "replay asked", "replayed", "discard asked", "discarded"))
-
-    def test_says_that_its_message_was_discarded_or_may_be_a_dead_letter_still(self):
+    def test_waits_is_dead_or_was_discarded_whatever_the_log_says(self):
         (found,) = Roles(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
 
         dead, discarded = of_group(0, InGroup.DEAD_LETTER), of_group(0, InGroup.DISCARDED)
-        assert found.tolist() == [dead, dead, NONE, dead, discarded]
+        assert found.tolist() == [WAITING, WAITING, dead, discarded, NONE, NONE, NONE]
 
-    def test_says_so_of_a_message_without_a_number(self):
+    def test_without_a_number_too(self):
         saying = Observations(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
 
         (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
 
-        assert found == ["dead in cart", "dead in cart", None, "dead in cart", "dead in cart"]
+        assert found == ["waits in cart", "waits in cart", "dead in cart", "dead in cart", None, None, None]
 
 
 class TestAMessageOfATopicOfTypeDelay:

@@ -39,8 +39,8 @@ WITH said AS (
     SELECT message_id, topic, source, 'in ' || consumer_group FROM quick_inbox WHERE number IS NULL
     UNION ALL
     SELECT message_id, topic, source,
-        CASE WHEN outcome IN ('waiting', 'retry') THEN 'waits in ' ELSE 'dead in ' END || consumer_group
-    FROM quick_failed_deliveries WHERE number IS NULL AND outcome NOT IN ('duplicate', 'replayed')
+        CASE WHEN outcome IN ('waiting', 'deferred') THEN 'waits in ' ELSE 'dead in ' END || consumer_group
+    FROM quick_failed_deliveries WHERE number IS NULL AND outcome IN ('waiting', 'deferred', 'dead', 'discarded')
 ), seen AS (
     SELECT message_id, topic, array_agg(word) AS words, topic = ANY(%(seen_topics)s::text[]) AS is_seen,
         bool_or(word IN ('sent', 'sent young', 'gone', 'late', 'open')) AS is_placed,

@@ -35,8 +35,8 @@ FROM (
             ELSE 'elsewhere' END FROM quick_inbox i
     UNION ALL
     SELECT 'inbox', a.source, a.topic, a.lane, a.number, a.consumer_group, a.message_id,
-        CASE WHEN a.outcome IN ('waiting', 'retry') THEN 'waiting' ELSE 'dead letter' END
-    FROM quick_failed_deliveries a WHERE a.outcome NOT IN ('duplicate', 'replayed')
+        CASE WHEN a.outcome IN ('waiting', 'deferred') THEN 'waiting' ELSE 'dead letter' END
+    FROM quick_failed_deliveries a WHERE a.outcome IN ('waiting', 'deferred', 'dead', 'discarded')
         AND EXISTS (SELECT FROM quick_groups g WHERE g.name = a.consumer_group)
 ) r WHERE number IS NOT NULL
 """

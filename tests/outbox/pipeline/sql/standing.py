@@ -34,10 +34,10 @@ SELECT topic, hop, grp, ended / 60000000 * 60, CASE
 FROM hops WHERE ended IS NOT NULL AND began IS NOT NULL GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
 """
 
-# Each try once: a dead letter is written down by its group, and again by its broker.
+# Deliveries that failed or were dropped.
 TRIED = """
-SELECT consumer_group, topic, message_id, delivery_count, outcome, min(at) AS at FROM quick_failed_deliveries
-WHERE outcome IN ('retry', 'dead letter', 'duplicate') AND at IS NOT NULL GROUP BY 1, 2, 3, 4, 5"""
+SELECT consumer_group, topic, message_id, delivery_count, outcome, at FROM quick_failed_deliveries
+WHERE outcome IN ('retry', 'dead letter', 'duplicate') AND at IS NOT NULL"""
 
 # What came in, was tried, and was finished, by the minute.
 MINUTES = f"""

@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
-from tests.outbox.pipeline.spark.ids import message_id
-from tests.outbox.pipeline.spark.twins import OURS, judged_by_sql
-from tests.outbox.pipeline.spark.worlds import SECOND, START, World, made_anew
+from tests.outbox.pipeline.spark.twins import judged_by_sql
+from tests.outbox.pipeline.spark.worlds import World, made_anew
 
 
 def said(answer):
@@ -46,15 +45,3 @@ class TestSql:
 
     def test_holds_no_position_to_those_of_a_broker_that_was_made_anew(self):
         assert said(judged_by_sql(made_anew())) == [("out of order", "broker", "", 7, 7, 1)]
-
-    def test_counts_a_dead_letter_once_that_group_and_broker_wrote_down(self):
-        world = World().add(5).drop("inbox", number=5, consumer_group="cart")
-        dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 5, "outcome": "dead letter"}
-        times = (START, START + SECOND)
-        world.frames["failed_deliveries"] = [
-            {**dead, "message_id": message_id("orders", 0, 5), "delivery_count": 1, "at": at} for at in times
-        ]
-
-        (cart, _) = judged_by_sql(world).backlogs
-
-        assert (cart.group, cart.minutes[-1].backlog, cart.again) == ("cart", 0, [])

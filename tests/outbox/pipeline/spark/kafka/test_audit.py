@@ -43,7 +43,6 @@ GROUP = "cart"
 LANE = 1
 COMPACTED = 2  # messages
 SECONDS = 30
-RETRY = f"{{}}.{GROUP}.retry"
 BEFORE = datetime.now(UTC) - timedelta(hours=1)
 
 
@@ -79,25 +78,17 @@ class Sent:
             cursor.execute("SELECT id FROM outbox_source")
             (self.source,) = cursor.fetchone()
 
-    def store(self, *numbers: int, at: datetime = BEFORE, retry_of: str = "") -> None:
-        """
-        Store records of some of the messages, in this order.
-
-        Args:
-            retry_of: the group whose retry topic they are stored in.
-        """
+    def store(self, *numbers: int, at: datetime = BEFORE) -> None:
+        """Store records of some of the messages, in this order."""
         producer = self.producer()
-        self.produce(producer, *numbers, at=at, retry_of=retry_of)
+        self.produce(producer, *numbers, at=at)
         assert producer.flush(SECONDS) == 0
 
-    def produce(self, producer: Producer, *numbers: int, at: datetime = BEFORE, retry_of: str = "") -> None:
-        topic = RETRY.format(self.topic) if retry_of else self.topic
+    def produce(self, producer: Producer, *numbers: int, at: datetime = BEFORE) -> None:
         for number in numbers:
             named = {"ce_id": self.ids[number - 1], "ce_source": f"urn:uuid:{self.source}", "ce_lane": LANE, "ce_number": number}
-            if retry_of:
-                named["outbox-copy"] = json.dumps({"group": retry_of, "topic": self.topic})
             headers = [(name, str(value)) for name, value in named.items()]
-            producer.produce(topic, b"{}", key="k", headers=headers, timestamp=milliseconds(at))
+            producer.produce(self.topic, b"{}", key="k", headers=headers, timestamp=milliseconds(at))
 
     def producer(self, **settings: Any) -> Producer:
         return Producer({"bootstrap.servers": self.servers, **QUIET, **self.client, **settings})
@@ -166,7 +157,7 @@ class Judge:
         }
         made = pipeline_config(settle=timedelta(minutes=1), reader="python", shuffle_partitions=2)
         [cluster] = made.kafka
-        waiting = {GROUP: {one: topic for topic in topics for one in (topic, RETRY.format(topic))}} if self.groups else {}
+        waiting = {GROUP: list(topics)} if self.groups else {}
         groups = [AuditedGroup(GROUP, list(topics))] if self.groups else []
         return replace(made, kafka=[replace(cluster, waiting=waiting)], groups=groups, business=[])
 
@@ -253,25 +244,17 @@ class TestTheAudit:
 
 class TestAGroup:
     def test_is_asked_for_what_it_has_finished_and_not_for_what_waits(self, judge):
-        sent, retried = Sent(create_topic(), 5), Sent(create_topic(), 3)
+        sent = Sent(create_topic(), 5)
         sent.store(1, 2, 3, 4, 5)
         sent.handle(1, 3)
         sent.finish(3)
-        create_topic(RETRY.format(retried.topic))
-        retried.store(1, 2, 3)
-        retried.handle(1)
-        retried.finish(3)
-        retried.store(2, retry_of=GROUP)
-        retried.store(3, retry_of="another")
 
-        report = replace(judge, groups=True)(sent.topic, retried.topic)
+        report = replace(judge, groups=True)(sent.topic)
 
         found = {(one.topic, str(one.kind), str(one.stage), one.first, one.last) for one in report.findings}
         assert found == {
             (sent.topic, "late", "inbox", 4, 5),
             (sent.topic, "lost", "inbox", 2, 2),
-            (retried.topic, "late", "inbox", 2, 2),
-            (retried.topic, "lost", "inbox", 3, 3),
         }
         assert report.counts[sent.topic][f"unread by {GROUP}"] == 2
 

@@ -1,0 +1,308 @@
+"""Deferred messages: what consumer groups know and have not ended, dead letters among them, and what operators do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.db.models import Count, Max, Min, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from outbox import database
+from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.body_preview import size_in_words
+from outbox.admin.contents import contents, read_beginning
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.links import message_link
+from outbox.admin.lists import Filter
+from outbox.admin.pages import url_of
+from outbox.admin.text import badge, local, moment, plain, shown, since
+from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
+from outbox.consuming.deferred import HELD
+from outbox.consuming.delivery_info import uuid_of
+from outbox.logs import cut
+from outbox.message import read_headers
+from outbox.models import Act, Deferred, MessageRow
+from outbox.monitoring.deferred import by_topic, read_deferred, read_sleeping_keys
+from outbox.monitoring.processes import read_processes
+from outbox.monitoring.text import age
+
+AT_ONCE = 10_000  # in one request
+KINDS_SHOWN = 20
+KINDS_NAMED = 5  # on the page before an act
+KEYS_SHOWN = 10
+COLUMNS = ("consumer_group", "topic", "type", "reason", "fingerprint")
+
+ACTS = {
+    Act.RETRIED_NOW: BulkAct(
+        "replay", "Retry deferred messages now", "Retry now", "Due now", "Their groups handle them at once."
+    ),
+    Act.HELD: BulkAct(
+        "replay",
+        "Hold deferred messages",
+        "Hold",
+        "Held",
+        "They are not handled until somebody retries them, and keep later messages of their keys waiting.",
+    ),
+    Act.REPLAYED: BulkAct(
+        "replay", "Replay dead letters", "Replay", "Replayed", "Their groups handle them again, with failures counted from zero."
+    ),
+    Act.DISCARDED: BulkAct(
+        "discard",
+        "Discard deferred messages",
+        "Discard",
+        "Discarded",
+        "This cannot be undone: discarded messages are never handled.",
+    ),
+}
+
+
+def _database(request: HttpRequest) -> str:
+    """Return the database that the page is about, by default the first one."""
+    known = deferred_databases()
+    chosen = request.GET.get("database", "")
+    return chosen if chosen in known else known[0]
+
+
+def _kinds(request: HttpRequest) -> list[dict[str, Any]]:
+    """Return the kinds of deferred messages with their numbers, the most frequent first, read once per request."""
+    known: list[dict[str, Any]] | None = getattr(request, "_outbox_deferred", None)
+    if known is None:
+        rows = Deferred.objects.using(_database(request)).order_by().values(*COLUMNS)
+        counted = rows.annotate(count=Count("id"), first=Min("deferred_at"), last=Max("deferred_at"))
+        known = list(counted.order_by("-count", *COLUMNS))
+        request._outbox_deferred = known  # type: ignore[attr-defined]
+    return known
+
+
+class DatabaseFilter(Filter):
+    """Choose the database, where groups have several. The rows are read from it by `get_queryset`."""
+
+    title = parameter_name = "database"
+    is_indexed = True
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        _, *others = deferred_databases()
+        return [(alias, alias) for alias in others]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset
+
+
+class StateFilter(Filter):
+    title = parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state, state) for state in DeferredState]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        state = self.value()
+        if state is None:
+            return queryset
+        return queryset.filter(STATES[DeferredState(state)]) if state in [*DeferredState] else queryset.none()
+
+
+def _column_filter(column: str, name: str, *, most: int = 30) -> type[Filter]:
+    """Return a filter by the values of a column, of which the most frequent ones are offered."""
+
+    class ColumnFilter(Filter):
+        title = parameter_name = name
+
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+            values = list(dict.fromkeys(kind[column] for kind in _kinds(request) if kind[column]))[:most]
+            chosen = request.GET.get(name)  # always among them: a filter without choices is not applied
+            return [(value, cut(plain(value), 80)) for value in dict.fromkeys([*values, *([chosen] if chosen else [])])]
+
+        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+            return queryset if self.value() is None else queryset.filter(**{column: self.value()})
+
+    return ColumnFilter
+
+
+FILTERS = {"group": "consumer_group", "topic": "topic", "type": "type", "reason": "reason", "error": "fingerprint"}
+
+
+@admin.register(Deferred)
+class DeferredAdmin(ReadOnlyAdmin):
+    list_display = [
+        "message",
+        "state",
+        "consumer_group",
+        "topic",
+        "shown_type",
+        "shown_key",
+        "counts",
+        "age",
+        "shown_error",
+        "run_by",
+    ]
+    list_display_links = None
+    list_filter = [DatabaseFilter, StateFilter, *(_column_filter(column, name) for name, column in FILTERS.items())]
+    search_fields = ["own_id", "key"]
+    search_help_text = "A message id or a key. Exact matches only."
+    actions = ["retry_now", "hold", "replay", "discard"]
+    change_list_template = "admin/outbox/deferred/change_list.html"
+    fields = ()
+    is_small = True
+    time = "deferred_at"
+    pages = ("changelist", "change", "history")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Deferred]:
+        return Deferred.objects.using(_database(request)).defer("body", "headers")
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "replay")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "discard")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Deferred], search_term: str
+    ) -> tuple[QuerySet[Deferred], bool]:
+        term = search_term.strip()
+        return (queryset.filter(Q(message_id=uuid_of(term)) | Q(own_id=term) | Q(key=term)) if term else queryset), False
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """List deferred messages, below their numbers by group, error and key."""
+        if not self.has_view_permission(request):
+            return super().changelist_view(request, extra_context)
+        connection = database.raw(_database(request))
+        counts = by_topic(read_deferred(connection)).values()
+        more = {
+            "groups": [(count, age(count.late_seconds), size_in_words(count.bytes)) for count in counts],
+            "kinds": [self._kind(request, kind) for kind in _kinds(request)[:KINDS_SHOWN]],
+            "keys": [
+                (group, topic, shown(key, 60), n) for group, topic, key, n in read_sleeping_keys(connection, limit=KEYS_SHOWN)
+            ],
+        }
+        return super().changelist_view(request, more | (extra_context or {}))
+
+    def _kind(self, request: HttpRequest, kind: dict[str, Any]) -> dict[str, Any]:
+        chosen = {name: kind[column] for name, column in FILTERS.items() if kind[column]}
+        chosen |= {"database": request.GET["database"]} if "database" in request.GET else {}
+        told = {"error": shown(kind["fingerprint"], 200), "first": moment(kind["first"]), "last": moment(kind["last"])}
+        return kind | told | {"url": f"?{urlencode(chosen)}"}
+
+    def complete(self, request: HttpRequest, rows: list[Any]) -> None:
+        runs = {
+            (process.consumer_group, process.handling.message_id): f"{process.name}, for {age(process.handling.seconds)}"
+            for process in read_processes(database.raw(_database(request)))
+            if process.handling and not process.is_silent
+        }
+        for row in rows:
+            row.run_by = runs.get((row.consumer_group, row.own_id), "")
+            row.url = f"{url_of(self.admin_site, 'outbox_deferred_change', row.pk)}?{urlencode({'database': row._state.db})}"
+
+    def message(self, row: Any) -> SafeString:
+        return format_html('<a class="outbox-id" href="{}">{}</a>', row.url, shown(row.own_id, 40))
+
+    def state(self, row: Any) -> SafeString:
+        if row.dead_at:
+            return badge("dead", "bad")
+        if getattr(row, "run_by", ""):
+            return badge("running", "good")
+        if row.due_at is None:
+            return badge("asleep", "plain")
+        if local(row.due_at).year >= HELD.year - 1:
+            return badge("held", "bad")
+        return badge("in doubt" if row.crashes else "waiting", "waiting")
+
+    @admin.display(description="type")
+    def shown_type(self, row: Deferred) -> SafeString:
+        return shown(row.type, 60)
+
+    @admin.display(description="key")
+    def shown_key(self, row: Deferred) -> SafeString:
+        return shown(row.key, 60)
+
+    @admin.display(description="failures, runs")
+    def counts(self, row: Deferred) -> str:
+        return f"{row.failures}, {row.runs}"
+
+    def age(self, row: Deferred) -> str:
+        return since(row.deferred_at)
+
+    @admin.display(description="reason")
+    def shown_error(self, row: Deferred) -> SafeString:
+        return format_html("{} {}", row.reason, shown(row.error, 200))
+
+    @admin.display(description="run by")
+    def run_by(self, row: Any) -> str:
+        return str(row.run_by)
+
+    @admin.action(description="Retry now", permissions=["replay"])
+    def retry_now(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
+        return self._settle(request, queryset, Act.RETRIED_NOW)
+
+    @admin.action(description="Hold", permissions=["replay"])
+    def hold(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
+        return self._settle(request, queryset, Act.HELD)
+
+    @admin.action(description="Replay", permissions=["replay"])
+    def replay(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
+        return self._settle(request, queryset, Act.REPLAYED)
+
+    @admin.action(description="Discard", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
+        return self._settle(request, queryset, Act.DISCARDED)
+
+    def _settle(self, request: HttpRequest, queryset: QuerySet[Deferred], act: Act) -> HttpResponse | None:
+        told, at = ACTS[act], as_of(request)
+        chosen = queryset.filter(APPLIES[act], deferred_at__lte=at)
+        chosen = chosen.filter(dead_at__lte=at) if act is Act.REPLAYED else chosen
+        kinds = list(chosen.order_by().values(*COLUMNS).annotate(count=Count("id")).order_by("-count", *COLUMNS))
+        counts: dict[str, int] = {}
+        for kind in kinds:
+            where = f"{kind['topic']}, group {kind['consumer_group']}"
+            counts[where] = counts.get(where, 0) + kind["count"]
+        form = reason_form(request, count=sum(counts.values()), at=at)
+        if form.count and not form.is_valid():
+            hidden, notes = chosen_rows(request), _named(kinds)
+            return impact_page(self, request, act=told, form=form, counts=counts, hidden=hidden, limit=AT_ONCE, notes=notes)
+        done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
+        notify(self, request, told, done=done, wanted=form.wanted, limit=AT_ONCE)
+        return None
+
+    def _act(self, request: HttpRequest, chosen: QuerySet[Deferred], act: Act, reason: str) -> int:
+        """Do an act about the chosen messages, and log it; return their number."""
+        done = 0
+        for portion in settle(chosen, act, by=request.user.get_username(), reason=reason, limit=AT_ONCE):
+            names = {str(row.pk): f"{row.own_id} in group {row.consumer_group}" for row in portion}
+            write_log(request, self.model, names, f"{ACTS[act].past}. Reason: {reason}")
+            done += len(portion)
+        return done
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Deferred | None:
+        try:
+            row: Deferred = read_beginning(self.get_queryset(request).defer(None)).get(pk=object_id)
+        except (Deferred.DoesNotExist, ValueError, ValidationError):
+            return None
+        self.complete(request, [row])
+        return row
+
+    def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        is_ours = MessageRow.objects.filter(id=row.message_id).exists()
+        return {
+            "title": f"Deferred message {plain(row.own_id)}",
+            "row": row,
+            "state": self.state(row),
+            "key": shown(row.key),
+            "error": shown(row.error),
+            "run_by": row.run_by,
+            "message": message_link(self.admin_site, row.message_id, short=False) if is_ours else shown(row.own_id),
+            **contents(request, read_headers(row.headers), row.beginning, row.size),
+        }
+
+
+def _named(kinds: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the most frequent kinds of messages with their errors."""
+    told = [
+        f"{kind['count']} of group {kind['consumer_group']}: {kind['reason']} {cut(plain(kind['fingerprint']), 300)}".strip()
+        for kind in kinds
+    ]
+    return told[:KINDS_NAMED] + ([f"and {len(told) - KINDS_NAMED} more kinds"] if len(told) > KINDS_NAMED else [])

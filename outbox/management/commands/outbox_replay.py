@@ -1,0 +1,255 @@
+"""List, replay and discard messages that were not sent, or that consumer groups have deferred."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from django.core.management.base import BaseCommand
+from django.db import Error as DatabaseError
+from django.db.models import Count, F, Max, Min, Q, QuerySet
+
+from outbox import conf, database
+from outbox.batches.operators import replay_all, replay_messages
+from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
+from outbox.consuming.delivery_info import uuid_of
+from outbox.consuming.register import groups
+from outbox.database import Connection
+from outbox.errors import OutboxError
+from outbox.logs import one_line
+from outbox.management.actor import actor
+from outbox.management.confirm import confirm
+from outbox.management.exits import unable
+from outbox.management.tables import table
+from outbox.management.times import time
+from outbox.models import Act, Deferred, State
+from outbox.relay.hosts import databases
+
+LISTED = 1000  # messages
+NEVER_SENT = "This cannot be undone: discarded messages are never sent again."
+NEVER_HANDLED = "This cannot be undone: discarded messages are never handled."
+
+# All topics; the row with id 0 is not a topic.
+TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
+
+# Dead messages by ids, by topics, or all.
+DEAD = f"""
+SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1], array_agg(u.id ORDER BY b.id, u.n)
+FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
+WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NULL OR u.id = ANY(%(ids)s))
+    AND (%(topics)s::text[] IS NULL OR t.name = ANY(%(topics)s)) GROUP BY t.name ORDER BY t.name
+"""  # noqa: S608  (a number of ours)
+
+
+class Command(BaseCommand):
+    help = (
+        "List the messages that consumer groups have deferred, dead letters first; with MESSAGE_ID or --all, replay dead "
+        "letters, with failures counted from zero. With --unsent, those that the broker rejected. Exit code: 0 done, 1 something "
+        "was not done, 2 a database cannot be reached."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="only these")
+        parser.add_argument("--all", action="store_true", help="all that would be listed")
+        parser.add_argument("--unsent", action="store_true", help="dead messages, which the broker rejected")
+        parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")
+        parser.add_argument("--group", action="append", metavar="NAME", help="only of this group; may be repeated")
+        parser.add_argument("--type", metavar="NAME", help="only of this message type")
+        parser.add_argument("--key", metavar="KEY", help="only of this key")
+        parser.add_argument("--error", metavar="TEXT", help="only those whose error or reason contains this text")
+        parser.add_argument("--state", choices=[*DeferredState], help="only in this state (default: those that the act is for)")
+        parser.add_argument(
+            "--since", type=time, metavar="TIME", help="only those deferred since this time: 30m, 2h or 7d ago, or ISO 8601"
+        )
+        act = parser.add_mutually_exclusive_group()
+        act.add_argument("--discard", action="store_true", help="discard them instead, after a confirmation")
+        act.add_argument("--retry-now", action="store_true", help="have those that wait handled now")
+        act.add_argument("--hold", action="store_true", help="keep those that wait from being handled, until --retry-now")
+        act.add_argument("--list", action="store_true", help="only list what would be chosen")
+        parser.add_argument("--no-input", action="store_true", help="discard without a confirmation")
+        parser.add_argument("--database", metavar="ALIAS", help="only in this database (default: all; with --unsent: default)")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+    def handle(self, **options: Any) -> None:
+        if options["message_id"] and options["all"]:
+            raise unable("Choose either MESSAGE_ID... or --all.")
+        is_act = bool(options["message_id"] or options["all"])
+        if not is_act and (options["discard"] or options["retry_now"] or options["hold"]):
+            raise unable("Choose the messages: MESSAGE_ID... or --all.")
+        try:
+            if options["unsent"]:
+                self._unsent(options, is_act=is_act and not options["list"])
+            else:
+                self._deferred(options, is_act=is_act and not options["list"])
+        except (OutboxError, psycopg.Error, DatabaseError) as error:
+            raise unable(error) from error
+
+    # --- messages that were not sent ---
+
+    def _unsent(self, options: dict[str, Any], *, is_act: bool) -> None:
+        only_deferred = ("group", "type", "key", "error", "state", "since", "retry_now", "hold")
+        if wrong := [name for name in only_deferred if options[name]]:
+            raise unable(f"--{wrong[0].replace('_', '-')} is not for messages that were not sent.")
+        ids = [_uuid(text) for text in options["message_id"]]
+        [alias] = databases([options["database"] or "default"])
+        with database.connect(alias, application_name="outbox replay") as connection:
+            database.ensure_fit(alias, connection)
+            _require_topics(connection, options["topic"] or [])
+            rows = connection.execute(DEAD, {"ids": ids or None, "topics": options["topic"]}).fetchall()
+            listed = table(["dead messages", "topic", "first reason"], [row[:3] for row in rows])
+            if not is_act:
+                as_json = {"dead_messages": [dict(zip(("count", "topic", "reason", "ids"), row, strict=True)) for row in rows]}
+                self._say(as_json, listed if rows else "No message is dead.", as_json=options["json"])
+                return
+            if options["discard"] and rows and not options["no_input"]:
+                confirm(f"{listed}\n\nThey will be discarded. {NEVER_SENT}")
+            by, discard = actor("outbox_replay"), options["discard"]
+            if ids or discard:  # those that die in the meantime stay dead
+                chosen = ids or [message_id for row in rows for message_id in row[3]]
+                results = [replay_messages(connection, chosen, by=by, discard=discard)]
+            else:
+                results = [replay_all(connection, by=by, topic=topic) for topic in options["topic"] or [None]]
+        messages = sum(result.messages for result in results)
+        refused = {str(message_id): reason for result in results for message_id, reason in result.refused.items()}
+        done = f"{_count(messages)} {'discarded' if discard else 'will be sent again'}."
+        lines = [done, *(f"{message_id}: {reason}" for message_id, reason in refused.items())]
+        text = "\n".join(map(one_line, lines)) if messages or refused else "No message is dead."
+        self._say({"messages": messages, "refused": refused}, text, as_json=options["json"])
+        if refused or not messages:
+            raise SystemExit(1)
+
+    # --- deferred messages ---
+
+    def _deferred(self, options: dict[str, Any], *, is_act: bool) -> None:
+        act = _act(options)
+        chosen = [_choose(alias, options) for alias in _databases(options)]
+        if not is_act:
+            self._list(chosen, as_json=options["json"])
+            return
+        ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]  # what comes later is left alone
+        chosen = [rows.filter(id__in=some) for rows, some in zip(chosen, ids, strict=True)]
+        wanted = sum(map(len, ids))
+        if act is Act.DISCARDED and wanted and not options["no_input"]:
+            confirm(f"{_as_kinds(chosen)}\n\n{_count(wanted)} will be discarded. {NEVER_HANDLED}")
+        by = actor("outbox_replay")
+        done = [row for rows in chosen for portion in settle(rows, act, by=by) for row in portion]
+        known = {name for row in done for name in (row.own_id, str(row.message_id))}
+        missing = [text for text in options["message_id"] if text not in known and str(uuid_of(text)) not in known]
+        lines = [f"{_count(len(done))} {act}."]
+        lines += [f"{text}: no group has deferred it, or it is in another state" for text in missing]
+        self._say({str(act): len(done), "not_found": missing}, "\n".join(map(one_line, lines)), as_json=options["json"])
+        if missing or len(done) < wanted:
+            raise SystemExit(1)
+
+    def _list(self, chosen: Sequence[QuerySet[Deferred]], *, as_json: bool) -> None:
+        rows = [row for one in chosen for row in one.order_by(F("dead_at").desc(nulls_last=True), "id")[:LISTED]]
+        if as_json:
+            listed = [_as_dict(row) for row in rows]
+            self.stdout.write(json.dumps({"deferred": listed}, default=str))
+        elif not rows:
+            self.stdout.write("No deferred messages.")
+        else:
+            more = [f"There are more: the first {LISTED} of a database are listed."] if len(rows) >= LISTED else []
+            self.stdout.write("\n\n".join([_as_kinds(chosen), _as_table(rows), *more]))
+
+    def _say(self, as_dict: dict[str, Any], text: str, *, as_json: bool) -> None:
+        self.stdout.write(json.dumps(as_dict, default=str) if as_json else text)
+
+
+def _act(options: dict[str, Any]) -> Act:
+    if options["discard"]:
+        return Act.DISCARDED
+    if options["retry_now"]:
+        return Act.RETRIED_NOW
+    return Act.HELD if options["hold"] else Act.REPLAYED
+
+
+def _databases(options: dict[str, Any]) -> list[str]:
+    """Return the databases that are asked, each of which has the outbox's tables and can be reached."""
+    known = deferred_databases()
+    if options["database"] and options["database"] not in known:
+        raise unable(f"No group has its inbox in database {options['database']!r}. Choices are: {', '.join(known)}.")
+    chosen = [options["database"]] if options["database"] else known
+    for alias in chosen:
+        with database.connect(alias, application_name="outbox replay") as connection:
+            database.ensure_fit(alias, connection)
+    return chosen
+
+
+def _choose(alias: str, options: dict[str, Any]) -> QuerySet[Deferred]:
+    """Return the deferred messages that the options are about."""
+    rows = Deferred.objects.using(alias).defer("body", "headers")
+    known = set(rows.order_by().values_list("consumer_group", "topic").distinct())
+    choices_of = {
+        "group": {*groups(), *(group for group, _ in known)},
+        "topic": {*conf.settings().topics, *(topic for _, topic in known)},
+    }
+    for name, choices in choices_of.items():
+        for given in set(options[name] or ()) - choices:
+            raise unable(f"There is no {name} {given!r}. Choices are: {', '.join(sorted(choices)) or 'none'}.")
+    names = {"consumer_group__in": "group", "topic__in": "topic", "type": "type", "key": "key", "deferred_at__gte": "since"}
+    rows = rows.filter(**{lookup: options[name] for lookup, name in names.items() if options[name]})
+    if ids := options["message_id"]:
+        rows = rows.filter(Q(own_id__in=ids) | Q(message_id__in=[uuid_of(text) for text in ids]))
+    if text := options["error"]:
+        rows = rows.filter(Q(error__icontains=text) | Q(reason__icontains=text) | Q(fingerprint__icontains=text))
+    return rows.filter(STATES[DeferredState(options["state"])]) if options["state"] else rows
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise unable(f"{text!r} is not a message id.") from error
+
+
+def _require_topics(connection: Connection, names: Sequence[str]) -> None:
+    known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
+    for name in names:
+        if name not in known:
+            raise unable(f"There is no topic {name!r} in this database. Choices are: {', '.join(known) or 'none'}.")
+
+
+def _count(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"
+
+
+def _state(row: Deferred) -> str:
+    if row.dead_at:
+        return "dead"
+    return "asleep" if row.due_at is None else "waiting"
+
+
+def _as_dict(row: Deferred) -> dict[str, Any]:
+    names = ("consumer_group", "topic", "type", "key", "reason", "error", "failures", "crashes", "runs", "deferred_at", "due_at")
+    return {"message_id": row.own_id, "state": _state(row)} | {name: getattr(row, name) for name in (*names, "dead_at")}
+
+
+def _as_kinds(chosen: Sequence[QuerySet[Deferred]]) -> str:
+    """Return a table of the messages by group, topic, reason and similar errors, the most frequent first."""
+    columns = ("consumer_group", "topic", "reason", "fingerprint")
+    heads = ["messages", "group", "topic", "reason", "error", "first", "last"]
+    rows = [
+        row
+        for rows in chosen
+        for row in rows.order_by().values_list(*columns).annotate(Count("id"), Min("deferred_at"), Max("deferred_at"))
+    ]
+    rows.sort(key=lambda row: (-row[4], row[:4]))
+    cells = [[count, *row, f"{first:%Y-%m-%d %H:%M:%S}", f"{last:%Y-%m-%d %H:%M:%S}"] for *row, count, first, last in rows]
+    return table(heads, [[" ".join(cell.split()) if isinstance(cell, str) else cell for cell in row] for row in cells])
+
+
+def _as_table(rows: Sequence[Deferred]) -> str:
+    heads = ["message", "group", "topic", "state", "failures", "deferred at", "reason", "error"]
+    cells = [
+        [
+            *(row.own_id, row.consumer_group, row.topic, _state(row), row.failures, f"{row.deferred_at:%Y-%m-%d %H:%M:%S}"),
+            *(row.reason, " ".join(row.error.split())),
+        ]
+        for row in rows
+    ]
+    return table(heads, cells)

@@ -1,0 +1,110 @@
+"""The deferred messages of consumer groups: how many in which state, how late, and the keys that wait for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from outbox.consuming.deferred import HELD
+from outbox.database import Connection
+
+# `counted`: those that count for MOST_DEFERRED. Failures that a handler asked for, by RetryLater, are not counted as such.
+COUNTS = """
+SELECT consumer_group, topic, reason,
+    count(*) FILTER (WHERE is_waiting) AS waiting, count(*) FILTER (WHERE is_waiting AND due_at IS NULL) AS asleep,
+    count(*) FILTER (WHERE dead_at IS NULL AND NOT is_waiting) AS held, count(*) FILTER (WHERE dead_at IS NOT NULL) AS dead,
+    count(*) FILTER (WHERE dead_at IS NULL AND crashes > 0) AS in_doubt, count(*) FILTER (WHERE is_failing) AS failing,
+    count(*) FILTER (WHERE is_waiting AND no_code_since IS NOT NULL) AS without_code,
+    count(*) FILTER (WHERE is_waiting AND (due_at IS NULL OR due_at < clock_timestamp() + interval '1 hour')) AS counted,
+    sum(octet_length(headers) + octet_length(body))::bigint AS bytes,
+    extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE is_waiting AND due_at < clock_timestamp()))::float8
+        AS late_seconds,
+    extract(epoch FROM clock_timestamp() - min(deferred_at) FILTER (WHERE is_failing))::float8 AS failing_seconds,
+    coalesce(max(fingerprint) FILTER (WHERE is_failing), '') AS error,
+    coalesce(max(fingerprint) FILTER (WHERE dead_at IS NOT NULL), '') AS error_of_dead
+FROM (
+    SELECT *, is_waiting AND failures > 0 AS is_failing
+    FROM (SELECT *, dead_at IS NULL AND (due_at IS NULL OR due_at < %(held)s) AS is_waiting FROM outbox_deferred) deferred
+) deferred
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
+
+KEYS = """
+SELECT consumer_group, topic, key, count(*) FROM outbox_deferred
+WHERE order_key IS NOT NULL AND dead_at IS NULL AND due_at IS NULL GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredCount:
+    """
+    The deferred messages of a group in a topic that were deferred for one reason.
+
+    Args:
+        waiting: those that are run by themselves: due, later, or asleep.
+        asleep: those of them that wait behind an earlier message of their key.
+        in_doubt: those that are not dead, of which a run was begun and never ended.
+        failing: those that wait, and whose handler has failed.
+        without_code: those that are due and that no live process has a handler for.
+        counted: those that count for MOST_DEFERRED.
+        late_seconds: seconds since the first one was due; None if none is.
+        failing_seconds: seconds since the first one that fails was deferred.
+        error, error_of_dead: the error of one that fails, and of one that is dead.
+    """
+
+    consumer_group: str
+    topic: str
+    reason: str
+    waiting: int
+    asleep: int
+    held: int
+    dead: int
+    in_doubt: int
+    failing: int
+    without_code: int
+    counted: int
+    bytes: int
+    late_seconds: float | None
+    failing_seconds: float | None
+    error: str
+    error_of_dead: str
+
+
+NUMBERS = ("waiting", "asleep", "held", "dead", "in_doubt", "failing", "without_code", "counted", "bytes")
+
+
+def read_deferred(connection: Connection) -> list[DeferredCount]:
+    """Return the counts of a database by group, topic and reason."""
+    return connection.cursor(row_factory=class_row(DeferredCount)).execute(COUNTS, {"held": HELD}).fetchall()
+
+
+def by_topic(counts: Iterable[DeferredCount]) -> dict[tuple[str, str], DeferredCount]:
+    """Return the counts by group and topic, of all reasons together."""
+    merged: dict[tuple[str, str], DeferredCount] = {}
+    for count in counts:
+        place = count.consumer_group, count.topic
+        merged[place] = _merge(merged[place], count) if place in merged else count
+    return merged
+
+
+def _merge(one: DeferredCount, other: DeferredCount) -> DeferredCount:
+    def longest(name: str) -> float | None:
+        return max((seconds for each in (one, other) if (seconds := getattr(each, name)) is not None), default=None)
+
+    return DeferredCount(
+        one.consumer_group,
+        one.topic,
+        "",
+        **{name: getattr(one, name) + getattr(other, name) for name in NUMBERS},
+        late_seconds=longest("late_seconds"),
+        failing_seconds=longest("failing_seconds"),
+        error=one.error or other.error,
+        error_of_dead=one.error_of_dead or other.error_of_dead,
+    )
+
+
+def read_sleeping_keys(connection: Connection, *, limit: int) -> list[tuple[str, str, str, int]]:
+    """Return the keys with the most messages asleep: group, topic, key, number."""
+    return connection.execute(KEYS, [limit]).fetchall()
