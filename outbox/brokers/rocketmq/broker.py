@@ -93,7 +93,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
-        self._given_up = GivenUpReader(self._client)
+        self._given_up = GivenUpReader(self._client, clock)
         self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None

@@ -8,8 +8,9 @@ first one that is not acknowledged. Nobody holds them: two processes may receive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.brokers import addresses_of_all
@@ -18,15 +19,16 @@ from outbox.brokers.rocketmq.codec import stored_delivery
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request, StoredMessage
 from outbox.errors import BrokerUnavailable
-from outbox.logs import get_logger
+from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-T = TypeVar("T")
+AGAIN_SECONDS = 60.0  # after a broker's port has not answered
 
 GIVEN_UP_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
 
 NO_OFFSET_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP}
+NOTHING_CODES = {requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP, requests.NO_PERMISSION}  # no topic: nothing was ever given up
 
 
 class GivenUpQueue(NamedTuple):
@@ -41,15 +43,34 @@ class GivenUpQueue(NamedTuple):
 
 
 class GivenUpReader:
-    """Reads what the server gave up, through one client. Each call raises BrokerUnavailable."""
+    """
+    Reads what the server gave up, through one client.
 
-    def __init__(self, client: RocketMQClient) -> None:
+    Args:
+        clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, client: RocketMQClient, clock: Callable[[], float]) -> None:
         self._client = client
+        self._clock = clock
+        self._again_at = float("-inf")
         self._first: dict[GivenUpQueue, int] = {}  # the offset of the first message that is not acknowledged
         self._acked: dict[GivenUpQueue, set[int]] = {}  # the offsets of acknowledged messages from there on
 
     def receive(self, group: str, server_groups: Collection[str], topics: Collection[str], limit: int) -> list[Delivery]:
-        """Return up to `limit` messages of some topics that are not acknowledged."""
+        """
+        Return up to `limit` messages of some topics that are not acknowledged.
+
+        Consumers need no port of a broker for anything else, so if one does not answer, nothing is read for a while.
+        """
+        if self._clock() < self._again_at:
+            return []
+        try:
+            messages = self._client.run(self._read_all(server_groups, topics, limit))
+        except (RemotingError, ConnectionError) as error:
+            self._again_at = self._clock() + AGAIN_SECONDS
+            logger.warning("What RocketMQ gave up of group %r is not read: %s", group, error, extra=log_fields(group=group))
+            return []
         return [
             stored_delivery(
                 stored,
@@ -58,22 +79,19 @@ class GivenUpReader:
                 receipt=f"{queue.broker} {queue.server_group} {stored.queue_offset}",
                 given_up=f"RocketMQ moved it to {queue.topic} (retryMaxTimes).",
             )
-            for queue, stored in self._run(self._read_all(server_groups, topics, limit))
+            for queue, stored in messages
         ]
 
     def count(self, server_groups: Collection[str], topics: Collection[str]) -> dict[str, int]:
-        """Return the number of messages that are not acknowledged, by topic."""
-        return dict(Counter(_original_topic(*message) for message in self._run(self._read_all(server_groups, topics, None))))
+        """Return the number of messages that are not acknowledged, by topic. Raises BrokerUnavailable."""
+        with _broker_errors():
+            messages = self._client.run(self._read_all(server_groups, topics, None))
+        return dict(Counter(_original_topic(*message) for message in messages))
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Acknowledge messages."""
-        self._run(self._ack(deliveries))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return self._client.run(work)
-        except (RemotingError, ConnectionError) as error:
-            raise BrokerUnavailable(f"What RocketMQ gave up cannot be read or acknowledged: {error}") from error
+        """Acknowledge messages. Raises BrokerUnavailable."""
+        with _broker_errors():
+            self._client.run(self._ack(deliveries))
 
     async def _read_all(
         self, server_groups: Collection[str], topics: Collection[str], limit: int | None
@@ -98,7 +116,7 @@ class GivenUpReader:
     async def _pull(self, queue: GivenUpQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
         """Return the messages at an offset that are not acknowledged, and the next offset; None at the end of the queue."""
         answer = await self._ask(queue, requests.pull(queue.topic, 0, offset, group=queue.server_group))
-        if answer.code in (requests.NO_SUCH_TOPIC, requests.NO_PERMISSION):  # no topic: nothing was ever given up
+        if answer.code in NOTHING_CODES:
             return [], None
         messages, next_offset = requests.pulled(answer)
         if messages and queue not in self._first:
@@ -140,3 +158,11 @@ class GivenUpReader:
 def _original_topic(queue: GivenUpQueue, stored: StoredMessage) -> str:
     """Return the topic of a message before it was given up. RETRY_TOPIC may name the retry topic, `%RETRY%<group>_<topic>`."""
     return stored.properties.get("RETRY_TOPIC", stored.topic).removeprefix(f"{RETRY_PREFIX}{queue.server_group}_")
+
+
+@contextmanager
+def _broker_errors() -> Iterator[None]:
+    try:
+        yield
+    except (RemotingError, ConnectionError) as error:
+        raise BrokerUnavailable(f"What RocketMQ gave up cannot be counted or acknowledged: {error}") from error

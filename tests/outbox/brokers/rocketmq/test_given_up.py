@@ -59,11 +59,19 @@ class TestReceiveGivenUp:
         with pytest.raises(BrokerUnavailable, match="NAME_SERVERS"):
             broker.count_given_up("group")
 
-    def test_raises_while_the_broker_is_away(self, harness: RocketMQHarness):
+    def test_returns_nothing_for_a_while_where_the_brokers_own_port_is_away(
+        self, acts: Acts, harness: RocketMQHarness, caplog: pytest.LogCaptureFixture
+    ):
         broker = harness.open(NAME_SERVERS=["127.0.0.1:1"])
+        acts.send_bodies(b"a")
 
-        with pytest.raises(BrokerUnavailable, match="gave up cannot be read"):
-            broker.receive_given_up("group", broker.topics, limit=10)
+        given_up = [broker.receive_given_up("group", broker.topics, limit=10) for _ in range(2)]
+
+        assert given_up == [[], []]
+        assert caplog.text.count("What RocketMQ gave up of group 'group' is not read") == 1
+        assert [delivery.body for delivery in acts.receive(broker=broker, count=1)] == [b"a"]
+        with pytest.raises(BrokerUnavailable, match="cannot be counted"):
+            broker.count_given_up("group")
 
     @pytest.mark.parametrize("code", [requests.QUERY_CONSUMER_OFFSET, requests.PULL_MESSAGE])
     def test_returns_nothing_where_the_user_may_not_read_it_and_names_the_right(
