@@ -91,7 +91,7 @@ def _kafka_cluster(alias: str, using: str, *, but: Collection[str]) -> KafkaClus
     kind, options = SpeaksKafka.of(conf.broker_class(alias)), conf.settings().brokers[alias].options
     topics = [topic for topic in _topics_of(alias) if topic not in but]
     waiting = {
-        group.name: {one: topic for topic in group.topics if topic in topics for one in kind.topics_of_group(topic, group.name)}
+        group.name: {topic: topic for topic in group.topics if topic in topics}
         for group in groups().values()
         if group.using == using
     }
