@@ -408,11 +408,6 @@ class SpeaksKafka(Capability):
             ConfigurationError: some have no counterpart there.
         """
 
-    @classmethod
-    @abc.abstractmethod
-    def topics_of_group(cls, topic: str, group: str) -> list[str]:
-        """Return the topics that have what a group has not finished of a topic: itself, and those with copies for the group."""
-
 
 class ListsResources(Capability):
     """What the topics and their consumer groups need at the server can be listed, and what is missing created."""

@@ -1,4 +1,4 @@
-"""A real Kafka for the contract. Deliveries expire, and retries are due, by the harness' clock."""
+"""A real Kafka for the contract. Deliveries expire by the harness' clock."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -12,12 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from outbox.brokers.base import Broker, Delivery, TopicSpec
 from outbox.brokers.kafka import KafkaBroker
-from outbox.brokers.kafka.window import PartitionWindow
+from outbox.brokers.kafka.member import GroupMember
 from outbox.message import TopicType
 from tests.contracts.real_time import RealTimeHarness
 from tests.kafka_node import server
 
-NO_TIME = timedelta()
 SECONDS = 30
 SESSION_SECONDS = 6  # until the partitions of a member that was killed go to another one: the server's least
 
@@ -32,50 +31,40 @@ class PatientKafka(KafkaBroker):
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        began = time.monotonic()
-        found: list[Delivery] = []
-        is_complete = False
-        while len(found) < limit and time.monotonic() - began < SECONDS:
-            more = super().receive(group, topics, limit=limit - len(found), invisible_for=invisible_for, wait=NO_TIME)
-            found += more
-            if is_complete and not more:
-                break
-            is_complete = self._has_fetched_all(group) or self._is_kept_waiting(group)
-        left = wait - timedelta(seconds=time.monotonic() - began)
-        if found or left <= NO_TIME:
-            return found
-        return super().receive(group, topics, limit=limit, invisible_for=invisible_for, wait=left)
+        if set(topics) <= self.topics.keys():
+            self._fetch_all(self._member(group), topics, limit)
+        return super().receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
-    def _is_kept_waiting(self, group: str) -> bool:
+    def _fetch_all(self, member: GroupMember, topics: Collection[str], limit: int) -> None:
+        member._largest_hand = max(member._largest_hand, limit)
+        with member._polling:
+            member._subscribe(topics)
+        began = time.monotonic()
+        while time.monotonic() - began < SECONDS and not self._is_kept_waiting(member):
+            member._fetch(topics, 1000, 0.05)
+            if self._has_fetched_all(member):
+                return
+
+    def _is_kept_waiting(self, member: GroupMember) -> bool:
         """Return whether it is not a member yet, since another one does not call, or was killed."""
-        if self._members[group]._windows:
+        if member._partitions:
             return False
         client = admin(self._settings.servers[0])
         with suppress(KafkaException):  # its coordinator may not be ready
-            return len(client.describe_consumer_groups([group])[group].result(SECONDS).members) > 1
+            return len(client.describe_consumer_groups([member.group])[member.group].result(SECONDS).members) > 1
         return False
 
-    def _has_fetched_all(self, group: str) -> bool:
-        member = self._members.get(group)
-        if member is None or not member._windows:
-            return False
-        windows = {TopicPartition(one.stored_topic, one.partition): one for one in list(member._windows.values())}
+    def _has_fetched_all(self, member: GroupMember) -> bool:
+        partitions = {TopicPartition(*key): partition for key, partition in member._partitions.items()}
         client = admin(self._settings.servers[0])  # kept until the answers are there
         ends = client.list_offsets(
-            {place: OffsetSpec.latest() for place in windows}, isolation_level=IsolationLevel.READ_COMMITTED
+            {place: OffsetSpec.latest() for place in partitions}, isolation_level=IsolationLevel.READ_COMMITTED
         )
-        return all(
-            window.is_paused or self._next_of(group, place, window) >= ends[place].result(SECONDS).offset
-            for place, window in windows.items()
+        return bool(partitions) and all(
+            partition.is_paused
+            or max(member._consumer.position([place])[0].offset, partition.position or 0) >= ends[place].result(SECONDS).offset
+            for place, partition in partitions.items()
         )
-
-    def _next_of(self, group: str, place: TopicPartition, window: PartitionWindow) -> int:
-        consumer = self._members[group]._consumer
-        position: int = consumer.position([place])[0].offset
-        if position >= 0:
-            return position
-        committed: int = consumer.committed([place], timeout=SECONDS)[0].offset
-        return max(0, committed)
 
 
 class KafkaHarness(RealTimeHarness):
@@ -86,7 +75,6 @@ class KafkaHarness(RealTimeHarness):
     can_restart = True
     gives_back_at_once = True
     moves_between_members = False
-    many_letters = 300
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 from confluent_kafka import Producer
 
 from outbox.brokers.base import (
-    BrokerDeadLetter,
     Delivery,
     GroupPosition,
     Outgoing,
@@ -23,13 +22,10 @@ from outbox.brokers.base import (
     ServerResource,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, ListsResources, Seeks, SpeaksKafka, TransactionalSends
+from outbox.brokers.capabilities import ListsResources, Seeks, SpeaksKafka, TransactionalSends
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
-from outbox.brokers.kafka.copies import CopyProducer
-from outbox.brokers.kafka.dead_letters import KafkaDeadLetters
-from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.leaders import PartitionLeaders
@@ -49,7 +45,7 @@ T = TypeVar("T")
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, Seeks):
+class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
     """
     Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
     promises.
@@ -58,7 +54,7 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
     OPTIONS["TRANSACTIONS"] = False, messages are published at least once.
 
     Args:
-        clock: seconds since 1970, by which deliveries expire and retries are due.
+        clock: seconds since 1970, by which deliveries expire.
     """
 
     system: ClassVar[str] = "kafka"
@@ -74,8 +70,6 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         self._clock = clock
         self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
         self._errors = ConnectionErrors()
-        self._copies = CopyProducer(self._settings, self._name)
-        self._letters = KafkaDeadLetters(self._settings, self._name, self.topics, clock)
         self._members: dict[str, GroupMember] = {}
         self._owners = GroupOwners()
         self._is_interrupted = self._is_closed = False
@@ -131,11 +125,6 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         """Return the settings by which a client in Java connects."""
         return java_settings(read_options(KafkaOptions, options))
 
-    @classmethod
-    def topics_of_group(cls, topic: str, group: str) -> list[str]:
-        """Return a topic and the group's retry topic."""
-        return [topic, GroupTopics.of(topic, group).retry]
-
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the cluster."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
@@ -145,10 +134,10 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         return [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
-        """Return the topics of messages, of markers and of groups."""
+        """Return the topics of messages and of markers."""
         resources = KafkaResources(self._settings, self._name)
         mine = sources if self._settings.transactions else ()
-        return resources.find(list(self.topics.values()), sources=mine, lanes=lanes, readers=readers)
+        return resources.find(list(self.topics.values()), sources=mine, lanes=lanes)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
@@ -227,7 +216,7 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         return self._by_group(deliveries, lambda member, mine: member.renew(mine, invisible_for))
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Make deliveries due at once: for this client, while it has their partitions."""
+        """Hand deliveries out again at once: to this client, while it has their partitions."""
         for group in {one.group for one in deliveries}:
             self._member(group).release([one for one in deliveries if one.group == group])
 
@@ -235,41 +224,13 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         """Finish messages, and commit the group's offsets."""
         return self._by_group(deliveries, lambda member, mine: member.ack(mine))
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """Deliver a message again later: from the memory of this client, or with a longer delay from the retry topic."""
-        return self._member(delivery.group).retry(delivery, after)
-
-    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
-        """Leave a message to another member of the group, which this client leaves for a moment if the message stays."""
-        return self._member(delivery.group).pass_on(delivery, after)
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Copy a message to the group's dead letters, and finish it."""
-        return self._member(delivery.group).dead_letter(delivery, reason)
-
     def backlog(self, group: str) -> dict[str, int]:
-        """Return what is behind the group's committed offsets, by topic, retries included."""
+        """Return what is behind the group's committed offsets, by topic."""
         return groups.count_backlog(self._settings, self._name, group, self.topics)
 
     def refusals(self) -> dict[str, str]:
         """Return the topics that are missing, may not be read, or belong to another project's group."""
         return {topic: why for member in list(self._members.values()) for topic, why in list(member.refusals.items())}
-
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a group, oldest first."""
-        return self._letters.list(group, limit)
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """Return the number of a group's dead letters by topic; the first call reads them all."""
-        return self._letters.count(group)
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Copy dead letters to the group's retry topic, which only this group reads."""
-        return self._letters.replay(group, letters)
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters."""
-        return self._letters.discard(group, letters)
 
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
@@ -282,14 +243,13 @@ class KafkaBroker(TransactionalSends, DeadLetters, SpeaksKafka, ListsResources, 
         for member in list(self._members.values()):
             member.close()
         self._producers.clear()
-        self._copies.close()
         self._lanes.close()
 
     def _member(self, group: str) -> GroupMember:
         if self._is_closed:
             raise BrokerUnavailable("The broker is closed.")
         if group not in self._members:
-            member = GroupMember(self._settings, self._name, group, self.topics, self._copies, self._clock)
+            member = GroupMember(self._settings, self._name, group, self.topics, self._clock)
             member.owner = self._owners.get(group)
             if self._is_interrupted:
                 member.interrupt()

@@ -21,7 +21,6 @@ TRANSACTION_TIMEOUT = timedelta(seconds=20)
 RETRY_BACKOFF = timedelta(milliseconds=400)
 # A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
 MOST_BETWEEN_POLLS = timedelta(minutes=5)
-LARGEST_COPY = 64 * 1024 * 1024  # bytes; the topic's max.message.bytes decides
 ANSWER_SECONDS = 5.0  # for metadata, and for a commit
 
 

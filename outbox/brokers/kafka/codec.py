@@ -11,48 +11,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from outbox.brokers.base import Delivery, Outgoing
-from outbox.message import Header, prepare
+from outbox.message import Header
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 CLOUDEVENTS, KAFKA = "ce-", "ce_"
 ID, TAG = "outbox-id", "outbox-tag"  # only where the headers of a message do not say it
-NOTE = "outbox-copy"  # of a copy in a retry topic or among dead letters: JSON of a CopyNote
-KEY = "outbox-key"  # the record's key, on dead letters, whose own keys are their ids
-
-RecordHeaders = list[tuple[str, bytes | None]]
-
-
-class CopyNote(msgspec.Struct, omit_defaults=True):
-    """
-    What the copy of a record keeps about it, in a retry topic or among the dead letters of a group.
-
-    Args:
-        group, topic: whose copy it is. The topics of two groups may have the same name, since both may contain dots.
-        message_id: "": it is in the headers.
-        queue, pos, stored_at: where the record is stored, and when it was (milliseconds since 1970).
-        delivery_count: its deliveries before the copy was made.
-        retry_at, step_at: on a retry topic, when the message is due, and when this step of its delay is over: seconds since 1970.
-        reason, died_at: of a dead letter; seconds since 1970.
-        is_null: the record had no value.
-    """
-
-    group: str
-    topic: str
-    message_id: str = ""
-    queue: str = ""
-    pos: int = 0
-    stored_at: int = 0
-    delivery_count: int = 0
-    retry_at: float = 0.0
-    step_at: float = 0.0
-    reason: str = ""
-    died_at: float = 0.0
-    is_null: bool = False
 
 
 def record_key(message: Outgoing) -> bytes | None:
@@ -76,7 +42,7 @@ def record_size(message: Outgoing) -> int:
     return len(message.body) + len(record_key(message) or b"") + headers
 
 
-def to_delivery(record: Message, *, group: str, topic: str, receipt: str = "", delivery_count: int = 1) -> Delivery:
+def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: int) -> Delivery:
     """
     Return the delivery of a record, of any producer.
 
@@ -84,45 +50,23 @@ def to_delivery(record: Message, *, group: str, topic: str, receipt: str = "", d
     other records at the same places.
     """
     headers = {_our_name(name): text_of(value) for name, value in record.headers() or []}
-    note = read_note(record) if record.topic() != topic else None  # in its topic it is a header of another producer
-    headers.pop(NOTE, None)
-    named = headers.pop(ID, "")
+    named = headers.pop(ID, "") or headers.get(Header.ID, "")
     tag = headers.pop(TAG, "") or headers.get(Header.TAG, "")
-    stored_at = note.stored_at if note else record.timestamp()[1]
-    queue, pos = (note.queue, note.pos) if note else (str(record.partition()), record.offset())
-    message_id = named or headers.get(Header.ID, "")
+    topic, queue, pos, stored_at = record.topic() or "", str(record.partition()), record.offset(), record.timestamp()[1]
     return Delivery(
         group=group,
         topic=topic,
-        message_id=message_id or (note.message_id if note else "") or f"{topic}/{queue}/{pos}@{stored_at}",
+        message_id=named or f"{topic}/{queue}/{pos}@{stored_at}",
         body=record.value() or b"",
         receipt=receipt,
         key=text_of(record.key()) or headers.get(Header.SUBJECT, ""),
         tag=tag,
         headers=headers,
-        delivery_count=delivery_count + (note.delivery_count if note else 0),
+        delivery_count=delivery_count,
         stored_at=datetime.fromtimestamp(stored_at / 1000, UTC) if stored_at > 0 else None,
         queue=queue,
         pos=pos,
     )
-
-
-def read_note(record: Message) -> CopyNote | None:
-    """Return the note of a copy; None for any other record."""
-    for name, value in record.headers() or []:
-        if name == NOTE and value is not None:
-            try:
-                prepare(CopyNote)
-                return msgspec.json.decode(value, type=CopyNote)
-            except msgspec.DecodeError:
-                return None
-    return None
-
-
-def headers_with(record: Message, note: CopyNote) -> RecordHeaders:
-    """Return the headers of a record's copy."""
-    kept = [(name, value) for name, value in record.headers() or [] if name not in (NOTE, KEY)]
-    return [*kept, (NOTE, msgspec.json.encode(note))]
 
 
 def text_of(value: bytes | str | None) -> str:
@@ -138,5 +82,6 @@ def record_header(header: str) -> str:
     return KAFKA + header.removeprefix(CLOUDEVENTS) if header.startswith(CLOUDEVENTS) else header
 
 
+@lru_cache(maxsize=1000)
 def _our_name(header: str) -> str:
     return CLOUDEVENTS + header.removeprefix(KAFKA) if header.startswith(KAFKA) else header

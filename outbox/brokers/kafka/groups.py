@@ -1,4 +1,4 @@
-"""What a client that is not a member does about consumer groups: what waits, whose they are, and where they go on."""
+"""Administer consumer groups as a client that is no member: what waits, whose they are, and where they go on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from outbox.brokers.base import GroupPosition
 from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error, error_of
-from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import describe_topics
@@ -24,8 +23,7 @@ from outbox.errors import BrokerUnavailable
 
 def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collection[str]) -> dict[str, int]:
     """
-    Return the number of records behind a group's committed offsets, by topic, retries included. It has no topic that the group
-    never read.
+    Return the number of records behind a group's committed offsets, by topic, without topics that the group never read.
 
     Open transactions do not count. The end of each transaction takes an offset, so that a group without members may have counted
     some more than there are.
@@ -33,21 +31,19 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     Raises:
         BrokerUnavailable: the cluster does not answer.
     """
-    stored = {one: topic for topic in topics for one in (topic, GroupTopics.of(topic, group).retry)}
-    places = _places(options, name, stored)
+    places = _places(options, name, topics)
     if not places:
         return {}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
         committed = {place: place.offset for place in committed_notes(consumer, places)}
     known = {place.topic for place, offset in committed.items() if offset >= 0}
-    known |= {retry for retry, topic in stored.items() if topic in known}
     read = [place for place in places if place.topic in known]
     ends = _offsets(options, name, read, OffsetSpec.latest())
     starts = _offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
     found: dict[str, int] = {}
     for place in read:
         start = committed[place] if committed[place] >= 0 else starts[place]
-        found[stored[place.topic]] = found.get(stored[place.topic], 0) + max(0, ends[place] - start)
+        found[place.topic] = found.get(place.topic, 0) + max(0, ends[place] - start)
     return found
 
 
@@ -135,24 +131,24 @@ def _commit(
         raise call_error(error, what) from error
 
 
-def count_members(options: KafkaOptions, name: str, group: str) -> int:
+def require_access(options: KafkaOptions, name: str, group: str) -> None:
     """
-    Return the number of a group's members.
+    Ask about a group, since other calls of a user that may not read for it only time out.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
-        BrokerMisconfigured: this user may not read for the group, of which other calls say only that they timed out.
+        BrokerMisconfigured: this user may not read for the group.
     """
     admin = AdminClient(client_settings(options, name))
     deadline = time.monotonic() + 2 * ANSWER_SECONDS
     while True:
         try:
-            asked = admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
-            return len(asked[group].result(2 * ANSWER_SECONDS).members)
+            admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)[group].result(2 * ANSWER_SECONDS)
+            return
         except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is not None and cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return 0
+                return
             if cause is None or cause.name() not in NOT_READY or time.monotonic() > deadline:
                 raise call_error(error, f"describe the group {group!r}") from error
             time.sleep(0.05)

@@ -1,44 +1,40 @@
 """
 A member of a consumer group.
 
-The group's offset in a partition is committed after a message was settled, so whatever happens to a member, the messages that it
-had not settled are delivered again. What a member has fetched is in its windows (`window.py`), as long as it has the partition.
+The group's offset in a partition is committed after a message was acknowledged, so whatever happens to a member, the messages
+that it had not acknowledged are delivered again. What a member has fetched is in its partitions (`partition.py`).
 
 DELIVERY COUNTS. Kafka does not count deliveries, and a message that kills its process must not be taken for a new one. So before
-records are handed out, the metadata of the committed offset names an offset up to which records may have been handed out. The
-next holder of the partition counts one delivery more for all before it. The metadata also names the outbox of the group's inbox.
-
-PASSING ON. A partition's messages come to the member that has it, and only there. So a member without a handler for one keeps it
-for a while, and then leaves the group for a moment: its partitions go to other members, and the order of keys stays.
+records are handed out, the partition is *in use*: the metadata of the committed offset names an offset, which is the member's
+largest hand further on, and no record behind that is handed out. The next holder of the partition takes all records before that
+offset for redelivered. A member that gives the partition back commits how far it really came, and an idle one ends the use. The
+metadata also names the outbox of the group's inbox.
 
 THREADS. One thread polls at a time, and rebalances take place within a poll. Bookkeeping and commits hold the other lock.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.kafka.client import ANSWER_SECONDS, MOST_BETWEEN_POLLS, member_settings
-from outbox.brokers.kafka.codec import read_note, to_delivery
-from outbox.brokers.kafka.copies import CopyProducer, dead_copy, note_of, retry_copy
+from outbox.brokers.kafka.codec import to_delivery
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of
-from outbox.brokers.kafka.group_topics import STEPS, GroupTopics, ensure_group_topics
-from outbox.brokers.kafka.groups import count_members
+from outbox.brokers.kafka.groups import require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.kafka.partition import HeldPartition, new_hand
 from outbox.brokers.kafka.topics import find_topic
-from outbox.brokers.kafka.window import FetchedRecord, PartitionWindow
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
-from outbox.errors import BrokerMisconfigured, BrokerUnavailable, KeptByClient
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
 
@@ -47,14 +43,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-POLL_SECONDS = 0.1  # `interrupt`, `close` and what is due again end the wait of `receive` after this time
-HELD_SECONDS = STEPS[1]  # a retry up to this delay waits in its window
-NOTED_AHEAD = 100  # offsets: the note of what was handed out is committed on its own once in as many
+POLL_SECONDS = 0.1  # `interrupt` and `close` end the wait of `receive` after this time
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
-KEPT_SECONDS = 5.0  # a message without a handler stays here at least as long
-# A member stays away at least as long: its partitions go to the same others each time, who have to leave, too, if they have
-# no handler either.
-AWAY_SECONDS = 5.0
+IDLE_SECONDS = 5.0  # a partition with nothing to read is no longer in use after this time
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
 UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
@@ -70,7 +61,6 @@ class GroupMember:
 
     Args:
         topics: all topics of the broker by name.
-        copies: stores retries and dead letters.
         clock: seconds since 1970.
     """
 
@@ -80,7 +70,6 @@ class GroupMember:
         name: str,
         group: str,
         topics: Mapping[str, TopicSpec],
-        copies: CopyProducer,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.group = group
@@ -89,18 +78,17 @@ class GroupMember:
         self._options = options
         self._name = name
         self._topics = topics
-        self._copies = copies
         self._clock = clock
         self._consumer = Consumer(member_settings(options, name, group))
-        self._subscribed: dict[str, str] = {}  # topics and retry topics -> topic
+        self._subscribed: set[str] = set()
         self._asked_at: dict[str, float] = {}  # refused topics
-        self._windows: dict[tuple[str, int], PartitionWindow] = {}
         self._new: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
-        self._held: dict[str, tuple[PartitionWindow, FetchedRecord]] = {}  # by receipt
+        # The first one is the next to hand out.
+        self._partitions: dict[tuple[str, int], HeldPartition] = {}
+        self._largest_hand = 1
         self._polling = threading.Lock()
         self._lock = threading.RLock()
         self._polled_at = self._answered_at = time.monotonic()
-        self._leaves_at, self._away_until = float("inf"), float("-inf")
         self._is_interrupted = self._is_closed = self._has_joined = False
 
     def receive(self, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta) -> list[Delivery]:
@@ -113,97 +101,60 @@ class GroupMember:
         """
         with self._polling:
             self._require_open()
-            self._leave_for_a_moment()
             self._subscribe(topics)
+        with self._lock:
+            self._largest_hand = max(self._largest_hand, limit)
         deadline = time.monotonic() + wait.total_seconds()
+        seconds = 0.0
         while True:
-            self._fetch(limit, 0.0)
-            if found := self._hand_out(topics, limit, invisible_for.total_seconds()):
-                return found
-            left = deadline - time.monotonic()
-            if left <= 0 or self._is_interrupted:
+            self._fetch(topics, limit, seconds)
+            if hand := self._hand_out(topics, limit, invisible_for.total_seconds()):
+                return hand
+            seconds = min(deadline - time.monotonic(), POLL_SECONDS)
+            if seconds <= 0 or self._is_interrupted:
                 return []
-            self._fetch(limit, min(left, POLL_SECONDS))
             self._require_answers()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries for that time from now. None for one that has ended or whose partition has gone."""
+        """Hold deliveries, with all of their partitions, for that time from now. None for one that has ended."""
         self._keep_alive()
         with self._lock:
-            due_at = self._clock() + invisible_for.total_seconds()
-            found = [self._held.get(one.receipt) for one in deliveries]
-            for held in found:
-                if held is not None:
-                    held[1].due_at = due_at
-            return [one if held is not None else None for one, held in zip(deliveries, found, strict=True)]
+            renewed: list[Delivery | None] = []
+            for delivery in deliveries:
+                partition, _ = self._find(delivery)
+                if partition is not None:
+                    partition.held_until = self._clock() + invisible_for.total_seconds()
+                renewed.append(delivery if partition is not None else None)
+            return renewed
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Make deliveries due at once, again for this member: their partitions stay with it."""
+        """Hand deliveries out again, to this member: their partitions stay with it."""
         with self._lock:
-            for one in deliveries:
-                self._postpone(one, 0.0)
+            for delivery in deliveries:
+                partition, offset = self._find(delivery)
+                if partition is not None:
+                    del partition.held[offset]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish messages and commit the offsets. False for a delivery that has ended or whose partition has gone."""
+        """Finish messages and commit the offsets. False for a delivery that has ended, or whose partition has gone."""
+        now = time.monotonic()
         with self._lock:
-            windows = [self._finish(one) for one in deliveries]
-            lost = self._commit(one for one in windows if one is not None)
-            return [one is not None and one.serial not in lost for one in windows]
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """
-        Deliver a message again after that time. A long delay is spent in the retry topic, except on ordered topics, where a
-        message holds back those of its key.
-
-        Raises:
-            KeptByClient: the copy was not stored; this member delivers the message again.
-        """
-        seconds = after.total_seconds()
-        with self._lock:
-            held = self._held.get(delivery.receipt)
-            if held is None:
-                return False
-            if held[0].is_ordered or seconds <= HELD_SECONDS:
-                return self._postpone(delivery, seconds)
-        note = note_of(held[1].record, delivery)
-        note.retry_at = self._clock() + seconds
-        try:
-            self._copies.store(retry_copy(held[1].record, note, now=self._clock()))
-        except BrokerUnavailable as error:
-            self._keep(delivery, seconds, error)
-        return self.ack([delivery])[0]
-
-    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
-        """Leave a message to another member: deliver it again here after that time, unless its partition has moved."""
-        with self._lock:
-            held = self._held.get(delivery.receipt)
-            if held is None:
-                return False
-            held[1].is_passed_on = True
-            if self._leaves_at == float("inf"):
-                self._leaves_at = time.monotonic() + KEPT_SECONDS * random.uniform(1, 2)  # noqa: S311
-            return self._postpone(delivery, after.total_seconds())
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Store a message among the group's dead letters, and finish it. Raises KeptByClient, as `retry`."""
-        with self._lock:
-            held = self._held.get(delivery.receipt)
-        if held is None:
-            return False
-        note = note_of(held[1].record, delivery)
-        note.reason, note.died_at = reason, self._clock()
-        try:
-            self._copies.store(dead_copy(held[1].record, note))
-        except BrokerUnavailable as error:
-            self._keep(delivery, HELD_SECONDS, error)
-        return self.ack([delivery])[0]
+            ended: list[HeldPartition | None] = []
+            for delivery in deliveries:
+                partition, offset = self._find(delivery)
+                if partition is not None:
+                    del partition.held[offset], partition.records[offset]
+                    partition.changed_at = now
+                ended.append(partition)
+            lost = self._commit({partition for partition in ended if partition is not None})
+            return [partition is not None and partition not in lost for partition in ended]
 
     def interrupt(self) -> None:
         """End the wait of `receive`, and of all later ones; from any thread."""
         self._is_interrupted = True
 
     def close(self) -> None:
-        """Leave the group; what was settled is committed. A second call does nothing."""
+        """Leave the group; what was acknowledged is committed. A second call does nothing."""
         self._is_interrupted = True
         with self._polling:
             if self._is_closed:
@@ -217,31 +168,10 @@ class GroupMember:
             except (KafkaException, RuntimeError) as error:
                 logger.info("Leaving group %s failed: %s", self.group, describe(error))
 
-    def _leave_for_a_moment(self) -> None:
-        """Leave the group until the others have taken its partitions, where a message waits for one with a handler."""
-        if time.monotonic() < self._leaves_at:
-            return
-        self._leaves_at = float("inf")
-        with self._lock:
-            records = [one for window in self._windows.values() for one in window.records.values()]
-        if not any(one.is_passed_on and not one.is_finished for one in records):
-            return
-        if count_members(self._options, self._name, self.group) < 2:
-            return  # nobody would take the partitions
-        logger.info("Group %s: this process leaves its partitions to others, which may handle what it cannot.", self.group)
-        with suppress(KafkaException):  # then its session ends by itself
-            self._consumer.close()
-        self._consumer = Consumer(member_settings(self._options, self._name, self.group))
-        self._subscribed.clear()
-        self._has_joined = False
-        self._away_until = time.monotonic() + AWAY_SECONDS * random.uniform(1, 3)  # noqa: S311
-
     def _subscribe(self, topics: Collection[str]) -> None:
-        """Subscribe to topics that are not yet, each with its retry topic."""
+        """Subscribe to topics that are not yet."""
         now = time.monotonic()
-        if now < self._away_until:
-            return
-        new = [one for one in topics if one not in self._subscribed and self._asked_at.get(one, float("-inf")) <= now]
+        new = [topic for topic in topics if topic not in self._subscribed and self._asked_at.get(topic, 0.0) <= now]
         try:
             for topic in new:
                 try:
@@ -250,8 +180,8 @@ class GroupMember:
                     self._refuse(topic, str(error))
                 else:
                     self.refusals.pop(topic, None)
-                    self._subscribed |= {topic: topic, GroupTopics.of(topic, self.group).retry: topic}
-        finally:  # those before an outage, too
+                    self._subscribed.add(topic)
+        finally:  # including topics that were prepared before an outage
             if new and self._subscribed:
                 self._consumer.subscribe(
                     list(self._subscribed), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -259,22 +189,21 @@ class GroupMember:
 
     def _begin(self, topic: str) -> None:
         """
-        Prepare to read a topic: its owner, where the group begins, and its retry and dead-letter topics.
+        Prepare to read a topic: its owner, and where the group begins.
 
         Raises:
             BrokerUnavailable, BrokerMisconfigured
             OwnedByAnother: the group of that name has its inbox in another outbox.
         """
-        found = find_topic(self._options, self._name, topic, hint=ALLOW)
-        if found is None:
+        description = find_topic(self._options, self._name, topic, hint=ALLOW)
+        if description is None:
             raise call_error(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), f"look the topic {topic!r} up")
-        places = [TopicPartition(topic, number) for number in range(len(found.partitions))]
-        count_members(self._options, self._name, self.group)  # raises where this user may not read for the group
+        require_access(self._options, self._name, self.group)
+        places = [TopicPartition(topic, number) for number in range(len(description.partitions))]
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)
         if all(place.offset < 0 for place in notes):  # a partition that is added later is read from its first message
             self._new |= {(place.topic, place.partition) for place in places}
-        ensure_group_topics(self._options, self._name, topic, self.group)
 
     def _refuse(self, topic: str, reason: str) -> None:
         if self.refusals.get(topic) != reason:
@@ -288,46 +217,39 @@ class GroupMember:
         self.refusals[topic] = reason
         self._asked_at[topic] = time.monotonic() + REFUSED_SECONDS
 
-    def _fetch(self, most: int, seconds: float) -> None:
-        """Fetch what is there; wait at most so long for a first record."""
+    def _fetch(self, topics: Collection[str], most: int, seconds: float) -> None:
+        """Fetch records up to a full hand; wait at most so long for a first one."""
         with self._polling:
             self._require_open()
             self._polled_at = time.monotonic()
-            if seconds and not self._subscribed:  # away, or refused
+            with self._lock:
+                self._pause_and_resume(topics)
+                open_records = sum(len(one.records) - len(one.held) for one in self._partitions.values() if one.topic in topics)
+            records: list[Message] = []
+            if seconds and not self._subscribed:  # all topics are refused
                 time.sleep(seconds)
-                records = []
-            elif seconds:
-                first = self._consumer.poll(seconds)
-                records = [first] if first is not None else []
-            else:
-                records = self._consumer.consume(most, 0)
+            elif seconds and (first := self._consumer.poll(seconds)) is not None:
+                records.append(first)
+            if records or not seconds:
+                records += self._consumer.consume(max(1, most - open_records - len(records)), 0)
             with self._lock:  # before the other lock is let go: a rebalance may take the partition away
                 problems = [problem for record in records if (problem := self._add(record)) is not None]
-                self._commit_beginnings()
-                self._pause_and_resume()
+                self._read_notes()
+                self._commit([one for one in self._partitions.values() if (one.committed or 0) < 0 and not one.records])
                 if seconds and not records:
-                    self._commit_positions()
-            if problems:  # not before all records are in their windows: nobody fetches them again
+                    self._commit_idle()
+            if problems:  # not before all records are in their partitions: nobody fetches them again
                 raise problems[0]
 
     def _add(self, record: Message) -> BrokerUnavailable | None:
-        """Add a record to its window; return the exception where it is an error about which somebody must act."""
+        """Add a record to its partition; return the exception where it is an error about which somebody must act."""
         if (error := record.error()) is not None:
             return self._note_error(record, error)
         self._answered_at = time.monotonic()
-        window = self._windows.get((record.topic() or "", record.partition() or 0))
-        if window is None:
-            return None  # fetched before the partition was revoked
-        if self.refusals and not window.is_retry:
-            self.refusals.pop(window.topic, None)
-        fetched = FetchedRecord(record)
-        if window.is_retry:
-            note = read_note(record)
-            if note is None or (note.group, note.topic) != (self.group, window.topic):
-                fetched.is_finished = True  # another group's, whose retry topic has the same name
-            else:
-                fetched.due_at, fetched.retry_at = note.step_at, note.retry_at
-        window.add(fetched)
+        partition = self._partitions.get((record.topic() or "", record.partition() or 0))
+        if partition is not None:  # not fetched before the partition was revoked
+            self.refusals.pop(partition.topic, None)
+            partition.add(record, self._answered_at)
         return None
 
     def _note_error(self, record: Message, error: KafkaError) -> BrokerUnavailable | None:
@@ -336,100 +258,76 @@ class GroupMember:
             logger.info("Group %s: %s", self.group, describe(error))
             return None
         problem = call_error(KafkaException(error), f"read for group {self.group!r}", hint=ALLOW)
-        if topic := self._subscribed.get(record.topic() or "", ""):
+        topic = record.topic() or ""
+        if topic in self._subscribed:
             self._refuse(topic, str(problem))
             return None
         return problem
 
-    def _pause_and_resume(self) -> None:
-        now = self._clock()
-        for window in self._windows.values():
-            if window.should_pause(now) is not window.is_paused:
-                window.is_paused = not window.is_paused
-                change = self._consumer.pause if window.is_paused else self._consumer.resume
-                change([TopicPartition(window.stored_topic, window.partition)])
+    def _pause_and_resume(self, topics: Collection[str]) -> None:
+        """Pause the partitions of other topics, and those with a full hand that cannot be handed out now."""
+        for partition in self._partitions.values():
+            if partition.is_paused is not (partition.topic not in topics or len(partition.records) >= self._largest_hand):
+                partition.is_paused = not partition.is_paused
+                change = self._consumer.pause if partition.is_paused else self._consumer.resume
+                change([TopicPartition(partition.topic, partition.number)])
 
     def _hand_out(self, topics: Collection[str], limit: int, invisible_seconds: float) -> list[Delivery]:
-        """Return messages that are due."""
+        """Return messages that wait; those that have expired wait again."""
         with self._lock:
-            self._learn_notes()
             now = self._clock()
-            found: list[Delivery] = []
-            later: list[tuple[PartitionWindow, FetchedRecord]] = []
-            for window in list(self._windows.values()):
-                if window.topic not in topics or window.handed_out_before is None:
-                    continue
-                for fetched in window.due(now):
-                    if fetched.retry_at > now:
-                        later.append((window, fetched))
-                        continue
-                    if len(found) == limit:
-                        break
-                    found.append(self._hold(window, fetched, now + invisible_seconds))
-            self._note_handed_out()
-        for window, fetched in later:
-            self._wait_on(window, fetched)
-        return found
+            mine = [one for one in self._partitions.values() if one.topic in topics and one.committed is not None]
+            for partition in mine:
+                if now >= partition.held_until:
+                    partition.held.clear()
+            waiting = [partition for partition in mine if partition.waits_for_commit(self._largest_hand)]
+            for partition in waiting:
+                partition.is_in_use = True
+            self._commit(waiting)
+            hand: list[Delivery] = []
+            number = new_hand()
+            for partition in mine:
+                offsets = list(islice(partition.ready(self._largest_hand), limit - len(hand)))
+                if offsets:
+                    partition.held_until = now + invisible_seconds
+                    key = partition.topic, partition.number
+                    self._partitions[key] = self._partitions.pop(key)  # behind the others
+                for offset in offsets:
+                    receipt = f"{partition.topic}/{partition.number}/{offset}/{number}"
+                    count = partition.hold(offset, receipt)
+                    hand.append(to_delivery(partition.records[offset], group=self.group, receipt=receipt, delivery_count=count))
+            return hand
 
-    def _hold(self, window: PartitionWindow, fetched: FetchedRecord, until: float) -> Delivery:
-        self._held.pop(fetched.receipt, None)
-        count = window.hand_out(fetched, until)
-        self._held[fetched.receipt] = (window, fetched)
-        return to_delivery(fetched.record, group=self.group, topic=window.topic, receipt=fetched.receipt, delivery_count=count)
-
-    def _wait_on(self, window: PartitionWindow, fetched: FetchedRecord) -> None:
-        """A step of a long delay is over: wait for the rest of it, here or in the next step."""
-        now = self._clock()
-        note = read_note(fetched.record)
-        if note is None or fetched.retry_at - now <= HELD_SECONDS:
-            fetched.due_at = fetched.retry_at
-            return
-        try:
-            self._copies.store(retry_copy(fetched.record, note, now=now))
-        except BrokerUnavailable as error:
-            logger.warning("A retry of group %s could not be passed on, and waits here: %s", self.group, error)
-            fetched.due_at = now + HELD_SECONDS
-            return
-        with self._lock:
-            window.finish(fetched)
-            self._commit([window])
-
-    def _learn_notes(self) -> None:
-        """Read the notes of partitions that were assigned."""
-        new = [one for one in self._windows.values() if one.handed_out_before is None and one.records]
+    def _read_notes(self) -> None:
+        """Read the committed offsets of partitions that were assigned, and what earlier holders have noted there."""
+        new = [one for one in self._partitions.values() if one.committed is None]
         if not new:
             return
-        found = committed_notes(self._consumer, [TopicPartition(one.stored_topic, one.partition) for one in new])
-        for window, (place, note) in zip(new, found.items(), strict=True):
-            window.committed = place.offset if place.offset >= 0 else None
-            window.handed_out_before = window.noted_until = note.handed_out_before
+        notes = committed_notes(self._consumer, [TopicPartition(one.topic, one.number) for one in new])
+        for partition, (place, note) in zip(new, notes.items(), strict=True):
+            partition.committed = place.offset
+            partition.in_use_until = partition.seen_before = note.handed_out_before
+            if partition.position is None and place.offset >= 0:
+                partition.position = place.offset
 
-    def _note_handed_out(self) -> None:
-        """Commit how far records may have been handed out, where the last note does not cover it."""
-        beyond = [one for one in self._windows.values() if one.handed_out_until > one.noted_until]
-        for window in beyond:
-            window.noted_until = window.handed_out_until + NOTED_AHEAD
-        if beyond:
-            try:
-                self._commit(beyond, is_forced=True)
-            except BrokerUnavailable as error:
-                logger.info("Group %s could not note what it hands out: %s", self.group, error)
-
-    def _commit(self, windows: Iterable[PartitionWindow], *, is_forced: bool = False) -> set[int]:
+    def _commit(self, partitions: Iterable[HeldPartition]) -> set[HeldPartition]:
         """
-        Commit the offsets of windows, unless they are committed. Return the serials of those that this member may have lost.
+        Commit offsets and notes, unless they are committed. Return the partitions that this member may have lost.
 
         An offset that a rebalance does not let through is committed later, at the latest when the partition is revoked.
         """
-        wanted = {(one.stored_topic, one.partition): one for one in windows}
-        offsets = [
-            TopicPartition(one.stored_topic, one.partition, offset, self._note(one, offset))
-            for one in wanted.values()
-            if (offset := one.offset_to_commit()) is not None and (is_forced or offset != one.committed)
-        ]
-        if not offsets:
+        wanted: dict[tuple[str, int], tuple[HeldPartition, int, int]] = {}
+        for partition in partitions:
+            offset, until = partition.first_open, partition.note_until(self._largest_hand)
+            if offset is not None and (offset, until) != (partition.committed, partition.in_use_until):
+                wanted[partition.topic, partition.number] = partition, offset, until
+        if not wanted:
             return set()
-        lost: set[int] = set()
+        offsets = [
+            TopicPartition(*key, offset, OffsetNote(self.owner.source, self.owner.project, until).encode())
+            for key, (_, offset, until) in wanted.items()
+        ]
+        lost: set[HeldPartition] = set()
         try:
             answers = self._consumer.commit(offsets=offsets, asynchronous=False) or []
         except RuntimeError as error:  # the client is closed
@@ -438,59 +336,42 @@ class GroupMember:
             cause = error_of(error)
             if cause is None or cause.name() not in LOST | REBALANCING:
                 raise call_error(error, f"commit offsets of group {self.group!r}") from error
-            return {one.serial for one in wanted.values()} if cause.name() in LOST else set()
+            return {partition for partition, _, _ in wanted.values()} if cause.name() in LOST else set()
         for answer in answers:
-            window = wanted[answer.topic, answer.partition]
+            partition, offset, until = wanted[answer.topic, answer.partition]
             if answer.error is None:
-                window.committed = answer.offset
+                partition.committed, partition.in_use_until = offset, until
             elif answer.error.name() in LOST:
-                lost.add(window.serial)
+                lost.add(partition)
             elif answer.error.name() not in REBALANCING:
                 raise call_error(KafkaException(answer.error), f"commit offsets of group {self.group!r}")
         return lost
 
-    def _commit_beginnings(self) -> None:
-        """Commit where the group begins, so that it begins there whatever happens, and what waits for it can be counted."""
-        self._commit([one for one in self._windows.values() if one.committed is None and one.end is not None and not one.records])
-
-    def _commit_positions(self) -> None:
-        """Commit the ends of partitions with nothing unfinished: the ends of transactions take offsets, too."""
-        idle = [one for one in self._windows.values() if not one.records and one.end is not None]
-        for window in idle:
-            position = self._consumer.position([TopicPartition(window.stored_topic, window.partition)])[0].offset
-            window.end = max(window.end or 0, position)
+    def _commit_idle(self) -> None:
+        """
+        Commit the ends of partitions with nothing open, since the ends of transactions take offsets, too, and that those are no
+        longer in use that were idle for a while: else what a killed member has left there would concern records of days later.
+        """
+        idle = [one for one in self._partitions.values() if one.committed is not None and not one.records]
+        now = time.monotonic()
         try:
+            for partition in idle:
+                place = TopicPartition(partition.topic, partition.number)
+                position = max(self._consumer.position([place])[0].offset, partition.position or 0)
+                if position > 0:
+                    partition.position = position
+                if partition.in_use_until and now - partition.changed_at >= IDLE_SECONDS:
+                    partition.changed_at = now  # which asks once in a while
+                    if self._consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)[1] <= position:
+                        partition.is_in_use, partition.seen_before = False, 0
             self._commit(idle)
-        except BrokerUnavailable as error:
-            logger.info("Group %s: %s", self.group, error)
+        except (BrokerUnavailable, KafkaException) as error:
+            logger.info("Group %s: %s", self.group, describe(error))
 
-    def _note(self, window: PartitionWindow, offset: int) -> str:
-        until = window.noted_until if window.noted_until > offset else 0
-        return OffsetNote(self.owner.source, self.owner.project, until).encode()
-
-    def _finish(self, delivery: Delivery) -> PartitionWindow | None:
-        """Finish a held message; return its window. None: it is not held."""
-        held = self._held.pop(delivery.receipt, None)
-        if held is None:
-            return None
-        window, fetched = held
-        window.finish(fetched)
-        return window
-
-    def _postpone(self, delivery: Delivery, seconds: float) -> bool:
-        """End a delivery; its message is due again after that time. Return whether it was held."""
-        held = self._held.pop(delivery.receipt, None)
-        if held is None:
-            return False
-        held[1].receipt = ""
-        held[1].due_at = self._clock() + seconds
-        return True
-
-    def _keep(self, delivery: Delivery, seconds: float, error: BrokerUnavailable) -> None:
-        """Deliver a message again later, whose copy was not stored. Raises KeptByClient."""
-        with self._lock:
-            if self._postpone(delivery, seconds):
-                raise KeptByClient(f"{error} The message stays with this process for {seconds:.0f} s.") from error
+    def _find(self, delivery: Delivery) -> tuple[HeldPartition | None, int]:
+        """Return the partition and the offset of a delivery; no partition where it has ended, or the partition has gone."""
+        partition, offset = self._partitions.get((delivery.topic, int(delivery.queue))), delivery.pos or 0
+        return partition if partition is not None and partition.held.get(offset) == delivery.receipt else None, offset
 
     def _keep_alive(self) -> None:
         """
@@ -500,7 +381,7 @@ class GroupMember:
         """
         is_due = time.monotonic() - self._polled_at >= MOST_BETWEEN_POLLS.total_seconds() / 2
         if is_due and not self._polling.locked():
-            self._fetch(1, 0.0)
+            self._fetch((), 1, 0.0)
 
     def _require_answers(self) -> None:
         """Raise BrokerUnavailable where no broker has answered for a while."""
@@ -523,19 +404,12 @@ class GroupMember:
         with self._lock:
             self._has_joined = True
             begun = self._begin_partitions(places)
-            for place in places:
-                topic = self._subscribed.get(place.topic, place.topic)
-                self._windows[place.topic, place.partition] = PartitionWindow(
-                    topic,
-                    place.topic,
-                    place.partition,
-                    is_ordered=topic in self._topics and self._topics[topic].type is TopicType.FIFO,
-                    is_retry=place.topic != topic,
-                    end=begun.get((place.topic, place.partition)),
-                )
+            for key in [(place.topic, place.partition) for place in places]:
+                is_ordered = key[0] in self._topics and self._topics[key[0]].type is TopicType.FIFO
+                self._partitions[key] = HeldPartition(*key, is_ordered, begun.get(key), changed_at=time.monotonic())
             try:
                 consumer.incremental_assign(places)
-            except KafkaException as error:  # raised here, it would take along what the client fetched meanwhile
+            except KafkaException as error:  # raised here, it would drop fetched records
                 logger.warning("Group %s could not begin with its partitions: %s", self.group, describe(error))
 
     def _begin_partitions(self, places: Sequence[TopicPartition]) -> dict[tuple[str, int], int]:
@@ -553,14 +427,16 @@ class GroupMember:
         return begun
 
     def _on_revoke(self, _: Consumer, places: list[TopicPartition]) -> None:
-        """Commit what is finished, which still counts, and forget the rest."""
+        """Commit what was acknowledged, which still counts, and how far records were handed out; forget the rest."""
         with self._lock:
-            going = [window for place in places if (window := self._windows.get((place.topic, place.partition))) is not None]
-            used = [window for window in going if window.handed_out_before is not None]  # else nothing was handed out
-            for window in used:
-                window.noted_until = max(window.handed_out_until, window.handed_out_before or 0)
+            partitions = [
+                self._partitions[key] for place in places if (key := (place.topic, place.partition)) in self._partitions
+            ]
+            known = [partition for partition in partitions if partition.committed is not None]
+            for partition in known:
+                partition.is_in_use = False
             try:
-                self._commit(used, is_forced=True)
+                self._commit(known)
             except BrokerUnavailable as error:
                 logger.warning("Group %s gives partitions back without a commit: %s", self.group, error)
             self._on_lost(_, places)
@@ -568,7 +444,6 @@ class GroupMember:
     def _on_lost(self, _: Consumer, places: list[TopicPartition]) -> None:
         with self._lock:
             for place in places:
-                window = self._windows.pop((place.topic, place.partition), None)
-                if window is not None:
-                    for fetched in window.records.values():
-                        self._held.pop(fetched.receipt, None)
+                partition = self._partitions.pop((place.topic, place.partition), None)
+                if partition is not None and partition.is_paused:  # a pause would outlast the assignment
+                    self._consumer.resume([place])

@@ -1,4 +1,4 @@
-"""What `outbox_topics` lists and creates: topics of messages, marker topics, and the topics of groups."""
+"""What `outbox_topics` lists and creates: topics of messages and marker topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from confluent_kafka.admin import NewTopic, TopicDescription
 from outbox.brokers.base import ServerResource
 from outbox.brokers.kafka.client import milliseconds
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe
-from outbox.brokers.kafka.group_topics import GroupTopics, create_group_topic, new_group_topics
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import create_topic, describe_topics, read_settings, wait_for_leaders
@@ -46,20 +45,9 @@ class KafkaResources:
         self._options = options
         self._name = name
 
-    def find(
-        self, topics: Collection[TopicSpec], *, sources: Iterable[str], lanes: int, readers: Collection[str]
-    ) -> list[ServerResource]:
+    def find(self, topics: Collection[TopicSpec], *, sources: Iterable[str], lanes: int) -> list[ServerResource]:
         """Return the topics that are needed, and what is there. Arguments and errors as for `ListsResources`."""
-        of_messages = [self._topic(topic) for topic in topics]
-        settings = read_settings(self._options, self._name, [topic.name for topic in topics])
-        of_lanes = [self._marker(source, lanes) for source in sources]
-        of_groups = [
-            one
-            for topic in topics
-            for group in sorted({*topic.groups, *readers})
-            for one in self._group_topics(topic.name, group, settings[topic.name])
-        ]
-        return self._compare([*of_messages, *of_lanes, *of_groups])
+        return self._compare([*map(self._topic, topics), *(self._marker(source, lanes) for source in sources)])
 
     def _topic(self, topic: TopicSpec) -> KafkaResource:
         new = NewTopic(topic.name, topic.queues, config={"retention.ms": str(milliseconds(topic.retention))})
@@ -74,14 +62,6 @@ class KafkaResources:
         topic = marker_topic(source)
         create = partial(create_marker_topic, self._options, self._name, topic, lanes)
         return KafkaResource("marker topic", new_marker_topic(topic, lanes), create, lanes + 1)
-
-    def _group_topics(self, topic: str, group: str, settings: Mapping[str, str]) -> Iterator[KafkaResource]:
-        mine = GroupTopics.of(topic, group)
-        new = new_group_topics(settings, topic, group)
-        for kind, name in (("retry topic", mine.retry), ("dead-letter topic", mine.dead)):
-            # Its settings are those of the topic, which may be created before.
-            create = partial(create_group_topic, self._options, self._name, topic, group, name)
-            yield KafkaResource(kind, new[name], create, new[name].num_partitions)
 
     def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
         found = describe_topics(self._options, self._name, [one.new.topic for one in needed])
@@ -116,5 +96,3 @@ def _differences(needed: KafkaResource, partitions: int, settings: Mapping[str, 
         yield f"cleanup.policy={policy}, not {wanted['cleanup.policy']}"
     if "delete" in policy and settings["retention.ms"] != wanted.get("retention.ms", settings["retention.ms"]):
         yield f"retention.ms={settings['retention.ms']}, not {wanted['retention.ms']}"
-    if settings and int(settings["max.message.bytes"]) < int(wanted.get("max.message.bytes", 0)):
-        yield f"max.message.bytes={settings['max.message.bytes']}, not {wanted['max.message.bytes']} or more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
@@ -11,7 +12,6 @@ from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 from outbox.brokers.base import Problem
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error
-from outbox.brokers.kafka.group_topics import STEPS, GroupTopics
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
 from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
@@ -54,21 +54,18 @@ class KafkaServerChecks:
             owners: the outboxes with the inboxes of groups.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
-        retries = {GroupTopics.of(topic, group).retry for topic, group in pairs}
-        letters = {GroupTopics.of(topic, group).dead for topic, group in pairs}
-        names = sorted({*(topic for topic, _ in pairs), *retries, *letters})
-        found = describe_topics(self._options, self._name, names)
+        old = {f"{topic}.{group}.{end}" for topic, group in pairs for end in ("retry", "dead")}
+        found = describe_topics(self._options, self._name, sorted({*old, *(topic for topic, _ in pairs)}))
         there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
         problems: list[Problem] = []
-        if unread := [topic for topic, one in there.items() if not may(one, AclOperation.READ)]:
+        if unread := [topic for topic, one in there.items() if topic not in old and not may(one, AclOperation.READ)]:
             problems.append(Problem(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
-        if narrow := [topic for topic in retries & there.keys() if len(there[topic].partitions) < len(STEPS)]:
-            text = f"{_named(narrow)} needs {len(STEPS)} partitions: one for each step of a delay."
-            problems.append(Problem(text, "Add partitions to it. Until then the group does not read its topic."))
-        policies = read_settings(self._options, self._name, sorted(letters & there.keys()))
-        if kept := [topic for topic, one in policies.items() if one.get("cleanup.policy", "compact") != "compact"]:
-            text = f"{_named(kept)} does not keep dead letters: its cleanup.policy is not compact."
-            problems.append(Problem(text, "Set cleanup.policy=compact."))
+        if unused := sorted(old & there.keys()):
+            text = (
+                f"{_named(unused)} of an earlier release is no longer read: retries and dead letters are in the group's database."
+            )
+            command = f"kafka-topics.sh --delete --topic '{'|'.join(map(re.escape, unused))}'"
+            problems.append(Problem(text, f"Empty it with the earlier release, then {command}", is_error=False))
         return [*problems, *self._problems_of_owners(pairs, there, owners)]
 
     def _problems_of_owners(

@@ -1,4 +1,4 @@
-"""Consumer groups on a real Kafka: rebalances, offsets, messages of other producers, long retries, and whose group it is."""
+"""Consumer groups on a real Kafka: hands, offsets, rebalances, messages of other producers, and whose group it is."""
 
 import threading
 import uuid
@@ -7,17 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.kafka import KafkaBroker, member
-from outbox.brokers.kafka.group_topics import STEPS
-from outbox.brokers.kafka.window import MOST_OPEN
+from outbox.brokers.kafka.member import GroupMember
+from outbox.brokers.kafka.offset_notes import OffsetNote
+from outbox.brokers.kafka.partition import HeldPartition
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
-from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, message, new_source, read
+from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, message, new_source
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
@@ -96,50 +97,18 @@ class TestMessagesOfOthers:
 
         mine.release([first])
         [again] = receive(mine, group)
-        mine.retry(again, timedelta(minutes=1))
 
         assert first.message_id == again.message_id == f"{topic}/0/0@1700000000123"
         assert (first.queue, first.pos) == ("0", 0)
 
-    def test_keep_their_id_value_and_place_through_a_long_retry(self, open_member: Open, group: str, clock: Clock):
+    def test_are_read_whatever_they_have(self, open_member: Open, group: str):
         topic = create_topic()
         produce(topic, None, key=b"\xff\x00", headers=[("n", None), ("b", b"\xfe"), ("ce_type", b"OrderPaid")])
-        mine = open_member(topic)
-        [first] = receive(mine, group)
 
-        mine.retry(first, timedelta(minutes=1))
-        clock.now += 60
-        [again] = receive(mine, group)
+        [tombstone] = receive(open_member(topic), group)
 
-        assert (again.message_id, again.queue, again.pos, again.stored_at) == (first.message_id, "0", 0, first.stored_at)
-        assert (again.body, again.key, again.headers) == (b"", "\\xff\x00", {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"})
-        assert again.delivery_count == 2
-
-    def test_without_a_value_are_dead_letters_like_others(self, open_member: Open, group: str):
-        topic = create_topic()
-        produce(topic, None, key=b"k")
-        mine = open_member(topic)
-        [tombstone] = receive(mine, group)
-
-        mine.dead_letter(tombstone, "no body")
-        [letter] = mine.dead_letters(group)
-        mine.replay(group, [letter.id])
-        [again] = receive(mine, group)
-
-        assert letter.message_id == again.message_id == tombstone.message_id
-        assert (again.key, again.body) == ("k", b"")
-        assert read(f"{topic}.{group}.retry")[0].value() is None
-
-    def test_are_no_copies_of_the_group_whatever_their_headers_say(self, open_member: Open, group: str):
-        topic = create_topic()
-        note = b'{"group": "g", "topic": "t", "message_id": "of-another", "queue": "7", "pos": 9}'
-        produce(topic, b"a", headers=[("outbox-copy", note)])
-        mine = open_member(topic)
-
-        [first] = receive(mine, group)
-
-        assert (first.queue, first.pos, first.delivery_count) == ("0", 0, 1)
-        assert first.message_id != "of-another"
+        assert (tombstone.body, tombstone.key) == (b"", "\\xff")
+        assert tombstone.headers == {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"}
 
 
 class TestOffsets:
@@ -184,6 +153,187 @@ class TestOffsets:
         mine.close()
 
         assert [one.delivery_count for one in receive(open_member(topic), group, count=2)] == [2, 1]
+
+
+class TestHand:
+    def test_is_of_all_partitions_and_no_longer_than_the_limit(self, open_member: Open, group: str):
+        topic = create_topic(partitions=4)
+        mine = open_member(topic, kind=TopicType.FIFO)
+        mine.send([message(topic, key=str(n)) for n in range(100)])
+        seen: list[Delivery] = []
+
+        while len(seen) < 100:
+            hand = receive(mine, group, limit=30)
+            assert len(hand) <= 30
+            mine.ack(hand)
+            seen += hand
+
+        assert len({one.message_id for one in seen}) == 100
+        assert len({one.queue for one in seen[:60]}) > 1
+
+    def test_of_an_ordered_partition_is_the_next_one_when_all_of_it_has_ended(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic, kind=TopicType.FIFO)
+        mine.send([message(topic, b"%d" % n, key="ab"[n % 2]) for n in range(1500)])
+        hand = receive(mine, group, count=32, limit=32)
+
+        mine.ack(hand[1:])
+        behind = [once(mine, group, limit=32) for _ in range(5)]
+        open_records = len(partition_of(mine, group).records)
+        mine.ack(hand[:1])
+
+        assert bodies(hand) == [b"%d" % n for n in range(32)]
+        assert behind == [[]] * 5
+        assert open_records <= 64
+        assert bodies(receive(mine, group, count=32, limit=32)) == [b"%d" % n for n in range(32, 64)]
+
+    def test_goes_on_behind_what_is_held_of_a_topic_without_order_up_to_its_limit(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"%d" % n) for n in range(100)])
+        first, *rest = receive(mine, group, count=32, limit=32)
+
+        mine.ack(rest)
+        behind = [one for _ in range(5) for one in once(mine, group, limit=32)]
+        mine.ack([first])
+
+        assert behind == []
+        assert len(receive(mine, group, count=32, limit=32)) == 32
+
+    def test_that_was_released_begins_again_at_its_first_message_that_is_not_acknowledged(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic, kind=TopicType.FIFO)
+        mine.send([message(topic, b"%d" % n, key="a") for n in range(6)])
+        hand = receive(mine, group, count=4, limit=4)
+
+        mine.ack(hand[:2])
+        mine.release(hand[2:])
+        again = receive(mine, group, count=4, limit=4)
+
+        assert [(one.body, one.delivery_count) for one in again] == [(b"2", 2), (b"3", 2), (b"4", 1), (b"5", 1)]
+        assert mine.ack(hand[2:]) == [False, False]
+
+    def test_that_has_expired_is_handed_out_again(self, open_member: Open, group: str, clock: Clock):
+        topic = create_topic()
+        mine = open_member(topic, kind=TopicType.FIFO)
+        mine.send([message(topic, b"%d" % n, key="a") for n in range(3)])
+        receive(mine, group, count=3)
+
+        clock.now += HELD.total_seconds()
+
+        again = receive(mine, group, count=3)
+        assert [(one.body, one.delivery_count) for one in again] == [(b"0", 2), (b"1", 2), (b"2", 2)]
+
+    def test_is_of_the_topics_that_are_asked_for(self, open_member: Open, group: str):
+        paused, other = create_topic(), create_topic()
+        mine = open_member(paused, other)
+        mine.send([message(topic, b"%d" % n) for topic in (paused, other) for n in range(200)])
+        mine.ack(receive(mine, group, limit=20))
+        wait_until(lambda: len(mine._members[group]._partitions) == 2 and mine.ack(once(mine, group, limit=20)), SECONDS)
+
+        found: list[Delivery] = []
+        while len([one for one in found if one.topic == other]) < 100:
+            hand = mine.receive(group, [other], limit=20, invisible_for=HELD, wait=MOMENT)
+            found += hand
+            mine.ack(hand)
+
+        assert {one.topic for one in found} == {other}
+        assert len(mine._members[group]._partitions[paused, 0].records) <= 40
+        assert receive(mine, group, limit=20)
+
+
+class TestInUse:
+    """The metadata of a committed offset says which records may have been handed out."""
+
+    def test_is_committed_before_the_first_record_is_handed_out(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic) for _ in range(10)])
+        wait_until(lambda: once(mine, group, limit=4), SECONDS)
+
+        assert noted(topic, group) == (0, 4)
+
+    def test_ends_where_commits_fail(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"%d" % n) for n in range(10)])
+        hand = receive(mine, group, count=4, limit=4)
+        monkeypatch.setattr(GroupMember, "_commit", lambda self, partitions: set())
+
+        mine.ack(hand)
+        behind = [one for _ in range(5) for one in once(mine, group, limit=4)]
+        monkeypatch.undo()
+
+        assert behind == []
+        assert bodies(receive(mine, group, count=4, limit=4)) == [b"4", b"5", b"6", b"7"]
+
+    def test_of_a_killed_member_is_what_its_successor_takes_for_redelivered(self, open_member: Open, group: str):
+        topic = create_topic()
+        killed = open_member(topic)
+        killed.send([message(topic) for _ in range(10)])
+        killed.ack(receive(killed, group, count=4, limit=4)[:1])
+        forget(killed, group)
+
+        again = receive(open_member(topic), group, count=9, limit=9)
+
+        assert [one.delivery_count for one in again] == [2, 2, 2, 2, 1, 1, 1, 1, 1]
+
+    def test_that_was_inherited_outlasts_a_member_that_did_not_come_so_far(self, open_member: Open, group: str):
+        topic = create_topic()
+        killed = open_member(topic)
+        killed.send([message(topic) for _ in range(10)])
+        receive(killed, group, count=4, limit=4)
+        forget(killed, group)
+        second = open_member(topic)
+        second.ack(receive(second, group, limit=1))
+
+        second.close()
+
+        again = receive(open_member(topic), group, count=9, limit=9)
+        assert [one.delivery_count for one in again] == [2, 2, 2, 1, 1, 1, 1, 1, 1]
+
+    def test_is_over_when_a_member_leaves_with_nothing_open(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic) for _ in range(4)])
+        mine.ack(receive(mine, group, count=4, limit=4))
+
+        mine.close()
+
+        assert noted(topic, group) == (4, 0)
+
+    def test_is_over_when_a_partition_is_idle(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(member, "IDLE_SECONDS", 0.5)
+        topic = create_topic()
+        killed = open_member(topic)
+        killed.send([message(topic)])
+        killed.ack(receive(killed, group, limit=4))
+        forget(killed, group)
+        assert noted(topic, group) == (1, 5)
+
+        heir = open_member(topic)
+
+        wait_until(lambda: once(heir, group) == [] and noted(topic, group) == (1, 0), SECONDS)
+
+
+def partition_of(broker: KafkaBroker, group: str) -> HeldPartition:
+    [partition] = broker._members[group]._partitions.values()
+    return partition
+
+
+def noted(topic: str, group: str) -> tuple[int, int]:
+    """Return the committed offset of the first partition, and until where it is in use."""
+    consumer = Consumer({"bootstrap.servers": server().address, "group.id": group, **QUIET})
+    [place] = consumer.committed([TopicPartition(topic, 0)], timeout=SECONDS)
+    consumer.close()
+    return place.offset, OffsetNote.read(place.metadata).handed_out_before
+
+
+def forget(broker: KafkaBroker, group: str) -> None:
+    """End the member of a group as its death would: it commits nothing more, and its partitions go to others at once."""
+    killed = broker._members[group]
+    killed._partitions.clear()
+    killed.close()
 
 
 class TestRebalance:
@@ -265,121 +415,6 @@ class TestRebalance:
         assert bodies(receive(mine, group)) == [b"new"]
 
 
-class TestPassOn:
-    def test_takes_a_message_to_a_member_that_has_a_handler_for_it(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
-    ):
-        monkeypatch.setattr(member, "KEPT_SECONDS", 0.5)
-        monkeypatch.setattr(member, "AWAY_SECONDS", 1)
-        topic = create_topic()
-        old = open_member(topic)
-        old.send([message(topic, b"new")])
-        found: list[Delivery] = []
-
-        def pass_on() -> None:
-            while not found:
-                for one in once(old, group):
-                    old.pass_on(one, timedelta(0))
-
-        passing = threading.Thread(target=pass_on)
-        passing.start()
-        found += receive(open_member(topic), group)
-        passing.join(SECONDS)
-
-        assert bodies(found) == [b"new"]
-
-    def test_keeps_the_only_member_in_its_group(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "KEPT_SECONDS", 0.1)
-        monkeypatch.setattr(member, "AWAY_SECONDS", 1000)
-        topic = create_topic()
-        mine = open_member(topic)
-        mine.send([message(topic, b"unknown")])
-        [unknown] = receive(mine, group)
-
-        for _ in range(5):
-            mine.pass_on(unknown, timedelta(0))
-            [unknown] = receive(mine, group)
-        mine.send([message(topic, b"known")])
-
-        assert bodies(receive(mine, group)) == [b"known"]
-
-    def test_is_over_when_the_message_has_gone(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "KEPT_SECONDS", 0.1)
-        topic = create_topic()
-        mine = open_member(topic)
-        mine.send([message(topic, b"a")])
-        [delivery] = receive(mine, group)
-        mine.pass_on(delivery, timedelta(0))
-        [again] = mine.receive(group, [topic], limit=1, invisible_for=HELD, wait=timedelta(0)) or receive(mine, group)
-
-        mine.ack([again])
-
-        assert [once(mine, group) for _ in range(5)] == [[]] * 5
-        assert mine.backlog(group) == {topic: 0}
-
-
-class TestWindow:
-    def test_of_an_ordered_topic_is_not_filled_by_what_waits_behind_one_key(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic, kind=TopicType.FIFO)
-        mine.send([message(topic, b"%d" % n, key="a") for n in range(MOST_OPEN + 100)])
-        [head] = receive(mine, group)
-        mine.retry(head, timedelta(hours=1))
-
-        for _ in range(10):
-            assert once(mine, group) == []
-
-        [window] = [one for one in mine._members[group]._windows.values() if not one.is_retry]
-        assert MOST_OPEN <= len(window.records) < MOST_OPEN + 100
-
-    def test_goes_on_when_its_head_is_done(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
-        mine.send([message(topic, b"%d" % n) for n in range(2 * MOST_OPEN)])
-        first, *rest = receive(mine, group, count=MOST_OPEN)
-        mine.ack(rest)
-        before = [one for _ in range(10) for one in once(mine, group)]
-
-        mine.ack([first])
-
-        assert len(before) < MOST_OPEN / 2
-        after = receive(mine, group, count=2 * MOST_OPEN - 1 - len(rest) - len(before))
-        assert sorted(int(one.body) for one in [first, *rest, *before, *after]) == list(range(2 * MOST_OPEN))
-
-
-class TestLongRetry:
-    def test_is_spent_step_by_step_and_delivered_when_it_is_due(self, open_member: Open, group: str, clock: Clock):
-        topic = create_topic()
-        mine = open_member(topic)
-        mine.send([message(topic, b"a"), message(topic, b"b")])
-        first, second = receive(mine, group, count=2)
-        mine.retry(first, timedelta(hours=1, minutes=1, seconds=15))
-        mine.ack([second])
-
-        for step, seconds in enumerate((3600, 60, 10), 1):
-            wait_until(lambda step=step: once(mine, group) == [] and len(read(f"{topic}.{group}.retry")) == step, SECONDS)
-            clock.now += seconds
-        assert once(mine, group) == []
-        clock.now += 5
-
-        assert [(one.body, one.delivery_count) for one in receive(mine, group)] == [(b"a", 2)]
-        steps = [record.partition() for record in read(f"{topic}.{group}.retry")]
-        assert sorted(STEPS[step] for step in steps) == [10, 60, 3600]
-
-    def test_leaves_the_group_its_other_messages_and_its_offset(self, open_member: Open, group: str, clock: Clock):
-        topic = create_topic()
-        mine = open_member(topic)
-        mine.send([message(topic, b"a"), message(topic, b"b")])
-        for one in receive(mine, group, count=2):
-            mine.retry(one, timedelta(minutes=5))
-        assert mine.backlog(group) == {topic: 2}
-
-        mine.close()
-        clock.now += 300
-
-        assert sorted(bodies(receive(open_member(topic), group, count=2))) == [b"a", b"b"]
-
-
 class TestOwner:
     def test_keeps_another_project_out_until_it_takes_the_group_over(self, open_member: Open, group: str):
         topic = create_topic()
@@ -420,17 +455,17 @@ class TestOwner:
 
 
 class TestCheck:
-    def test_names_what_is_wrong_with_the_topics_of_a_group(self, group: str):
+    def test_names_the_topics_of_an_earlier_release(self, group: str):
         topic = create_topic()
-        create_topic(f"{topic}.{group}.retry", partitions=2)
-        create_topic(f"{topic}.{group}.dead")
+        for name in (f"{topic}.{group}.retry", f"{topic}.{group}.dead"):
+            create_topic(name)
         broker = KafkaBroker("default", {"SERVERS": [server().address]}, [TopicSpec(topic, NORMAL, groups=frozenset({group}))])
 
-        texts = [problem.text for problem in broker.check()]
+        [left] = [problem for problem in broker.check() if "earlier release" in problem.text]
 
         broker.close()
-        assert f"Topic '{topic}.{group}.retry' needs 5 partitions: one for each step of a delay." in texts
-        assert f"Topic '{topic}.{group}.dead' does not keep dead letters: its cleanup.policy is not compact." in texts
+        assert f"Topics '{topic}.{group}.dead', '{topic}.{group}.retry' of an earlier release" in left.text
+        assert "kafka-topics.sh --delete --topic" in left.hint
 
     def test_names_the_project_that_a_group_belongs_to(self, open_member: Open, group: str):
         topic = create_topic()
@@ -483,23 +518,6 @@ class TestTopics:
 
         assert bodies(receive(mine, group)) == [b"b"]
         assert mine.refusals() == {}
-
-    def test_of_two_groups_with_the_same_name_do_not_mix(self, open_member: Open, clock: Clock):
-        short = f"a{uuid.uuid4().hex[:8]}"
-        one, other = create_topic(short), create_topic(f"{short}.b")
-        first, second = open_member(one), open_member(other)
-        first.send([message(one, b"first")])
-        second.send([message(other, b"second")])
-        [mine] = receive(first, "b.c")
-        [theirs] = receive(second, "c")
-
-        first.retry(mine, timedelta(minutes=1))
-        second.dead_letter(theirs, "cannot be read")
-        clock.now += 60
-
-        assert bodies(receive(first, "b.c")) == [b"first"]
-        assert once(second, "c") == []
-        assert (first.dead_letters("b.c"), len(second.dead_letters("c"))) == ([], 1)
 
 
 class TestOutage:

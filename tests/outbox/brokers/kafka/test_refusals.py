@@ -11,7 +11,6 @@ from django.db.models import F
 from outbox import database
 from outbox.brokers.base import SendStatus
 from outbox.brokers.kafka import member
-from outbox.brokers.kafka.group_topics import GroupTopics
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.models import Batch, State
@@ -251,7 +250,6 @@ class TestConsumer:
     def test_receives_nothing_without_permissions_names_each_and_goes_on_when_it_has_them(self, monkeypatch):
         monkeypatch.setattr(member, "REFUSED_SECONDS", 0.2)
         topic, group = create_topic(), f"group-{uuid.uuid4().hex[:8]}"
-        mine = GroupTopics.of(topic, group)
         broker = open_broker(topic)
         open_broker(topic, client=login("admin")).send([message(topic, b"a")])
 
@@ -266,10 +264,6 @@ class TestConsumer:
         allow(topic, READ, WRITE)
         wait_until(lambda: refused("Allow this user Read on the group"))
         allow_group(group)
-        wait_until(lambda: refused("Allow this user Create, Read and Write on the topic"))
-        for name, partitions in ((mine.retry, 5), (mine.dead, 1)):
-            create_topic(name, partitions=partitions)
-            allow(name, READ, WRITE)
 
         found = wait_until(lambda: receive(broker, group))
 

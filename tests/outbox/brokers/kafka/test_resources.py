@@ -37,8 +37,8 @@ def new_name() -> str:
     return f"orders-{uuid.uuid4().hex[:8]}"
 
 
-def resources(broker: KafkaBroker, *, source: str = "", readers: tuple[str, ...] = ()) -> dict[str, ServerResource]:
-    found = broker.list_resources(sources=[source or cluster.new_source()], lanes=LANES, readers=readers)
+def resources(broker: KafkaBroker, *, source: str = "") -> dict[str, ServerResource]:
+    found = broker.list_resources(sources=[source or cluster.new_source()], lanes=LANES, readers=())
     return {one.kind: one for one in found}
 
 
@@ -97,49 +97,6 @@ class TestMarkerTopics:
 
     def test_are_not_needed_without_transactions(self):
         assert resources(cluster.open_broker(TRANSACTIONS=False)) == {}
-
-
-class TestTopicsOfGroups:
-    def test_take_the_settings_of_a_topic_that_is_created_in_the_same_run(self):
-        topic = TopicSpec(new_name(), TopicType.NORMAL, retention=timedelta(days=2), groups=frozenset({"cart"}))
-        broker = open_with(topic)
-
-        for one in resources(broker).values():
-            one.create()
-
-        assert settings_of(f"{topic.name}.cart.retry")["retention.ms"] == "172800000"
-        assert settings_of(f"{topic.name}.cart.dead")["cleanup.policy"] == "compact"
-        assert [one.differences for one in resources(broker).values()] == [(), (), (), ()]
-
-    def test_are_needed_by_groups_that_read_without_handlers_too(self):
-        topic = cluster.create_topic(partitions=4)
-
-        found = resources(cluster.open_broker(topic), readers=("outbox-recorder",))
-
-        assert found["retry topic"].name == f"{topic}.outbox-recorder.retry"
-        assert found["retry topic"].is_there is False
-
-    def test_that_lose_retries_or_dead_letters_are_different(self):
-        topic = cluster.create_topic(partitions=4)
-        cluster.create_topic(f"{topic}.cart.retry", partitions=2, config={"max.message.bytes": "100000"})
-        cluster.create_topic(f"{topic}.cart.dead", config={"max.message.bytes": "1064972"})
-
-        found = resources(open_with(TopicSpec(topic, TopicType.NORMAL, groups=frozenset({"cart"}))))
-
-        assert found["retry topic"].differences == ("2 partitions, not 5", "max.message.bytes=100000, not 1064972 or more")
-        assert found["dead-letter topic"].differences == ("cleanup.policy=delete, not compact",)
-
-
-class TestAGroupWhoseNameIsNoTopics:
-    def test_is_named_beside_the_others(self):
-        topic = cluster.create_topic(partitions=4)
-
-        found = resources(open_with(TopicSpec(topic, TopicType.NORMAL, groups=frozenset({"the cart"}))))
-
-        assert found["topic"].is_there
-        assert found["retry topic"].is_there is None
-        assert "TOPIC_EXCEPTION" in found["retry topic"].trouble
-        assert "Correct the topic's name." in found["retry topic"].trouble
 
 
 class TestPermissions:
@@ -241,11 +198,7 @@ class TestTheCommand:
         assert code == 0
         assert {one["state"] for one in resources} <= {"created", "there"}
         assert marker in names
-        assert {name.partition(".")[2] for name in names - {marker}} >= {
-            "",
-            "cart.retry",
-            "cart.dead",
-        }
+        assert len(names) == 2
 
     def test_names_topic_and_setting_that_a_cluster_refuses_and_creates_the_others(self, run, few_nodes):
         found, code = run("--create", default=server().address, narrow=few_nodes.address, away="127.0.0.1:1")
