@@ -17,7 +17,7 @@ import enum
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -300,7 +300,9 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         row = database.raw(using).execute(TAKE, values).fetchone()
     if row is None:
         return None
-    *run, topic, own_id, body, key, tag, headers, delivery_count, stored_at = row
+    id_, runs, crashes, failures, message_id, dedupe_key, order_key, topic, own_id, body, key, tag, headers, count, stored_at = (
+        row
+    )
     delivery = Delivery(
         group=group,
         topic=topic,
@@ -310,10 +312,10 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         key=key,
         tag=tag,
         headers=json.loads(headers),
-        delivery_count=delivery_count,
+        delivery_count=count,
         stored_at=stored_at,
     )
-    return Taken(*run, delivery)
+    return Taken(id_, runs, crashes, failures, message_id, dedupe_key, order_key, delivery)
 
 
 def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bool | None:
@@ -335,8 +337,7 @@ def claim_deferred(taken: Taken, info: DeliveryInfo, key: str, using: str) -> bo
 
 def end(taken: Taken, deferral: Deferral, using: str) -> bool:
     """Write the end of a run that did not end its message. False: another process has the message since."""
-    values = {"id": taken.id, "runs": taken.runs, "failures": deferral.failures, "crashes": deferral.crashes}
-    values |= {"after": deferral.after, "is_dead": deferral.is_dead, "error": deferral.error, "fingerprint": deferral.fingerprint}
+    values = {"id": taken.id, "runs": taken.runs, **asdict(deferral)}
     return database.raw(using).execute(END, values).rowcount > 0
 
 

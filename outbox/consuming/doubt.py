@@ -15,7 +15,6 @@ EXCLUDES_SECONDS = 60.0  # a run that takes longer is slow or stuck, and no long
 BEYOND_LIMIT_SECONDS = 10.0
 
 _lock = threading.Lock()
-_reserved: Doubt | None = None
 
 
 class Doubt:
@@ -23,9 +22,9 @@ class Doubt:
 
     def __init__(self) -> None:
         global _reserved
+        self.until: float = time.monotonic() + EXCLUDES_SECONDS
         with _lock:
             self.is_mine = _reserved is None or time.monotonic() >= _reserved.until
-            self.until = time.monotonic() + EXCLUDES_SECONDS
             if self.is_mine:
                 _reserved = self
 
@@ -41,3 +40,6 @@ class Doubt:
         with _lock:
             if _reserved is self:
                 _reserved = None
+
+
+_reserved: Doubt | None = None

@@ -85,5 +85,5 @@ class TopicLimits:
 
 def topics_with_room(group: Group, topics: Sequence[str]) -> list[str]:
     """Return the topics of which more messages that the server gave up may be stored."""
-    rows = dict(database.raw(group.using).execute(COUNT_GIVEN_UP, [group.name]).fetchall())
+    rows: dict[str, int] = dict(database.raw(group.using).execute(COUNT_GIVEN_UP, [group.name]).fetchall())
     return [topic for topic in topics if rows.get(topic, 0) < MOST_GIVEN_UP]

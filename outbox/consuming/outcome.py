@@ -12,6 +12,7 @@ import enum
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from outbox import conf, signals
 from outbox.brokers.base import Delivery
@@ -77,27 +78,26 @@ def judge(
         failures: how often the handler has raised before.
         runs: how often the message was run, this time included.
     """
-    told = {"error": describe(error), "fingerprint": fingerprint(error)}
+    told = partial(Deferral, failures=failures, error=describe(error), fingerprint=fingerprint(error))
     if isinstance(error, RetryLater):
-        return Deferral(Reason.FAILED, max(timedelta(0), min(error.after, LONGEST_WAIT)), failures, **told)
+        return told(Reason.FAILED, max(timedelta(0), min(error.after, LONGEST_WAIT)))
     if is_conflict(error):
-        return Deferral(Reason.FAILED, Retry(delays=CONFLICT_DELAYS).delay(runs), failures, **told)
+        return told(Reason.FAILED, Retry(delays=CONFLICT_DELAYS).delay(runs))
     if isinstance(error, Reject):
-        told["error"] = text_of(error) or "rejected by its handler"
-        return Deferral(Reason.FAILED, failures=failures, is_dead=True, **told)
+        return told(Reason.FAILED, is_dead=True, error=text_of(error) or "rejected by its handler")
     if consumer is None and isinstance(error, UnknownMessageType):
-        return Deferral(Reason.NO_HANDLER, failures=failures, crashes=int(delivery.delivery_count > 1), **told)
+        return told(Reason.NO_HANDLER, crashes=int(delivery.delivery_count > 1))
     policy = WAIT_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
     if isinstance(error, NeverEnded | UnreadableBody):
-        told["error"] = text_of(error)
+        told = partial(told, error=text_of(error))
     else:
-        failures += 1
-        if _is_worth_a_retry(error, policy) and policy.allows(failures):
-            return Deferral(Reason.FAILED, policy.delay(failures), failures, **told)
+        told = partial(told, failures=failures + 1)
+        if _is_worth_a_retry(error, policy) and policy.allows(failures + 1):
+            return told(Reason.FAILED, policy.delay(failures + 1))
     if not _blocks(group, consumer, delivery):
-        return Deferral(Reason.FAILED, failures=failures, is_dead=True, **told)
+        return told(Reason.FAILED, is_dead=True)
     crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # it has to be run again
-    return Deferral(Reason.FAILED, policy.delays[-1], failures, crashes, is_blocking=True, **told)
+    return told(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
 
 
 def _is_worth_a_retry(error: BaseException, policy: Retry) -> bool:

@@ -70,7 +70,7 @@ class Kafka(DemoBroker):
                 for place in [TopicPartition(topic.name, number) for number in range(PARTITIONS)]:
                     end = read_end(options, "demo", place)
                     for record in read_records(options, "demo", place, 0, end):
-                        copies.append(to_delivery(record, group="", topic=topic.name))
+                        copies.append(to_delivery(record, group="", receipt="", delivery_count=1))
         except (KafkaException, TimeoutError) as error:
             raise DemoError(f"Kafka cannot be asked: {error}.") from error
         write_copies(connection, [(copy.message_id, copy.key) for copy in copies])

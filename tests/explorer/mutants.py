@@ -13,7 +13,7 @@ from outbox import database
 from outbox.batches import split, steps
 from outbox.batches.half_first import Tombstone
 from outbox.check_backs import resolve
-from outbox.consuming import deferred, handle, inbox
+from outbox.consuming import deferred, handle
 from outbox.half_first.message import HalfFirstMessage
 from outbox.message import Resolution
 from outbox.models import State

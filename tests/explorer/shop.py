@@ -48,7 +48,11 @@ class Refused(Exception):
 
 
 def note_effect(message: dict[str, Any], context: outbox.Context) -> None:
-    """Note the effect of an order, of every third one at the second try; nothing but the inbox keeps it from being noted twice."""
+    """
+    Note the effect of an order, of every third one at the second try.
+
+    Nothing but the inbox keeps it from being noted twice.
+    """
     with connections["default"].cursor() as cursor:
         cursor.execute("INSERT INTO explorer_effect (number) VALUES (%s)", [message["order"]])
     if message["order"] % 3 == 0 and not context.failures:
