@@ -89,6 +89,7 @@ class Taken:
         crashes: runs before this one that were begun, and of which no end is known.
     """
 
+    delivery: Delivery
     id: int
     runs: int
     crashes: int
@@ -96,7 +97,6 @@ class Taken:
     message_id: UUID
     dedupe_key: str
     order_key: str | None
-    delivery: Delivery
 
     @property
     def type(self) -> str:
@@ -300,9 +300,7 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         row = database.raw(using).execute(TAKE, values).fetchone()
     if row is None:
         return None
-    id_, runs, crashes, failures, message_id, dedupe_key, order_key, topic, own_id, body, key, tag, headers, count, stored_at = (
-        row
-    )
+    topic, own_id, body, key, tag, headers, delivery_count, stored_at = row[7:]
     delivery = Delivery(
         group=group,
         topic=topic,
@@ -312,10 +310,10 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         key=key,
         tag=tag,
         headers=json.loads(headers),
-        delivery_count=count,
+        delivery_count=delivery_count,
         stored_at=stored_at,
     )
-    return Taken(id_, runs, crashes, failures, message_id, dedupe_key, order_key, delivery)
+    return Taken(delivery, *row[:7])
 
 
 def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bool | None:
