@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 
 import msgspec
 import pytest
 
 from outbox import Reject, Retry, conf, consumer
-from outbox.brokers.base import Broker
 from outbox.consuming import register
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
@@ -77,7 +77,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(harness: Harness, acts: Acts, broker: Broker, settings, monkeypatch) -> Iterator[Shop]:
+def shop(harness: Harness, acts: Acts, settings, monkeypatch) -> Iterator[Shop]:
     kind = harness.broker_class
     topics = {spec.name: {"TYPE": str(spec.type)} for spec in harness.topics.values()}
     settings.OUTBOX = {
@@ -90,8 +90,9 @@ def shop(harness: Harness, acts: Acts, broker: Broker, settings, monkeypatch) ->
     monkeypatch.setattr(conf, "make_broker", lambda alias: harness.open())
     monkeypatch.setattr(conf, "broker_class", lambda alias: kind)
     monkeypatch.setattr(worker_module, "LOOK_SECONDS", 0.0)
-    broker.receive("group", [harness.topic(TopicType.NORMAL)], limit=1, invisible_for=INVISIBLE, wait=timedelta(0))
     shop = Shop(harness, acts)
+    with closing(shop.worker()) as first:  # the group is known before messages are sent
+        first.step(A_MOMENT)
     yield shop
     for worker in shop.workers:
         worker.close()
