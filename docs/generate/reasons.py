@@ -220,7 +220,7 @@ TABLES = {
     "outbox_process": "Silent processes are missed.",
     "outbox_ticket": "Publishing and claiming cost one small row, without an update.",
     "outbox_topic": "Small ids in the hot tables, and pauses.",
-    "outbox_failure_count": "A message that kills its consumer is told from one that fails.",
+    "outbox_deferred": "A message that fails waits beside the inbox, whatever the broker; one that kills its consumer is told from one that fails.",
     "outbox_inbox_row": "Django's admin needs a single key.",
     "outbox_message_state": "One definition of a message's state, for all that read it.",
     "outbox_embedded_delayed": "As `outbox_delayed`, at the broker.",

@@ -37,7 +37,7 @@ T = TypeVar("T")
 class Command(BaseCommand):
     help = (
         "Receive messages for consumer groups and handle each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s of the "
-        "last handler's return: the current message is finished, the others are handed back. A second signal ends it at once. "
+        "last handler's return: the current message is finished, the others are deferred. A second signal ends it at once. "
         "Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or database or broker cannot be reached "
         f"with --once or --until-idle, {ENDED_UNFINISHED}."
     )
