@@ -76,27 +76,22 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return problems of the OPTIONS, without connecting."""
         return problems(options)
 
     @classmethod
     def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        """Return that no other programs read its messages."""
         return BrokerInterface(cls.system, reading=INTERNAL)
 
     @classmethod
     def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a send of one batch may take."""
         return read_options(EmbeddedOptions, options).max_send_duration
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return up to which age of a half message check-backs are sent."""
         return read_options(EmbeddedOptions, options).max_check_back_age
 
     @classmethod
     def stored_in(cls, options: Mapping[str, Any]) -> str:
-        """Return the alias of the database that OPTIONS name."""
         return read_options(EmbeddedOptions, options).database
 
     @classmethod
@@ -152,7 +147,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
         return self._validate_and_store(messages, act, is_half=False)
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Store half messages in one statement."""
         check_after = self._settings.check_after
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
@@ -182,7 +176,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
         return results_of(self._client, refs, act)
 
     def look_up_halves(self, refs: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Look up half messages and their messages in one statement."""
         retention = {topic.name: topic.retention for topic in self.topics.values()}
         try:
             with self._client.translated() as connection:
@@ -192,7 +185,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
             return [HalfStatus.UNKNOWN] * len(refs)
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
-        """Check back about half messages that are due, and end them as answered; an exception of `ask` means UNKNOWN."""
         settings = self._settings
         with self._client.translated() as connection:
             checks.park(connection, check_limit=settings.check_limit, now=self._now())
@@ -222,7 +214,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages for a group; wait up to `wait` for the first."""
         with self._client.translated() as connection:
             reader = self._reader(connection, group, topics, invisible_for)
             rows = wakeup.take(self._client, reader, limit, wait)
@@ -241,34 +232,28 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
             settlement.release(connection, deliveries, now=self._now())
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries that are still held."""
         with self._client.translated() as connection:
             if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Deliver messages again that the group has read and finished."""
         with self._client.translated() as connection:
             return settlement.deliver_again(connection, group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that wait for a group, by topic."""
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
 
     def delayed(self) -> DelayedCount:
-        """Return the number of delayed messages."""
         with self._client.translated() as connection:
             return DelayedCount(log.count_delayed(connection))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return the ids that the group has not read or not finished."""
         with self._client.translated() as connection:
             return lookup.open_ids(connection, group, message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Return the stored copies of a message."""
         with self._client.translated() as connection:
             return lookup.find(connection, message_id, now=self._now())
 
@@ -279,13 +264,11 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
             return retention.prune(connection, topics, keep_since=keep_since, limit=limit, now=self._now())
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
-        """Delete what is stored of a group in these topics, so that its unread messages no longer block retention."""
         with self._client.translated() as connection:
             retention.forget_group(connection, group, topics)
         self._joined = {joined for joined in self._joined if joined[0] != group}
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
         self._renewals.close()
 

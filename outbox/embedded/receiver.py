@@ -24,7 +24,7 @@ from outbox.embedded.topics import StoredTopic
 from outbox.message import TopicType
 
 MOVE_LIMIT = 500  # delayed messages in one statement; more where a call receives more
-MAX_WAITING = 1000  # messages of a fifo queue that may wait for earlier ones of their keys, before a group stops reading on
+MAX_WAITING = 10_000  # messages of a fifo queue that may wait for those in a handler; each look takes 1 ms for 2,000
 UNREAD_SHARE = 4  # when redeliveries are due, too, one in so many messages received is an unread one
 
 # A group begins to read a topic at its first message, or after its last. It waits for a prune of the topic, and later prunes see
@@ -42,13 +42,13 @@ ON CONFLICT DO NOTHING
 """
 
 # Deliveries that are due, on fifo topics only the first unfinished one of each key. An earlier one cannot be added later, because
-# messages are read in order, under the lock of the offset.
+# messages are read in order, under the lock of the offset. The first ones are read once, where anything is due: to look for
+# earlier ones of each due delivery takes ten times as long where many of a key wait.
 IS_DUE = f"""
 d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.due_at <= {NOW}
-AND (d.order_key IS NULL OR NOT EXISTS (
-    SELECT FROM outbox_embedded_delivery earlier
-    WHERE earlier.consumer_group = d.consumer_group AND earlier.topic_id = d.topic_id AND earlier.order_key = d.order_key
-      AND earlier.pos < d.pos
+AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
+    SELECT topic_id, order_key, min(pos) FROM outbox_embedded_delivery
+    WHERE consumer_group = %(group)s AND topic_id = ANY(%(topic_ids)s) AND order_key IS NOT NULL GROUP BY topic_id, order_key
 ))
 """
 

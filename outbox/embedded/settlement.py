@@ -35,6 +35,8 @@ UPDATE outbox_embedded_delivery d SET due_at = {NOW} + %(invisible_for)s FROM he
 RETURNING d.id
 """
 
+WAKE = f"SELECT {NOTIFY}"
+
 # Until the deliveries are committed, no prune deletes their messages (retention.py). A statement of its own, so that the
 # snapshot of the next one is newer than the lock.
 HOLD_OFF_PRUNES = f"""
@@ -77,7 +79,7 @@ def renew(
 def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
     """Make the messages of deliveries that are still held due at once, and notify waiting consumers."""
     renew(connection, deliveries, timedelta(), now=now)
-    connection.execute(f"SELECT {NOTIFY}".encode())
+    connection.execute(WAKE)
 
 
 def deliver_again(connection: Connection, group: str, message_ids: Sequence[str], *, now: datetime | None) -> set[str]:

@@ -64,7 +64,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return problems of the OPTIONS."""
         return problems_with(MemoryOptions, options)
 
     @classmethod
@@ -73,17 +72,14 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
         return timedelta()
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Make messages visible to all groups."""
         with self._store.changed:
             return [self._with_fault("send", one, partial(self._send_one, one)) for one in messages]
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Store half messages, hidden from groups."""
         with self._store.changed:
             return [self._with_fault("send_halves", one, partial(self._store_half, one)) for one in messages]
 
     def new_half_id(self, message_id: str) -> str:
-        """Return a new id."""
         return uuid.uuid4().hex
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
@@ -96,7 +92,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             return [self._with_fault("end", half, partial(self._end_one, half, resolution)) for half in halves]
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Look up half messages among copies and half messages."""
         with self._store.changed:
             planned = [self._store.faults.take("look_up_halves", half) for half in halves]
             return [
@@ -113,16 +108,13 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             return opened.marker
 
     def is_lane_open(self, lane: int) -> bool:
-        """Return whether the lane was opened here, and each transaction since was committed."""
         return lane in self._open_lanes
 
     def fence_lane(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane."""
         with self._store.changed:
             return transactions.fence(self._store, LaneKey(source, lane)).marker
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
-        """Return the marker of a lane."""
         with self._store.changed:
             found = self._store.lanes.get(LaneKey(source, lane))
             return found.marker if found else None
@@ -151,7 +143,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
         return arrive()
 
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
-        """Check back about half messages that are due; an exception of `ask` means UNKNOWN."""
         due = self._take_due_halves(limit)
         for half in due:
             try:
@@ -189,12 +180,10 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             return [receiver.renew(self._store, delivery, self._now() + invisible_for) for delivery in deliveries]
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries that are still held."""
         with self._store.changed:
             return [receiver.finish(self._store, delivery) for delivery in deliveries]
 
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Deliver messages again that the group has finished."""
         with self._store.changed:
             known = self._store.groups.get(group, MemoryGroup())
             copies = [copy for message_id in message_ids for copy in known.done.pop(message_id, [])]
@@ -216,34 +205,28 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             return dict(Counter(place.copy.message.topic for place in receiver.given_up(known, known.unfinished)))
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that wait for a group, by topic."""
         with self._store.changed:
             known = self._store.groups.get(group, MemoryGroup())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
     def delayed(self) -> DelayedCount:
-        """Return the number of delayed messages."""
         with self._store.changed:
             now = self._now()
             return DelayedCount(sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return the ids that the group has not read or not finished."""
         with self._store.changed:
             return receiver.open_ids(self._store, group).intersection(message_ids)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
-        """Delete what is stored of a group in these topics."""
         with self._store.changed:
             self._store.forget(group, topics)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Look up a message among half messages and copies."""
         with self._store.changed:
             return lookup.find(self._store, message_id, self._now())
 
     def close(self) -> None:
-        """End the waits of this broker."""
         with self._store.changed:
             self._is_closed = True
             self._store.changed.notify_all()

@@ -105,7 +105,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return what is wrong with the OPTIONS, without a connection."""
         return problems(options)
 
     @classmethod
@@ -121,7 +120,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     @classmethod
     def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        """Return where other programs subscribe."""
         return BrokerInterface(cls.system, read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
     @classmethod
@@ -131,7 +129,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     @classmethod
     def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return up to which age the server may ask about a half message."""
         return read_options(RocketMQOptions, options).check_horizon
 
     def check(self) -> list[Problem]:
@@ -157,7 +154,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._validate_and_send(messages, self._producer.send, is_half=False)
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send each half message once."""
         return self._validate_and_send(messages, self._halves.send, is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
@@ -171,11 +167,9 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._halves.end(halves, resolution, within)
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Return the status of half messages; UNKNOWN for those that cannot be looked up."""
         return self._halves.look_up(halves)
 
     def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
-        """Call `ask` whenever the server asks about a half message, until the broker is closed."""
         topics = sorted(topic.name for topic in self.topics.values() if topic.type is TopicType.TRANSACTION)
         if topics and self._listener is None:
             self._listener = CheckBackListener(self._client, topics, ask, self._half_lookup, note_sent)
@@ -218,7 +212,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             ) from error
 
     def refusals(self) -> dict[str, str]:
-        """Return the topics that nothing can be received from since a group is another project's."""
         return {topic: reason for reason in list(self._owners.refused.values()) for topic in self.topics}
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -226,7 +219,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._settlement.renew(deliveries, invisible_for)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries. False for one that is no longer held, or whose request failed while others succeeded."""
         if given_up := [delivery for delivery in deliveries if delivery.given_up]:
             self._given_up.ack(given_up)
         answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.given_up]))

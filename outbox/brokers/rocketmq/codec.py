@@ -191,7 +191,7 @@ def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: s
     return Delivery(
         group=group,
         topic=topic,
-        message_id=_our_id(stored.properties.get("UNIQ_KEY", ""), headers),
+        message_id=message_id_of(stored.properties),
         body=decompress(stored.body) if stored.flag & COMPRESSED else stored.body,
         receipt=receipt,
         key=key,
