@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from outbox.brokers.base import Delivery, Outgoing
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CLOUDEVENTS, KAFKA = "ce-", "ce_"
 ID, TAG = "outbox-id", "outbox-tag"  # only where the headers of a message do not say it
+read_headers = methodcaller("headers")
 UNREADABLE = "outbox-unreadable"  # in place of the headers of a record that the client cannot read
 
 
@@ -80,10 +82,11 @@ def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:
     """
     Return the headers of a record, or one that says why they cannot be read.
 
-    The client raises SystemError for a name that is not UTF-8, and leaves a list that ends the process when it is read later.
+    For a name that is not UTF-8 the client returns a list that ends the process when it is read, beside an exception. A call by
+    the interpreter may miss that (Python 3.11 and later specialize it), one by `methodcaller` raises SystemError.
     """
     try:
-        return record.headers() or []
+        return read_headers(record) or []
     except SystemError:
         record.set_headers([(UNREADABLE, b"The name of a header is not UTF-8.")])
         return record.headers() or []

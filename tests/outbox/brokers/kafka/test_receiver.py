@@ -114,15 +114,17 @@ class TestMessagesOfOthers:
 
     def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, open_member: Open, group: str):
         topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic) for _ in range(100)])
+        mine.ack(receive(mine, group, count=100))  # the interpreter has specialized its calls by now
         produce_with_header(topic, b"b\xffd")
         produce(topic, b"next")
-        mine = open_member(topic)
 
         [odd, other] = receive(mine, group, count=2)
         mine.release([odd, other])
         again = receive(mine, group, count=2)
 
-        assert (odd.message_id, odd.body, odd.pos) == ("", b"body", 0)
+        assert (odd.message_id, odd.body, odd.pos) == ("", b"body", 100)
         assert odd.headers == {"outbox-unreadable": "The name of a header is not UTF-8."}
         assert other.body == b"next"
         assert [one.message_id for one in again] == ["", other.message_id]
