@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from outbox.brokers.base import Delivery, Outgoing
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 CLOUDEVENTS, KAFKA = "ce-", "ce_"
 ID, TAG = "outbox-id", "outbox-tag"  # only where the headers of a message do not say it
+read_headers = methodcaller("headers")
+UNREADABLE = "outbox-unreadable"  # in place of the headers of a record that the client cannot read
 
 
 def record_key(message: Outgoing) -> bytes | None:
@@ -47,33 +50,54 @@ def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: in
     Return the delivery of a record, of any producer.
 
     A record without an id is identified by its place. Its time is part of the id: a topic that was deleted and created again has
-    other records at the same places.
+    other records at the same places. One whose headers cannot be read has no id at all.
     """
-    headers = {_our_name(name): text_of(value) for name, value in record.headers() or []}
+    headers = {_our_name(name): text_of(value) for name, value in _headers_of(record)}
     named = headers.pop(ID, "") or headers.get(Header.ID, "")
     tag = headers.pop(TAG, "") or headers.get(Header.TAG, "")
     topic, queue, pos, stored_at = record.topic() or "", str(record.partition()), record.offset(), record.timestamp()[1]
     return Delivery(
         group=group,
         topic=topic,
-        message_id=named or f"{topic}/{queue}/{pos}@{stored_at}",
+        message_id=named or ("" if UNREADABLE in headers else f"{topic}/{queue}/{pos}@{stored_at}"),
         body=record.value() or b"",
         receipt=receipt,
         key=text_of(record.key()) or headers.get(Header.SUBJECT, ""),
         tag=tag,
         headers=headers,
         delivery_count=delivery_count,
-        stored_at=datetime.fromtimestamp(stored_at / 1000, UTC) if stored_at > 0 else None,
+        stored_at=_time_of(stored_at),
         queue=queue,
         pos=pos,
     )
 
 
 def text_of(value: bytes | str | None) -> str:
-    """Return a key or a header as text; bytes that are not text are escaped."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return value.decode("utf-8", "backslashreplace")
+    """Return a key or a header as text, without NUL; bytes that are not text are escaped."""
+    text = value if isinstance(value, str) else (value or b"").decode("utf-8", "backslashreplace")
+    return text.replace("\0", "")
+
+
+def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:
+    """
+    Return the headers of a record, or one that says why they cannot be read.
+
+    For a name that is not UTF-8 the client returns a list that ends the process when it is read, beside an exception. A call by
+    the interpreter may miss that (Python 3.11 and later specialize it), one by `methodcaller` raises SystemError.
+    """
+    try:
+        return read_headers(record) or []
+    except SystemError:
+        record.set_headers([(UNREADABLE, b"The name of a header is not UTF-8.")])
+        return record.headers() or []
+
+
+def _time_of(milliseconds: int) -> datetime | None:
+    """Return a record's time; None for one that is none, as of a producer that writes microseconds."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else None
+    except (ValueError, OverflowError):
+        return None
 
 
 @lru_cache(maxsize=1000)

@@ -306,7 +306,8 @@ class GroupMember:
         notes = committed_notes(self._consumer, [TopicPartition(one.topic, one.number) for one in new])
         for partition, (place, note) in zip(new, notes.items(), strict=True):
             partition.committed = place.offset
-            partition.in_use_until = partition.seen_before = note.handed_out_before
+            partition.in_use_until = note.handed_out_before
+            partition.seen_before = max(partition.seen_before, note.handed_out_before)
             if partition.position is None and place.offset >= 0:
                 partition.position = place.offset
 
@@ -336,7 +337,9 @@ class GroupMember:
             cause = error_of(error)
             if cause is None or cause.name() not in LOST | REBALANCING:
                 raise call_error(error, f"commit offsets of group {self.group!r}") from error
-            return {partition for partition, _, _ in wanted.values()} if cause.name() in LOST else set()
+            if cause.name() in LOST:
+                lost = {partition for partition, _, _ in wanted.values()}
+            answers = []
         for answer in answers:
             partition, offset, until = wanted[answer.topic, answer.partition]
             if answer.error is None:
@@ -345,6 +348,8 @@ class GroupMember:
                 lost.add(partition)
             elif answer.error.name() not in REBALANCING:
                 raise call_error(KafkaException(answer.error), f"commit offsets of group {self.group!r}")
+        for partition in lost:  # another member may have committed there
+            partition.committed = None
         return lost
 
     def _commit_idle(self) -> None:

@@ -19,6 +19,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
 from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, message, new_source
+from tests.outbox.brokers.kafka.raw_records import produce_with_header
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
@@ -102,13 +103,31 @@ class TestMessagesOfOthers:
         assert (first.queue, first.pos) == ("0", 0)
 
     def test_are_read_whatever_they_have(self, open_member: Open, group: str):
-        topic = create_topic()
-        produce(topic, None, key=b"\xff\x00", headers=[("n", None), ("b", b"\xfe"), ("ce_type", b"OrderPaid")])
+        topic = create_topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})
+        headers = [("n", None), ("b", b"\xfe"), ("ce_type", b"OrderPaid")]
+        produce(topic, None, key=b"\xff\x00", headers=headers, timestamp=1_700_000_000_123_456)
 
         [tombstone] = receive(open_member(topic), group)
 
-        assert (tombstone.body, tombstone.key) == (b"", "\\xff")
+        assert (tombstone.body, tombstone.key, tombstone.stored_at) == (b"", "\\xff", None)
         assert tombstone.headers == {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"}
+
+    def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic) for _ in range(100)])
+        mine.ack(receive(mine, group, count=100))  # the interpreter has specialized its calls by now
+        produce_with_header(topic, b"b\xffd")
+        produce(topic, b"next")
+
+        [odd, other] = receive(mine, group, count=2)
+        mine.release([odd, other])
+        again = receive(mine, group, count=2)
+
+        assert (odd.message_id, odd.body, odd.pos) == ("", b"body", 100)
+        assert odd.headers == {"outbox-unreadable": "The name of a header is not UTF-8."}
+        assert other.body == b"next"
+        assert [one.message_id for one in again] == ["", other.message_id]
 
 
 class TestOffsets:
