@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from outbox.brokers.base import Broker, Delivery, Outgoing, SendResult
+from outbox.brokers.base import Broker, Outgoing, SendResult
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.sender import Publication
 from outbox.message import TopicType
@@ -23,9 +23,6 @@ class ScaledRabbitMQ(RabbitMQBroker):
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return super().send([sooner(message) for message in messages])
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        return super().retry(delivery, after * SCALE)
-
 
 class RabbitMQHarness(RealTimeHarness):
     """Deliveries expire by the harness' clock; delays pass on the server, and so in real time."""
@@ -36,6 +33,7 @@ class RabbitMQHarness(RealTimeHarness):
     can_restart = True
     can_start_at_the_end = False
     counts_what_is_handled = False
+    moves_between_members = False  # what is released stays with its process for some seconds
     gives_back_at_once = True
     forgets_groups = True
 
