@@ -110,8 +110,8 @@ class RabbitMQReceiver:
                 for inlet in self._inlets:
                     self._end(inlet)
                 self._inlets = []
-                for topic in topics:
-                    if len(found) < limit and self._has_given_up(connection, group, topic):
+                for topic in self._topics_given_up(connection, group, topics):
+                    if len(found) < limit:
                         found += self._read_inlet(connection, group, topic, limit - len(found))
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver what it gave up: {describe(error)}.") from error
@@ -124,7 +124,7 @@ class RabbitMQReceiver:
             renewed: list[Delivery | None] = []
             for delivery in deliveries:
                 subscription, tag = self._out.get(delivery.receipt, (None, 0))
-                message = subscription and subscription.messages[tag]
+                message = subscription.messages[tag] if subscription is not None else None
                 is_renewed = message is not None and until <= message.pushed_at + self._longest
                 if message is not None and is_renewed:
                     message.expires_at = until
@@ -294,15 +294,15 @@ class RabbitMQReceiver:
         self._declared.pop(subscription.source, None)
         self._has_ended = True
 
-    def _has_given_up(self, connection: amqp.Connection, group: str, topic: str) -> bool:
-        """Return whether messages are in a group's inlet; it is declared again next time if it is missing."""
-        if not self._is_readable(connection, group, topic):
-            return False
+    def _topics_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
+        """Return the topics with messages in the group's inlet; one that is missing is declared again next time."""
+        readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
         with closing(connection.channel()) as channel:
-            state = state_of(channel, inlet_name(topic, group))
-        if state is None and self._declared[group, topic] == float("inf"):
-            del self._declared[group, topic]
-        return state is not None and state[0] > 0
+            states = {topic: state_of(channel, inlet_name(topic, group)) for topic in readable}
+        for topic in (topic for topic, state in states.items() if state is None):
+            if self._declared[group, topic] == float("inf"):  # the server has not refused it
+                del self._declared[group, topic]
+        return [topic for topic, state in states.items() if state is not None and state[0] > 0]
 
     def _read_inlet(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
         queue, channel = inlet_name(topic, group), connection.channel()
