@@ -73,7 +73,7 @@ class RabbitMQ(DemoBroker):
         copies = []
         with self._channel() as channel:
             while (message := channel.basic_get(WITNESS, no_ack=True)) is not None:
-                copies.append(to_delivery(message, group="", topic="", receipt=""))
+                copies.append(to_delivery(message, group="", topic=""))
         write_copies(connection, [(copy.message_id, copy.key) for copy in copies])
 
     @property

@@ -1,18 +1,22 @@
 """A real RabbitMQ for the contract; its time cannot be moved."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
+import amqp
 import pytest
 
-from outbox.brokers.base import Broker, Delivery, Outgoing, SendResult
+from outbox.brokers.base import Broker, Outgoing, SendResult
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.sender import Publication
+from outbox.brokers.rabbitmq.topology import queue_name
 from outbox.message import TopicType
 from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
 from tests.rabbitmq_node import server
+from tests.waiting import wait_until
 
 GROUPS = ["group", "cart", "points", "shipment", "other", "old-group", "new-group"]
 
@@ -22,9 +26,6 @@ class ScaledRabbitMQ(RabbitMQBroker):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return super().send([sooner(message) for message in messages])
-
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        return super().retry(delivery, after * SCALE)
 
 
 class RabbitMQHarness(RealTimeHarness):
@@ -36,6 +37,7 @@ class RabbitMQHarness(RealTimeHarness):
     can_restart = True
     can_start_at_the_end = False
     counts_what_is_handled = False
+    moves_between_members = False  # what is released stays with its process for some seconds
     gives_back_at_once = True
     forgets_groups = True
 
@@ -77,6 +79,22 @@ class RabbitMQHarness(RealTimeHarness):
     def restart(self) -> None:
         server().kill()
         server().start()
+
+    def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
+        """Return messages to their queues until a delivery limit is reached."""
+        queues = {queue_name(message.topic, group) for message in messages}
+        server().control("set_policy", "impatient", f"^({'|'.join(queues)})$", '{"delivery-limit": 2}', "--apply-to", "queues")
+        with amqp.Connection(server().address) as connection, connection.channel() as channel:
+            for queue in queues:
+                channel.basic_consume(queue, callback=lambda message: channel.basic_reject(message.delivery_tag, requeue=True))
+            wait_until(lambda: self._drained(connection, queues) == len(messages), 60)
+        server().control("clear_policy", "impatient")
+
+    def _drained(self, connection: amqp.Connection, queues: Collection[str]) -> int:
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+        with connection.channel() as channel:
+            return sum(channel.queue_declare(f"{queue}:given-up", passive=True)[1] for queue in queues)
 
     def open_unreachable(self) -> Broker:
         return self.open(NODES=["127.0.0.1:1"])

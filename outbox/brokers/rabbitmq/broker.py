@@ -13,7 +13,6 @@ import amqp
 from amqp.exceptions import ChannelError
 
 from outbox.brokers.base import (
-    BrokerDeadLetter,
     DelayedCount,
     Delivery,
     Outgoing,
@@ -23,34 +22,32 @@ from outbox.brokers.base import (
     ServerResource,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeadLetters, ListsResources
+from outbox.brokers.capabilities import GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.dead_letters import DeadLetterQueues
 from outbox.brokers.rabbitmq.declarations import Declarations
-from outbox.brokers.rabbitmq.envelope import DIED_AT, REASON, copy_of, micros_of, to_amqp, too_large_for_amqp
-from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN
+from outbox.brokers.rabbitmq.envelope import to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
-from outbox.brokers.rabbitmq.receiver import RabbitMQReceiver
+from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.rabbitmq.undeliverable import bring_back
 from outbox.brokers.validation import known_topic, validate
-from outbox.errors import BrokerUnavailable, KeptByClient, UnsupportedByBroker
+from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.logs import get_logger
 from outbox.message import TopicType
 
 logger = get_logger(__name__)
 
-STORE_AGAIN_AFTER = timedelta(seconds=10)  # what RabbitMQ did not store: a dead letter, messages without a destination
+BRING_BACK_SECONDS = 10.0  # between two publications of what had no destination
 
 
-class RabbitMQBroker(DeadLetters, ListsResources):
+class RabbitMQBroker(GivesUp, ListsResources):
     """
     Carries one-phase messages over RabbitMQ 3.10 and later; docs/brokers/rabbitmq.md says what it promises.
 
@@ -79,13 +76,11 @@ class RabbitMQBroker(DeadLetters, ListsResources):
         self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
         self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
-        self._ordered = {topic.name for topic in topics if topic.type is TopicType.FIFO}
         self._owners = RabbitMQOwners()
         self._declarations = Declarations(self.topics, self._settings.max_length)
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
-        self._held = self._receiver.held
-        self._letters = DeadLetterQueues(self._asking, list(self.topics), self._publish_all)
         self._bring_back_at = 0.0  # by `monotonic`
+        self._has_delays = any(topic.type is TopicType.DELAY for topic in topics)
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -124,13 +119,12 @@ class RabbitMQBroker(DeadLetters, ListsResources):
 
     @classmethod
     def max_handling_time(cls, options: Mapping[str, Any], kind: TopicType) -> timedelta | None:
-        """Return how long a delivery is renewed before the server would take it back; ordered ones may have waited before."""
-        longest = read_options(RabbitMQOptions, options).consumer_timeout * CONSUMER_MARGIN
-        return longest / 2 if kind is TopicType.FIFO else longest
+        """Return how long a delivery is renewed before the server would take it back."""
+        return read_options(RabbitMQOptions, options).consumer_timeout * CONSUMER_MARGIN
 
     @classmethod
     def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
-        """Return how long a message stays in a group's queues; then it is a dead letter, which `may_deliver_again` knows."""
+        """Return how long a message stays in a group's queues; then it is in the inlet, of which `may_deliver_again` knows."""
         return topic.retention
 
     def check(self) -> list[Problem]:
@@ -194,104 +188,60 @@ class RabbitMQBroker(DeadLetters, ListsResources):
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Keep deliveries, up to most of CONSUMER_TIMEOUT after they came."""
-        return self._held.renew(deliveries, invisible_for)
+        return self._receiver.renew(deliveries, invisible_for)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Return messages to their queues."""
-        self._held.give_back(deliveries)
+        """Hand messages out again, each in its place; to another process where this one does not receive soon."""
+        self._receiver.release(deliveries)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Acknowledge deliveries; RabbitMQ answers none, so one whose connection breaks now comes again."""
-        return self._held.ack(deliveries)
+        return self._receiver.ack(deliveries)
 
-    def retry(self, delivery: Delivery, after: timedelta) -> bool:
-        """
-        Put a copy into the delay queues, which bring it back to the group, and acknowledge the delivery.
+    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+        """Receive from the group's inlets."""
+        for topic in topics:
+            known_topic(self.topics, topic)
+        return self._receiver.receive_given_up(group, topics, limit)
 
-        A message of an ordered topic stays with this process, before the others of its key; if the process dies, it is delivered
-        again at once.
-        """
-        if delivery.topic in self._ordered:
-            return self._held.postpone(delivery, after)
-        if after <= timedelta():
-            return self._held.give_back([delivery])[0]
-        queue, due = topology.group_queues(self.topics[delivery.topic], delivery.group)
-        message = copy_of(delivery, delivery_count=delivery.delivery_count, **{topology.DESTINATION: queue})
-        copy = self._delayed(message, after, delivery.tag)
-        return self._replace(delivery, copy, due, after)
+    def count_given_up(self, group: str) -> dict[str, int]:
+        """Return the number of messages in the group's inlets, by topic."""
+        with self._asking("count what it gave up") as channel:
+            counts = {topic: _count(channel, topology.inlet_name(topic, group)) for topic in self.topics}
+        return {topic: count for topic, count in counts.items() if count}
 
-    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
-        """
-        Return a message for another process of its group.
-
-        The queue of an ordered topic has one consumer at a time: this process gives its subscription up, with all that it has
-        fetched over it, so that the next one that waits continues with the same message. On other topics it looks later than
-        others for what comes out of the delay.
-        """
-        if delivery.topic in self._ordered:
-            return self._receiver.pass_on(delivery, after)
-        self._receiver.leave_due(delivery.group, delivery.topic, after)
-        return self.retry(delivery, after)
-
-    def dead_letter(self, delivery: Delivery, reason: str) -> bool:
-        """Put a copy into the group's dead letters, and acknowledge the delivery."""
-        died_at = micros_of(datetime.now(UTC))
-        message = copy_of(delivery, delivery_count=delivery.delivery_count, **{REASON: reason, DIED_AT: died_at})
-        dead = topology.dead_queue_name(delivery.topic, delivery.group)
-        return self._replace(delivery, Publication("", dead, message), dead, STORE_AGAIN_AFTER)
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """Return all of them while a message is in one of the group's inlets; it may be any of these."""
+        return set(message_ids) if self.count_given_up(group) else set()
 
     def refusals(self) -> dict[str, str]:
         """Return the topics whose queues the server does not declare as settings have them, and why."""
         return dict(self._receiver.refusals)
 
-    def held(self, group: str) -> dict[str, int]:
-        """Return the number of messages that this client has received, by topic; `backlog` does not count them."""
-        return self._receiver.count_held(group)
-
     def backlog(self, group: str) -> dict[str, int]:
         """Return how many messages wait in a group's queues, without those that consumers hold, and without those in a delay."""
-        found: dict[str, int] = {}
         with self._asking("tell the backlog") as channel:
-            for topic in self.topics.values():
-                first, *others = (_count(channel, queue) for queue in topology.group_queues(topic, group))
-                if first is not None or any(others):  # the group's queue may have been deleted, and not that of its retries
-                    found[topic.name] = (first or 0) + sum(count or 0 for count in others)
-        return found
+            counts = {
+                topic.name: [_count(channel, queue) for queue in topology.group_queues(topic, group)]
+                for topic in self.topics.values()
+            }
+        return {
+            topic: sum(count or 0 for count in of_queues)
+            for topic, of_queues in counts.items()
+            if of_queues[0] is not None or any(of_queues)  # the first may have been deleted, and the one behind the delays not
+        }
 
     def delayed(self) -> DelayedCount:
         """Return how many messages of all topics wait for their time, and how many had no destination then."""
+        if not self._has_delays:
+            return DelayedCount(0)
         with self._asking("count delayed messages") as channel:
             waiting = sum(_count(channel, topology.delay_queue(number)) or 0 for number in range(topology.DELAY_QUEUES))
             return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
 
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return a group's dead letters, oldest first; waits for another process that reads them."""
-        self._require_owner(group)
-        return self._letters.read(group, limit)
-
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """Return the number of a group's dead letters, by topic. Raises BrokerUnavailable while another process reads them."""
-        return self._letters.count(group)
-
-    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return the ids that the group keeps as dead letters: those can be replayed. All ids if there are too many to list."""
-        return self._letters.among(group, message_ids)
-
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """Put dead letters back into their group's queue."""
-        self._require_owner(group)
-        return self._letters.replay(group, letters)
-
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters."""
-        self._require_owner(group)
-        return self._letters.discard(group, letters)
-
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
         Delete the group's queues, and the notes of its owner; those of topics that settings no longer have, too.
-
-        A retry whose delay is not over becomes undeliverable then, as a message without a group does.
 
         Raises:
             UnsupportedByBroker: OPTIONS["GROUPS"] names the group.
@@ -339,40 +289,8 @@ class RabbitMQBroker(DeadLetters, ListsResources):
         seconds = min(math.ceil(delay.total_seconds()), 2**topology.DELAY_QUEUES - 1)
         return Publication(topology.delay_queue(topology.DELAY_QUEUES - 1), topology.delay_key(seconds, tag), message)
 
-    def _replace(self, delivery: Delivery, copy: Publication, queue: str, after: timedelta) -> bool:
-        """
-        Publish a copy of a delivered message, then acknowledge the delivery. False: it is not ours any more.
-
-        Args:
-            queue: where it goes in the end.
-
-        Raises:
-            KeptByClient: the copy is not stored, or perhaps not. This process delivers the message again after that time.
-        """
-        if not self._held.is_held(delivery):
-            return False
-        try:
-            self._publish_copy(delivery, copy, queue)
-        except BrokerUnavailable as error:
-            if not self._held.postpone(delivery, after):
-                return False
-            raise KeptByClient(f"{error} The message stays with this process for {after.total_seconds():.0f} s.") from error
-        return self._held.ack([delivery])[0]
-
-    def _publish_copy(self, delivery: Delivery, copy: Publication, queue: str) -> None:
-        try:
-            self._publish_all([copy], queue)
-        except DeclarationMissing:
-            self._forget_declarations()
-            try:
-                with self._publishing.use() as connection, closing(connection.channel()) as channel:
-                    self._declare_group(channel, delivery.group, delivery.topic)
-                self._publish_all([copy], queue)
-            except (*LOST, DeclarationMissing) as error:
-                raise BrokerUnavailable(f"RabbitMQ did not store a message: {describe(error)}.") from error
-
-    def _publish_all(self, publications: Sequence[Publication], *queues: str) -> None:
-        failed = [one for one in self._publish(publications, queues) if one.status is not SendStatus.ACCEPTED]
+    def _publish_all(self, publications: Sequence[Publication]) -> None:
+        failed = [result for result in self._publisher.publish(publications) if result.status is not SendStatus.ACCEPTED]
         if failed:
             count = f"{len(failed)} messages" if len(failed) > 1 else "a message"
             raise BrokerUnavailable(f"RabbitMQ did not store {count}: {failed[0].reason}")
@@ -452,8 +370,8 @@ class RabbitMQBroker(DeadLetters, ListsResources):
 
     def _bring_back(self) -> None:
         """Publish messages that had no destination again, if something was declared since."""
-        if self._declarations.has_new and time.monotonic() >= self._bring_back_at:
-            self._bring_back_at = time.monotonic() + STORE_AGAIN_AFTER.total_seconds()
+        if self._has_delays and self._declarations.has_new and time.monotonic() >= self._bring_back_at:
+            self._bring_back_at = time.monotonic() + BRING_BACK_SECONDS
             try:
                 bring_back(self._questions, self._publish_all)
                 self._declarations.has_new = False

@@ -21,6 +21,7 @@ import amqp
 from amqp.exceptions import AMQPError
 
 from outbox.brokers.confirms import handle_input
+from outbox.brokers.rabbitmq.frames import tolerant_frame_handler
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
@@ -201,6 +202,7 @@ def connect(
         client_properties={"connection_name": name},
         on_blocked=lambda reason: on_block(True),
         on_unblocked=lambda: on_block(False),
+        frame_handler=tolerant_frame_handler,
     )
     connection.connect()
     return connection

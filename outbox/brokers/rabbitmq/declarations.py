@@ -8,7 +8,7 @@ import amqp
 from amqp.exceptions import NotFound
 
 from outbox.brokers.rabbitmq import topology
-from outbox.message import TopicSpec
+from outbox.message import TopicSpec, TopicType
 
 
 class Declarations:
@@ -17,7 +17,7 @@ class Declarations:
 
     Args:
         topics: by name.
-        max_length: the maximum number of messages in the queue of a group, without retries and delayed messages.
+        max_length: the maximum number of messages in the queue of a group, without those whose delay is over.
     """
 
     def __init__(self, topics: Mapping[str, TopicSpec], max_length: int | None) -> None:
@@ -49,9 +49,10 @@ class Declarations:
         self._has_delays = False
 
     def _declare(self, channel: amqp.Channel, topic: str, groups: Collection[str]) -> None:
-        if not self._has_delays:
+        spec = self._topics[topic]
+        if spec.type is TopicType.DELAY and not self._has_delays:
             topology.declare_delays(channel)
             self._has_delays = True
-        topology.declare_topic(channel, self._topics[topic])
+        topology.declare_topic(channel, spec)
         for group in groups:
-            self.declare_queues(channel, self._topics[topic], group)
+            self.declare_queues(channel, spec, group)

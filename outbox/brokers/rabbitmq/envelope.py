@@ -1,13 +1,12 @@
 """
 Messages as AMQP carries them: the id, the body and the headers as properties of the same names, the key as a header.
-
-A copy of a message that goes to one group only (a retry, a dead letter, a replay) carries what the group has to know of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,13 +19,16 @@ from outbox.message import Header
 KEY = "outbox-key"
 TAG = "outbox-tag"
 STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
-DELIVERY_COUNT = "outbox-delivery-count"  # deliveries before this copy
-REASON = "outbox-reason"
-DIED_AT = "outbox-died-at"
-OURS = (KEY, TAG, STORED_AT, DELIVERY_COUNT, REASON, DIED_AT, DESTINATION)
+OURS = (KEY, TAG, STORED_AT, DESTINATION)
 
 THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and those that begin so:
 THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
+
+REASONS = {  # by the reason in "x-death"
+    "delivery_limit": "RabbitMQ delivered it too often, and it was not acknowledged (delivery-limit).",
+    "expired": "It was in its queue for longer than the topic's RETENTION, or than a policy allows.",
+    "maxlen": "Its queue was full, and a policy has the oldest messages dropped then.",
+}
 
 PERSISTENT = 2
 MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
@@ -40,29 +42,11 @@ def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
     headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
     if destination:
         headers[DESTINATION] = destination
-    return _new(message.body, message.message_id, headers)
-
-
-def copy_of(delivery: Delivery, *, delivery_count: int, **extra: Any) -> amqp.Message:
-    """Return a copy of a delivered message for its group; `extra`: headers of ours."""
-    stored_at = delivery.stored_at or datetime.now(UTC)
-    headers = {
-        **delivery.headers,
-        KEY: delivery.key,
-        TAG: delivery.tag,
-        STORED_AT: micros_of(stored_at),
-        DELIVERY_COUNT: delivery_count,
-        **extra,
-    }
-    return _new(delivery.body, delivery.message_id, headers)
-
-
-def _new(body: bytes, message_id: str, headers: Mapping[str, Any]) -> amqp.Message:
-    properties: dict[str, Any] = {"message_id": message_id, "delivery_mode": PERSISTENT, "application_headers": headers}
+    properties: dict[str, Any] = {"message_id": message.message_id, "delivery_mode": PERSISTENT, "application_headers": headers}
     content_type = headers.get(Header.CONTENT_TYPE, "")
     if 0 < len(content_type.encode()) <= MAX_NAME_BYTES:
         properties["content_type"] = content_type
-    return amqp.Message(body, **properties)
+    return amqp.Message(message.body, **properties)
 
 
 def again(message: amqp.Message) -> amqp.Message:
@@ -72,43 +56,52 @@ def again(message: amqp.Message) -> amqp.Message:
     return amqp.Message(message.body, **properties, application_headers={k: v for k, v in headers.items() if not _is_theirs(k)})
 
 
-def to_delivery(message: amqp.Message, *, group: str, topic: str, receipt: str) -> Delivery:
+def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
     """
-    Return a received message; docs/brokers/messages.md says what is read of another producer's.
+    Return a received message, without a receipt; docs/brokers/messages.md says what is read of another producer's.
 
-    Headers that are not text are shown as text.
+    Headers that are not text are shown as text. Nothing that another producer may have written raises.
     """
-    raw = message.properties.get("application_headers") or {}
+    raw = {_text(name): value for name, value in (message.properties.get("application_headers") or {}).items()}
     body = message.body
-    headers = {name: str(value) for name, value in raw.items() if _is_users(name)}
+    headers = {name: _text(value) for name, value in raw.items() if _is_users(name)}
     if content_type := message.properties.get("content_type"):
-        headers.setdefault(Header.CONTENT_TYPE, str(content_type))
+        headers.setdefault(Header.CONTENT_TYPE, _text(content_type))
     return Delivery(
         group=group,
         topic=topic,
-        message_id=str(message.properties.get("message_id") or headers.get(Header.ID, "")),
+        message_id=_text(message.properties.get("message_id") or headers.get(Header.ID, "")),
         body=body.encode() if isinstance(body, str) else bytes(body),
-        receipt=receipt,
-        key=str(raw.get(KEY) or headers.get(Header.SUBJECT, "")),
-        tag=str(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
+        receipt="",
+        key=_text(raw.get(KEY) or headers.get(Header.SUBJECT, "")),
+        tag=_text(raw.get(TAG, message.delivery_info.get("routing_key", ""))),
         headers=headers,
-        delivery_count=count_before(raw) + 1,
+        delivery_count=_count(raw, is_redelivered=bool(message.delivery_info.get("redelivered"))),
         stored_at=time_of(raw.get(STORED_AT)),
     )
 
 
-def count_before(raw: Mapping[str, Any]) -> int:
-    """Return how often a message was delivered to its group before: as earlier copies, and as this one."""
-    return count_noted(raw) + _number(raw.get("x-delivery-count"))
+def given_up(message: amqp.Message, *, group: str, topic: str, queues: Collection[str]) -> Delivery:
+    """Return a message that the server took out of one of these queues, with the server's reason."""
+    deaths = (message.properties.get("application_headers") or {}).get("x-death")
+    ours = [one for one in deaths if isinstance(one, dict) and one.get("queue") in queues] if isinstance(deaths, list) else []
+    reason, keys = (str(ours[0].get("reason", "")), ours[0].get("routing-keys")) if ours else ("", None)
+    text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'it did not say why'}.")
+    delivery = replace(to_delivery(message, group=group, topic=topic), given_up=text)
+    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # now that of the inlet
+        return replace(delivery, tag=str(keys[0]))
+    return delivery
 
 
-def count_noted(raw: Mapping[str, Any]) -> int:
-    """Return how often a message was delivered to its group as earlier copies; 0 where that cannot be read."""
-    return _number(raw.get(DELIVERY_COUNT))
+def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
+    """
+    Return how often a message was delivered to its group; 1 only if this is certainly the first time.
 
-
-def _number(value: Any) -> int:
-    return min(value, MAX_DELIVERY_COUNT) if isinstance(value, int) and value > 0 else 0
+    From 4.3 on, a return, and the end of the server's `consumer_timeout`, raise `x-acquired-count` alone.
+    """
+    counts = (raw.get(name) for name in ("x-delivery-count", "x-acquired-count"))
+    before = max(count if isinstance(count, int) else 0 for count in counts)
+    return min(max(before, int(is_redelivered), 0), MAX_DELIVERY_COUNT) + 1
 
 
 def too_large_for_amqp(message: Outgoing) -> str:
@@ -125,17 +118,18 @@ def too_large_for_amqp(message: Outgoing) -> str:
     return ""
 
 
+def _text(value: Any) -> str:
+    """Return a value as text that UTF-8 can carry."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text if text.isascii() else text.encode(errors="surrogatepass").decode(errors="replace")
+
+
 def _is_users(name: str) -> bool:
     return name not in OURS and not _is_theirs(name)
 
 
 def _is_theirs(name: str) -> bool:
     return name in THEIRS or name.startswith(THEIR_PREFIXES)
-
-
-def micros_of(time: datetime) -> int:
-    """Return a time as our headers have it: microseconds since 1970."""
-    return round(time.timestamp() * 1e6)
 
 
 def time_of(micros: Any) -> datetime | None:

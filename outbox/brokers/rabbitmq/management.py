@@ -27,12 +27,12 @@ POLICY_EFFECTS = {
     "overflow": "a full queue may drop messages that were confirmed",
     "max-length": "the queue is full with fewer messages",
     "max-length-bytes": "the queue is full with fewer messages",
-    "message-ttl": "messages become dead letters, or are delivered, before their time",
-    "delivery-limit": "messages become dead letters after fewer deliveries",
+    "message-ttl": "messages are given up before their time, and those in a group's inlet are lost",
+    "delivery-limit": "messages are given up after so many deliveries",
     "expires": "a queue that no consumer uses is deleted with its messages",
-    "dead-letter-exchange": "dead letters go elsewhere",
-    "dead-letter-routing-key": "dead letters go elsewhere",
-    "dead-letter-strategy": "a dead letter may be lost on its way",
+    "dead-letter-exchange": "what the server gives up goes elsewhere",
+    "dead-letter-routing-key": "what the server gives up goes elsewhere",
+    "dead-letter-strategy": "what the server gives up may be lost on its way",
 }
 
 

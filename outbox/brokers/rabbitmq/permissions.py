@@ -61,10 +61,10 @@ class Permissions:
     def problems_of_groups(self, channel: amqp.Channel, groups: Sequence[tuple[TopicSpec, str]]) -> Iterator[Problem]:
         """Return which topics cannot be written to, and which queues cannot be read."""
         for topic in self._topics:
-            unbind = partial(channel.exchange_unbind, topic, topology.DUE, routing_key=uuid.uuid4().hex)  # there is none
+            unbind = partial(channel.exchange_unbind, topic, topic, routing_key=uuid.uuid4().hex)  # there is no such binding
             yield from self._refused(f"Topic {topic!r}", unbind)
         for spec, group in groups:
-            for queue in (*topology.group_queues(spec, group), topology.dead_queue_name(spec.name, group)):
+            for queue in (*topology.group_queues(spec, group), topology.inlet_name(spec.name, group)):
                 consume = partial(channel.basic_consume, queue, arguments=REFUSED)
                 yield from self._refused(f"Group {group!r} of topic {spec.name!r}", consume)
 

@@ -1,20 +1,12 @@
 """
-Receives for consumer groups.
+Receives for consumer groups: each queue has a consumer that stays, and to which the server pushes at most a hand of messages.
 
-On topics without order there are two subscriptions to each queue. The *standing* one has a prefetch of 1, and stays while a
-message of the queue is not settled: the server sends nothing more over it until then. Where messages come one by one it is the
-only one, so that neither this message nor the next one waits for a round trip. It ends before its message is returned to the
-queue, else the server would send it here again. The *extra* one brings more at once, and is cancelled as soon as something has
-come: what was delivered until then is what a receive returns. If it stayed, it would fill this process with messages while a
-handler runs. `basic.get` is slow: a quorum queue answers a few hundred of them in a second.
-
-The standing one also brings messages back from a node that is lost. Before RabbitMQ 4.3, a quorum queue keeps what a cancelled
-subscription has brought for a channel whose node went away, until its leader changes; but not where the channel has another
-subscription that was not cancelled. So the message of the standing one is acknowledged last (`HeldDeliveries`). Without one this
-process holds at most a message that a slow handler has begun: by then it has returned the others.
-
-On ordered topics the subscription stays, since it is what
-keeps all other processes from the queue; each has a channel of its own, so that one can be given up without the others.
+A message that is released goes back to its place in this process, and is handed out again from there. What nobody takes in time
+goes back to its queue: a delivery that was not renewed, and a message that has waited here for `UNCLAIMED_SECONDS`, since a
+handler is slow. Then the channel of the queue is closed, so that another process gets all that it brought. Single messages are
+never returned (`basic.reject`), and no consumer is cancelled while its channel stays: the queue would push such a message to this
+process again, or behind later ones of its key, and before RabbitMQ 4.3 it keeps what a cancelled consumer holds where its node
+is lost.
 
 Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in
 `refusals`. Its queues are read if they exist, so that they can be drained; but not those of another project's group.
@@ -23,12 +15,10 @@ Topics do not hinder each other: one whose queues the server declares with other
 from __future__ import annotations
 
 import itertools
-import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import timedelta
-from functools import partial
 
 import amqp
 from amqp.exceptions import ChannelError, NotFound
@@ -36,24 +26,20 @@ from amqp.exceptions import ChannelError, NotFound
 from outbox.brokers.base import Delivery
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.envelope import to_delivery
-from outbox.brokers.rabbitmq.held import CONSUMER_MARGIN, HeldDeliveries
+from outbox.brokers.rabbitmq.envelope import given_up, to_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
-from outbox.brokers.rabbitmq.ordered import WINDOW, Fetched, OrderedQueue
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, queue_name, state_of
+from outbox.brokers.rabbitmq.subscription import PushedMessage, Subscription
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, inlet_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
 
 logger = get_logger(__name__)
 
-UNCLAIMED_SECONDS = 1.0  # what came beyond the limit goes back to its queue, unless the next receive takes it before
-LAST_SECONDS = 1.0  # the message of a standing subscription waits this long for the settlement of the others
-DUE_SECONDS = 1.0  # a queue of due messages that was empty is looked at again after this time; delays count whole seconds
-CHANNEL_SECONDS = 30.0  # a channel is not used for longer
-COUNT_AFTER = 8  # receives in a row that brought one message, before the next one counts what waits
-COUNT_SECONDS = 0.5  # a connection that is in use for longer is opened, or waits for an answer
+UNCLAIMED_SECONDS = 5.0
+CHANNEL_SECONDS = 30.0  # an idle channel is not used for longer; see `_is_outdated`
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
+CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT, after which the server takes back all that came over a channel
 
 Source = tuple[str, str]  # group and topic
 
@@ -76,91 +62,83 @@ class RabbitMQReceiver:
         declare: Callable[[amqp.Channel, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection = RabbitMQConnection(options, name, on_tick=self._return_unclaimed)
-        longest = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
-        self.held = HeldDeliveries(
-            self._connection, longest, clock, before_last=self._before_last, before_return=self._end_standing
-        )
+        self._connection = RabbitMQConnection(options, name, on_tick=self._give_back)
         self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
         self._topics = topics
-        self._ordered = {topic.name for topic in topics.values() if topic.type is TopicType.FIFO}
         self._declare = declare
         self._clock = clock
-        self._channel: amqp.Channel | None = None
-        self._channel_until = 0.0  # by `monotonic`
-        self._prefetch = 0  # of the next subscription over it
-        self._standing: dict[str, str] = {}  # queue -> subscription that stays
-        self._is_alone = False  # the last receive expected one message
-        self._alone: tuple[str, frozenset[str]] | None = None  # group and topics whose messages come one by one
-        self._uncounted = 0  # receives since the last one that was not alone, or counted what waits
-        self._prefix = ""  # of receipts over it
-        self._serial = 0
-        self._channels = itertools.count(1)  # so that receipts differ where the server uses a channel's number again
-        self._declared: dict[Source, float] = {}  # over the current connection -> when it is declared again, by `monotonic`
+        self._longest = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
+        self._serial = 0  # of the connection over which all of these came:
+        self._subscriptions: dict[str, Subscription] = {}  # by queue
+        self._inlets: list[Subscription] = []  # read without a consumer
+        self._out: dict[str, tuple[Subscription, int]] = {}  # receipt -> where its message is, and its delivery tag
+        self._declared: dict[Source, float] = {}  # -> when it is declared again, by `monotonic`
         self._refused: dict[Source, float] = {}  # queue that cannot be read -> when it is tried again
-        self._fetched: list[Fetched] = []  # of topics without order, and not handed out yet
-        self._windows: dict[Source, OrderedQueue] = {}
-        self._postponed: dict[tuple[Source, str], float] = {}  # message -> when it is due; over lost connections
-        self._passed_on: dict[Source, float] = {}  # queue that another process may have -> when this one subscribes again
-        self._looked_at: dict[str, float] = {}  # queue of due messages that was empty -> when
-        self._counted: dict[str, dict[str, int]] = {}  # group -> what it held when that was last counted
-        self._first = 0  # the topic that is asked first, by turns
+        self._names = itertools.count(1)  # of subscriptions
+        self._first = 0  # the queue that is read first, by turns
+        self._largest = 1  # the largest limit of a receive
+        self._received_at = 0.0  # by `monotonic`
+        self._has_ended = False  # a subscription ended since all were opened
         self._is_interrupted = False
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages, waiting so long for the first. Raises BrokerUnavailable."""
-        if not topics:
-            return []
+        """Receive messages, waiting for the first at most that long. Raises BrokerUnavailable."""
+        deadline = time.monotonic() + wait.total_seconds()
         try:
-            self._give_up_windows()
-            self._fetch(group, topics, limit, wait.total_seconds())
+            subscriptions = self._subscribe(group, topics, limit)
+            while not self._wait(subscriptions, deadline - time.monotonic()) and time.monotonic() < deadline:
+                subscriptions = self._subscribe(group, topics, limit)
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
+        found: list[Delivery] = []
         with self._connection.lock:
-            if self._serial != self._connection.serial:  # lost meanwhile; another process may have the messages
-                return []
-            fetched, self._fetched = _split(self._fetched, group, topics, limit)
-            found = [self.held.hand_out(one, invisible_for) for one in fetched]
-            return [*found, *self._take_ordered(group, topics, limit - len(found), invisible_for)]
+            self._first += 1
+            at = self._first % max(1, len(subscriptions))
+            expires_at = self._clock() + invisible_for.total_seconds()
+            for subscription in (*subscriptions[at:], *subscriptions[:at]):
+                found += self._hand_out(subscription, limit - len(found), expires_at)
+        return found
 
-    def pass_on(self, delivery: Delivery, after: timedelta) -> bool:
-        """Return a message of an ordered topic, and then its queue, for another process; this one waits so long for it."""
-        source = (delivery.group, delivery.topic)
-        with self._connection.lock:
-            if not self.held.give_back([delivery])[0]:
-                return False
-            self._windows[source].is_passed_on = True
-            self._passed_on[source] = time.monotonic() + after.total_seconds()
-            return True
+    def receive_given_up(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
+        """Receive what the server gave up; what an earlier call returned and was not acknowledged comes again."""
+        found: list[Delivery] = []
+        try:
+            with self._connection.use() as connection:
+                self._begin(connection)
+                for inlet in self._inlets:
+                    self._end(inlet)
+                self._inlets = []
+                for topic in self._topics_given_up(connection, group, topics):
+                    if len(found) < limit:
+                        found += self._read_inlet(connection, group, topic, limit - len(found))
+        except LOST as error:
+            raise BrokerUnavailable(f"RabbitMQ did not deliver what it gave up: {describe(error)}.") from error
+        return found
 
-    def leave_due(self, group: str, topic: str, after: timedelta) -> None:
-        """
-        Leave the queue of due messages to other processes at first, when a message comes there that was passed on.
+    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
+        """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
+        until = self._clock() + invisible_for.total_seconds()
+        with self._settling():
+            renewed: list[Delivery | None] = []
+            for delivery in deliveries:
+                subscription, tag = self._out.get(delivery.receipt, (None, 0))
+                message = subscription.messages[tag] if subscription is not None else None
+                is_renewed = message is not None and until <= message.pushed_at + self._longest
+                if message is not None and is_renewed:
+                    message.expires_at = until
+                renewed.append(delivery if is_renewed else None)
+            return renewed
 
-        Else two processes may look there in turns in which it comes to the same one again and again.
-        """
-        _, due = group_queues(self._topics[topic], group)
-        now = time.monotonic()
-        with self._connection.lock:
-            if self._looked_at.get(due, now) <= now:  # not later with each message: its own may come there, too
-                self._looked_at[due] = now + after.total_seconds() + random.uniform(1, 3) * DUE_SECONDS  # noqa: S311
+    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        """Acknowledge deliveries. False for one that is gone."""
+        return self._settle(deliveries, Subscription.ack)
 
-    def count_held(self, group: str) -> dict[str, int]:
-        """Return the number of messages that were fetched for a group and are not settled, by topic; from any thread."""
-        if self._connection.lock.acquire(timeout=COUNT_SECONDS):  # while it is held for longer, nothing is fetched or settled
-            try:
-                self._counted[group] = self._count_held(group) if self._serial == self._connection.serial else {}
-            finally:
-                self._connection.lock.release()
-        return self._counted.get(group, {})
-
-    def _count_held(self, group: str) -> dict[str, int]:
-        found = self.held.count(group)
-        found.update(one.delivery.topic for one in self._fetched if one.delivery.group == group)
-        found.update({topic: len(window.entries) for (name, topic), window in self._windows.items() if name == group})
-        return dict(found)
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Put messages back into their places."""
+        self._settle(deliveries, Subscription.put_back)
+        self._connection.wake()
 
     def forget_declarations(self) -> None:
         """Declare queues again before they are read next."""
@@ -175,153 +153,168 @@ class RabbitMQReceiver:
     def close(self) -> None:
         """Close the connection; what is held goes back to its queues."""
         self._is_interrupted = True
-        with self._connection.lock, suppress(*LOST):
-            if self._serial == self._connection.serial:
-                self.held.acknowledge_last()
         self._connection.close()
 
-    def _give_up_windows(self) -> None:
+    def _settle(self, deliveries: Sequence[Delivery], settle: Callable[[Subscription, int], None]) -> list[bool]:
+        with self._settling():
+            answers = []
+            for delivery in deliveries:
+                subscription, tag = self._out.pop(delivery.receipt, (None, 0))
+                if subscription is not None:
+                    settle(subscription, tag)
+                answers.append(subscription is not None)
+            return answers
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
         """
-        End subscriptions of ordered topics that were passed on, or whose messages wait for so long behind their keys that the
-        server would take them back soon. Their messages return to their queues. An empty one ends as `_new_channel` says.
+        Hold the lock. `_out` has what can be settled.
+
+        Raises:
+            BrokerUnavailable: the connection was lost; all is delivered again.
         """
-        with self._connection.lock:
-            if self._serial != self._connection.serial:
-                return
-            oldest = self._clock() - self.held.longest / 2
-            for source, window in list(self._windows.items()):
-                is_old = not window.entries and time.monotonic() >= window.opened_at + CHANNEL_SECONDS
-                if (window.is_passed_on or is_old or window.fetched_at() <= oldest) and not window.has_out():
-                    self._keep_postponed(source, window)
-                    del self._windows[source]
-                    with self._connection.use():
-                        window.channel.close()
-
-    def _fetch(self, group: str, topics: Collection[str], limit: int, seconds: float) -> None:
-        """Subscribe, wait so long for the first message that can be handed out, and cancel."""
-        deadline = time.monotonic() + seconds
-        self._is_alone = self._begin(group, topics)
-        extra: dict[str, str] = {}
-        is_over, is_first = False, True
-        while not is_over:
-            self._subscribe(group, topics, 1 if self._is_alone else limit, extra, may_renew=is_first)
-            look_again_at = min((self._next_look(group, topic) for topic in topics), default=deadline)
-            is_over = self._wait(group, topics, min(deadline, look_again_at)) or time.monotonic() >= deadline
-            is_first = False
-        self._cancel(group, topics, extra)
-        self._uncounted = self._uncounted + 1 if self._is_alone else 0
-        self._alone = (group, frozenset(topics)) if len(self._fetched) <= 1 else None
-
-    def _begin(self, group: str, topics: Collection[str]) -> bool:
-        """End standing subscriptions of other topics; return whether messages come one by one."""
-        with self._connection.lock:
-            is_alone = self._alone == (group, frozenset(topics)) and not self._fetched and not self.held.has_any
-            if self._standing and self._serial == self._connection.serial:
-                with self._connection.use():
-                    is_alone = is_alone and not self._is_more_waiting()
-                    asked = [queue for topic in topics for queue in group_queues(self._topics[topic], group)]
-                    for queue in self._standing.keys() - asked:
-                        self._end_standing(queue)
-            return is_alone
-
-    def _cancel(self, group: str, topics: Collection[str], extra: Mapping[str, str]) -> None:
-        """
-        Cancel subscriptions, except standing ones of queues of which a message is not settled.
-
-        Without a message to hand out this waits for the answer: what the server had sent until then has come when it returns.
-        """
-        with self._connection.use():
-            if self._channel is None or self._serial != self._connection.serial:
-                return
-            for tag in extra.values():
-                self._channel.basic_cancel(tag)
-            has_one = self._is_alone and bool(self._fetched)
-            for topic in topics:
-                for queue in group_queues(self._topics[topic], group):
-                    if queue not in self._standing or self.held.has_unsettled(queue):
-                        continue
-                    self._channel.basic_cancel(self._standing.pop(queue), nowait=has_one)
-                    if self.held.has_unsettled(queue):  # a message came meanwhile
-                        self._standing[queue] = self._consume(self._channel, (group, topic), queue, 1, is_standing=True)
-
-    def _is_more_waiting(self) -> bool:
-        """Return whether messages wait in the queues that messages came from, one by one; only sometimes is the server asked."""
-        if self._channel is None or self._uncounted < COUNT_AFTER:
-            return False
-        self._uncounted = 0
-        states = [state_of(self._channel, queue) for queue in self._standing]
-        if None in states:  # it was deleted, and the server has closed the channel, which py-amqp opens again
-            self._standing.clear()
-            self._prefetch = 0
-        return any(state is None or state[0] for state in states)
-
-    def _before_last(self, queue: str) -> None:
-        if not self._is_alone:  # else it brings the next message
-            self._end_standing(queue)
-
-    def _end_standing(self, queue: str) -> None:
-        """Cancel a standing subscription; the server knows it before anything that is sent over the channel later."""
-        tag = self._standing.pop(queue, None)
-        if tag is not None and self._channel is not None and self._serial == self._connection.serial:
-            self._channel.basic_cancel(tag, nowait=True)
-
-    def _subscribe(self, group: str, topics: Collection[str], limit: int, extra: dict[str, str], *, may_renew: bool) -> None:
-        """Subscribe to queues that are not subscribed to, for a share of the limit from each topic. `extra`: queue -> tag."""
-        with self._connection.use() as connection:
-            channel = self._open_channel(connection, extra, may_renew=may_renew)
-            self.held.return_expired()
-            readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
-            for topic in readable:
-                if topic in self._ordered:
-                    self._subscribe_ordered(connection, group, topic)
-            plain = [topic for topic in readable if topic not in self._ordered]
-            left = limit - len(self._fetched)
-            if not plain or left <= 0:
-                return
-            self._first += 1  # else the others' messages would always be those that are too many
-            at = self._first % len(plain)
-            sources = [(group, topic) for topic in [*plain[at:], *plain[:at]]]
-            for source in sources:  # these first, so that the server fills them first
-                self._subscribe_standing(channel, source)
-            share = min(max(1, left // len(plain)), MOST_AT_ONCE)
-            for source in sources:
-                for queue in group_queues(self._topics[source[1]], group):
-                    more = share if self.held.has_unsettled(queue, standing=True) else share - 1
-                    if more and queue in self._standing and queue not in extra:
-                        extra[queue] = self._consume(channel, source, queue, more, is_standing=False)
-
-    def _subscribe_standing(self, channel: amqp.Channel, source: Source) -> None:
-        group, topic = source
-        queue, due = group_queues(self._topics[topic], group)
-        if queue not in self._standing:
-            self._standing[queue] = self._consume(channel, source, queue, 1, is_standing=True)
-        if due not in self._standing and time.monotonic() >= self._next_look(group, topic):
-            self._looked_at[due] = time.monotonic()
-            self._standing[due] = self._consume(channel, source, due, 1, is_standing=True)
-
-    def _consume(self, channel: amqp.Channel, source: Source, queue: str, prefetch: int, *, is_standing: bool) -> str:
-        """Subscribe to a queue of a topic without order; return the tag."""
-        if prefetch != self._prefetch:
-            channel.basic_qos(0, prefetch, False)
-            self._prefetch = prefetch
-        note = partial(self._on_message, source, queue, is_standing)
-        return self._subscribe_with(channel, source, queue, note)
-
-    def _subscribe_with(self, channel: amqp.Channel, source: Source, queue: str, note: Callable[[amqp.Message], None]) -> str:
-        """Subscribe to a queue; return the tag. A refusal is remembered, since it ends the connection for all."""
         try:
-            return str(channel.basic_consume(queue, callback=note))
-        except ChannelError as error:
-            if not isinstance(error, NotFound):
-                self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
-            raise
+            with self._connection.lock:
+                self._give_back()
+                if self._serial != self._connection.serial:
+                    self._out.clear()
+                yield
+        except LOST as error:
+            self._connection.drop()
+            raise BrokerUnavailable(f"RabbitMQ did not take the answer: {describe(error)}.") from error
 
-    def _next_look(self, group: str, topic: str) -> float:
-        """Return when the group's queue of due messages is read next; never, where it is read now or the topic is not read."""
-        queue, *others = group_queues(self._topics[topic], group)
-        if queue not in self._standing or all(due in self._standing for due in others):
-            return float("inf")
-        return min(self._looked_at.get(due, float("-inf")) + DUE_SECONDS for due in others)
+    def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[Subscription]:
+        """Return subscriptions to the queues, each with a share of the limit."""
+        with self._connection.use() as connection:
+            self._begin(connection)
+            self._give_back()
+            self._has_ended = False
+            readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
+            queues = [(topic, queue) for topic in readable for queue in group_queues(self._topics[topic], group)]
+            self._received_at = time.monotonic()
+            self._largest = max(self._largest, limit)
+            found = []
+            for topic, queue in queues:
+                hand = self._largest if self._is_ordered(topic) else limit
+                share = min(max(1, hand // len(queues)), MOST_AT_ONCE)
+                found.append(self._subscribed(connection, (group, topic), queue, share))
+            return [subscription for subscription in found if subscription is not None]
+
+    def _subscribed(self, connection: amqp.Connection, source: Source, queue: str, share: int) -> Subscription | None:
+        """Return the subscription to a queue; None where the server refuses it."""
+        subscription = self._subscriptions.get(queue)
+        if subscription is not None and _is_outdated(subscription):
+            self._end(subscription)
+            subscription = None
+        if subscription is None:
+            subscription = self._new_subscription(connection, source, queue)
+        elif not _brings_too_few(subscription, share):
+            return subscription
+        self._subscriptions[queue] = subscription
+        try:
+            prefetch = share + subscription.count_out() - subscription.prefetch
+            subscription.consume(prefetch, note=self._on_message, note_end=self._on_cancel)
+        except ChannelError as error:
+            self._end(subscription)
+            if isinstance(error, NotFound):
+                self._declared.pop(source, None)
+            else:
+                self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
+            return None
+        return subscription
+
+    def _new_subscription(self, connection: amqp.Connection, source: Source, queue: str) -> Subscription:
+        name = f"{self._serial}.{next(self._names)}"
+        return Subscription(connection.channel(), source, queue, name, is_ordered=self._is_ordered(source[1]))
+
+    def _is_ordered(self, topic: str) -> bool:
+        return self._topics[topic].type is TopicType.FIFO
+
+    def _begin(self, connection: amqp.Connection) -> None:
+        """Forget what came over an earlier connection."""
+        if self._serial != self._connection.serial:
+            self._subscriptions.clear()
+            self._inlets.clear()
+            self._out.clear()
+            self._declared.clear()
+            self._serial = self._connection.serial
+
+    def _wait(self, subscriptions: Sequence[Subscription], seconds: float) -> bool:
+        """Wait until a message can be handed out, or `receive` has to end; False: the time is over, or a subscription ended."""
+        serial = self._serial
+
+        def is_over() -> bool:
+            has_message = any(subscription.ready() for subscription in subscriptions)
+            return has_message or self._is_interrupted or serial != self._connection.serial
+
+        self._connection.wait(max(0, seconds), lambda: is_over() or self._has_ended)
+        with self._connection.lock:
+            return is_over()
+
+    def _hand_out(self, subscription: Subscription, limit: int, expires_at: float) -> list[Delivery]:
+        found = []
+        if self._serial == self._connection.serial and limit > 0:  # else another process may have the messages
+            for tag, delivery in subscription.take(limit, expires_at):
+                self._out[delivery.receipt] = subscription, tag
+                found.append(delivery)
+        return found
+
+    def _give_back(self) -> None:
+        """
+        End subscriptions with a delivery that has expired, or a message that has waited here for too long.
+
+        No other process gets messages of an ordered topic meanwhile, so these wait as long as this one goes on receiving.
+        """
+        if self._serial != self._connection.serial:
+            return
+        now, oldest = self._clock(), time.monotonic() - UNCLAIMED_SECONDS
+        for subscription in list(self._subscriptions.values()):
+            is_patient = subscription.is_ordered and self._received_at > oldest
+            if any(
+                message.waits_since <= oldest and not is_patient if message.expires_at is None else message.expires_at <= now
+                for message in subscription.messages.values()
+            ):
+                self._end(subscription)
+
+    def _end(self, subscription: Subscription) -> None:
+        """Give all messages of a subscription back."""
+        self._subscriptions.pop(subscription.queue, None)
+        self._out = {receipt: place for receipt, place in self._out.items() if place[0] is not subscription}
+        self._has_ended = True
+        with self._connection.use():
+            subscription.close()
+
+    def _on_message(self, subscription: Subscription, message: amqp.Message) -> None:
+        group, topic = subscription.source
+        delivery = to_delivery(message, group=group, topic=topic)
+        subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
+
+    def _on_cancel(self, subscription: Subscription) -> None:
+        """Declare and read a queue anew that was deleted."""
+        self._declared.pop(subscription.source, None)
+        self._has_ended = True
+
+    def _topics_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
+        """Return the topics with messages in the group's inlet; one that is missing is declared again next time."""
+        readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
+        with closing(connection.channel()) as channel:
+            states = {topic: state_of(channel, inlet_name(topic, group)) for topic in readable}
+        for topic in (topic for topic, state in states.items() if state is None):
+            if self._declared[group, topic] == float("inf"):  # the server has not refused it
+                del self._declared[group, topic]
+        return [topic for topic, state in states.items() if state is not None and state[0] > 0]
+
+    def _read_inlet(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
+        queue, channel = inlet_name(topic, group), connection.channel()
+        inlet = Subscription(channel, (group, topic), queue, f"{self._serial}.{next(self._names)}", is_ordered=False)
+        self._inlets.append(inlet)
+        for _ in range(limit):
+            message = channel.basic_get(queue)
+            if message is None:
+                break
+            delivery = given_up(message, group=group, topic=topic, queues=group_queues(self._topics[topic], group))
+            inlet.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
+        return self._hand_out(inlet, limit, float("inf"))
 
     def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
         """Declare a group's queues of a topic, if that was not done; return whether there is a queue to read."""
@@ -354,121 +347,25 @@ class RabbitMQReceiver:
         self.refusals[topic] = reason
         self._refused[source] = time.monotonic() + DECLARE_SECONDS
 
-    def _subscribe_ordered(self, connection: amqp.Connection, group: str, topic: str) -> None:
-        source = (group, topic)
-        if source in self._windows or time.monotonic() < self._passed_on.get(source, float("-inf")):
-            return
-        self._passed_on.pop(source, None)
-        channel = connection.channel()
-        window = self._windows[source] = OrderedQueue(channel)
-        channel.basic_qos(0, WINDOW, False)
-        prefix = f"{self._serial}.{next(self._channels)}"
-        self._subscribe_with(channel, source, queue_name(topic, group), partial(self._on_ordered, source, window, prefix))
 
-    def _wait(self, group: str, topics: Collection[str], deadline: float) -> bool:
-        """Wait until a message can be handed out, at most until the deadline of `monotonic`; return whether it can."""
-        serial = self._serial
-        windows = [window for topic in topics if (window := self._windows.get((group, topic)))]
-        again_at = [self._passed_on[group, topic] for topic in topics if (group, topic) in self._passed_on]
-        deadline = min([deadline, *(at for at in again_at if at > time.monotonic())])
+def _is_outdated(subscription: Subscription) -> bool:
+    """
+    Return whether a subscription has to be replaced: its queue was deleted, or it has been idle for a while.
 
-        def is_done() -> bool:
-            return bool(self._fetched) or self._is_interrupted or serial != self._connection.serial or self._is_due(windows)
+    When a node of a cluster is lost, so may be a delivery on its way. The queue holds it for the channel as long as that is open,
+    and sends it again only with the next one for the same consumer.
+    """
+    is_old = time.monotonic() >= subscription.opened_at + CHANNEL_SECONDS
+    return subscription.is_cancelled or (is_old and not subscription.messages)
 
-        while True:
-            left = deadline - time.monotonic()
-            with self._connection.lock:
-                seconds = min(max(0, left), self._until_due(windows))
-            self._connection.wait(seconds, is_done)
-            with self._connection.lock:
-                if is_done() or left <= 0:
-                    return is_done()
 
-    def _take_ordered(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
-        found: list[Delivery] = []
-        for topic in topics:
-            if (window := self._windows.get((group, topic))) is not None:
-                for fetched in window.take(limit - len(found), self._clock()):
-                    found.append(self.held.hand_out(fetched, invisible_for, window))
-        return found
+def _brings_too_few(subscription: Subscription, share: int) -> bool:
+    """
+    Return whether another consumer is needed beside the one that there is; not for a few more messages than it brings.
 
-    def _on_message(self, source: Source, queue: str, is_standing: bool, message: amqp.Message) -> None:
-        self._looked_at.pop(queue, None)  # there may be more
-        fetched = self._open(*source, self._prefix, message, queue, is_standing=is_standing)
-        self.held.note(fetched)
-        self._fetched.append(fetched)
-
-    def _on_ordered(self, source: Source, window: OrderedQueue, prefix: str, message: amqp.Message) -> None:
-        fetched = self._open(*source, prefix, message)
-        window.add(fetched, self._postponed.pop((source, fetched.delivery.message_id), 0.0))
-
-    def _open(
-        self, group: str, topic: str, prefix: str, message: amqp.Message, queue: str = "", *, is_standing: bool = False
-    ) -> Fetched:
-        tag = message.delivery_info["delivery_tag"]
-        delivery = to_delivery(message, group=group, topic=topic, receipt=f"{prefix}/{tag}")
-        return Fetched(delivery, message.channel, tag, self._clock(), queue, is_standing)
-
-    def _is_due(self, windows: Iterable[OrderedQueue]) -> bool:
-        now = self._clock()
-        return any((due_at := window.next_due_at()) is not None and due_at <= now for window in windows)
-
-    def _until_due(self, windows: Iterable[OrderedQueue]) -> float:
-        """Return how long it takes until a message is due that was to be retried later."""
-        now = self._clock()
-        return max(0, min((due_at - now for window in windows if (due_at := window.next_due_at()) is not None), default=1e6))
-
-    def _return_unclaimed(self) -> None:
-        """Return what nobody has claimed or renewed in time, and acknowledge what has waited for others, though nobody calls."""
-        if self._serial != self._connection.serial:
-            return
-        self.held.acknowledge_last(LAST_SECONDS)
-        self.held.return_expired()
-        now = self._clock()
-        unclaimed = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS <= now]
-        self._fetched = [one for one in self._fetched if one.received_at + UNCLAIMED_SECONDS > now]
-        for one in unclaimed:
-            self.held.reject(one)
-
-    def _open_channel(self, connection: amqp.Connection, extra: dict[str, str], *, may_renew: bool) -> amqp.Channel:
-        """Return the channel; where it is a new one, no subscription is left."""
-        if self._channel is None or self._serial != self._connection.serial:
-            self._standing.clear()
-            extra.clear()
-            self._fetched.clear()
-            for source, window in self._windows.items():
-                self._keep_postponed(source, window)
-            self._windows.clear()
-            self._declared.clear()
-            self._channel = self._new_channel(connection)
-            self._serial = self._connection.serial
-            self.held.begin()
-        elif may_renew and time.monotonic() >= self._channel_until and not self._fetched and not self.held.has_any:
-            for tag in self._standing.values():
-                self._channel.basic_cancel(tag)
-            self._standing.clear()
-            if not self._fetched:  # else what has come would come again
-                self._channel.close()
-                self._channel = self._new_channel(connection)
-        return self._channel
-
-    def _new_channel(self, connection: amqp.Connection) -> amqp.Channel:
-        """
-        Open a channel for topics without order; it is closed after a while, when nothing is held.
-
-        When a node of a cluster is lost, so may be a delivery on its way. The queue holds it for the channel as long as that is
-        open, and sends it again only with the next one of the same subscription, which may have ended.
-        """
-        self._channel_until = time.monotonic() + CHANNEL_SECONDS
-        self._prefetch = 0
-        self._prefix = f"{self._connection.serial}.{next(self._channels)}"
-        return connection.channel()
-
-    def _keep_postponed(self, source: Source, window: OrderedQueue) -> None:
-        """Remember what is to be retried later, until it is fetched again, or due."""
-        now = self._clock()
-        self._postponed = {name: due_at for name, due_at in self._postponed.items() if due_at > now}
-        self._postponed |= {(source, message_id): due_at for message_id, due_at in window.postponed(now)}
+    The queue of an ordered topic has one active consumer, which brings the largest hand from the beginning.
+    """
+    return not subscription.is_ordered and share + 2 * subscription.count_out() >= 2 * subscription.prefetch
 
 
 def _exists(channel: amqp.Channel, queue: str) -> bool:
@@ -477,13 +374,3 @@ def _exists(channel: amqp.Channel, queue: str) -> bool:
     except ChannelError:
         return False
     return True
-
-
-def _split(messages: list[Fetched], group: str, topics: Collection[str], limit: int) -> tuple[list[Fetched], list[Fetched]]:
-    """Split what has come into what is asked for now and the rest."""
-    found: list[Fetched] = []
-    rest: list[Fetched] = []
-    for fetched in messages:
-        is_wanted = fetched.delivery.group == group and fetched.delivery.topic in topics and len(found) < limit
-        (found if is_wanted else rest).append(fetched)
-    return found, rest

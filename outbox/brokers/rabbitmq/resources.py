@@ -1,5 +1,5 @@
 """
-What `outbox_topics` lists and creates: delay queues, exchanges of topics, and the queues of groups.
+What `outbox_topics` lists and creates: exchanges of topics, the queues of groups, and delay queues for topics of type delay.
 
 What exists is declared again as it should be, which changes nothing: the server refuses another form, and names the difference.
 """
@@ -20,7 +20,7 @@ from outbox.brokers.rabbitmq.connection import describe
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerMisconfigured
-from outbox.message import TopicSpec
+from outbox.message import TopicSpec, TopicType
 
 Ask = Callable[[amqp.Channel], object]
 
@@ -65,7 +65,8 @@ class RabbitMQResources:
     def find(self) -> list[ServerResource]:
         """Return what is needed, and what is there. Raises BrokerUnavailable."""
         with self._asking("list what is declared") as channel:
-            return [self._compared(channel, one) for one in (_delays(), *map(_exchange, self._topics), *self._queues(channel))]
+            delays = [_delays()] if any(topic.type is TopicType.DELAY for topic in self._topics) else []
+            return [self._compared(channel, one) for one in (*delays, *map(_exchange, self._topics), *self._queues(channel))]
 
     def _queues(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
         for topic in self._topics:

@@ -7,6 +7,7 @@ about permissions are requests that the server refuses or answers without an eff
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +27,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
-from outbox.message import TopicSpec
+from outbox.message import TopicSpec, TopicType
 
 MIN_VERSION = (3, 10)
 MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message travel in one frame
@@ -70,6 +71,7 @@ class ServerChecks:
         self._options = options
         self._connection = connection
         self._topics = list(topics)
+        self._has_delays = any(topic.type is TopicType.DELAY for topic in self._topics)
         self._declare_queues = declare_queues
         self._owners = owners
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
@@ -85,8 +87,10 @@ class ServerChecks:
                 declared = [*self._problems_of_declarations(channel)]
                 found += declared or self._permissions.problems_of_groups(channel, self._groups())
                 found += self._problems_of_owners(channel)
+                found += self._problems_of_earlier_queues(channel)
                 channel.close()
-            found += problems_of_queues(self._options, {*topology.delay_queues(), *self._group_queues()})
+            delays = topology.delay_queues() if self._has_delays else ()
+            found += problems_of_queues(self._options, {*delays, *self._group_queues()})
             return found + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
@@ -95,7 +99,7 @@ class ServerChecks:
         return [
             queue
             for topic, group in self._groups()
-            for queue in (*topology.group_queues(topic, group), topology.dead_queue_name(topic.name, group))
+            for queue in (*topology.group_queues(topic, group), topology.inlet_name(topic.name, group))
         ]
 
     def _groups(self) -> list[tuple[TopicSpec, str]]:
@@ -130,7 +134,7 @@ class ServerChecks:
 
     def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
         """Declare everything, and return what exists with other arguments, or was missing."""
-        if problem := self._declared("The delay queues", partial(topology.declare_delays, channel)):
+        if self._has_delays and (problem := self._declared("The delay queues", partial(topology.declare_delays, channel))):
             yield problem
             return  # nothing can be bound to it
         for topic in self._topics:
@@ -161,6 +165,23 @@ class ServerChecks:
                 except AccessRefused as error:
                     yield self._permissions.problem(f"Group {group!r} of topic {topic.name!r}", error)
 
+    def _problems_of_earlier_queues(self, channel: amqp.Channel) -> Iterator[Problem]:
+        """Return queues that an earlier release has declared and nothing uses, with the commands that delete them."""
+        queues = [queue for topic, group in self._groups() for queue in topology.earlier_queues(topic, group)]
+        if not any(topology.state_of(channel, queue) for queue in queues):
+            return
+        if not self._has_delays:
+            queues += topology.delay_queues()
+        left = {queue: state[0] for queue in queues if (state := topology.state_of(channel, queue))}
+        counts = ", ".join(f"{queue!r} ({count} messages)" for queue, count in left.items())
+        command = f"rabbitmqctl delete_queue -p {shlex.quote(self._options.virtual_host)}"
+        yield Problem(
+            f"An earlier release has left queues that nothing reads: {counts}.",
+            "Delete them, those of delays only if no other project here has topics of type delay: "
+            + "; ".join(f"{command} {shlex.quote(queue)}" for queue in left),
+            is_error=False,
+        )
+
     def _declared(
         self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None
     ) -> Problem | None:
@@ -187,7 +208,7 @@ class ServerChecks:
         try:
             return [] if self._is_returned() else [Problem(ALARM, ALARM_HINT)]
         except AccessRefused as error:
-            return [self._permissions.problem("Dead letters", error)]
+            return [self._permissions.problem("The default exchange", error)]
 
     def _is_returned(self) -> bool:
         """Return whether a message without a queue comes back. False: the connection is blocked."""

@@ -1,14 +1,14 @@
 """
 What is declared on the server: names and arguments of exchanges and queues.
 
-A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has three quorum queues: one
-that is bound to all tags, one for messages whose delay is over, and one for its dead letters.
+A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has two quorum queues: one that
+is bound to all tags, and its *inlet*, into which the server puts messages that it gives up.
 
-A delayed message passes delay queues first: each waits twice as long as the one below, a message enters those whose seconds add
-up to its delay, and the last one hands it to the exchange `outbox.due`, which finds its destination in a header. A delay queue
-forgets a message only when the next queue has confirmed it, and waits for 32 confirms at most. So a delayed message never meets
-a queue that is full or missing: the queues for due messages have no limit, and a message without a destination goes to the
-queue `outbox.undeliverable`. It is brought back from there when a destination is declared.
+A message of a topic of type delay passes delay queues first: each waits twice as long as the one below, a message enters those
+whose seconds add up to its delay, and the last one hands it to the exchange `outbox.due`, which finds its destination in a
+header. A delay queue forgets a message only when the next queue has confirmed it, and waits for 32 confirms at most. So a delayed
+message never meets a queue that is full or missing: each group has a third queue for due messages, without a limit, and a message
+without a destination goes to the queue `outbox.undeliverable`. It is brought back from there when a destination is declared.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def due_queue_name(topic: str, group: str) -> str:
     return f"{topic}:{group}:due"
 
 
-def dead_queue_name(topic: str, group: str) -> str:
-    """Return the name of the queue of a group's dead letters."""
-    return f"{topic}:{group}:dead"
+def inlet_name(topic: str, group: str) -> str:
+    """Return the name of the queue of a group's messages that the server gave up."""
+    return f"{topic}:{group}:given-up"
 
 
 def delay_queue(number: int) -> str:
@@ -67,13 +67,19 @@ def delay_key(seconds: int, tag: str) -> str:
 
 def group_queues(topic: TopicSpec, group: str) -> list[str]:
     """Return the queues that a group receives from."""
-    due = [] if topic.type is TopicType.FIFO else [due_queue_name(topic.name, group)]  # ordered retries stay with a consumer
+    due = [due_queue_name(topic.name, group)] if topic.type is TopicType.DELAY else []
     return [queue_name(topic.name, group), *due]
 
 
+def earlier_queues(topic: TopicSpec, group: str) -> list[str]:
+    """Return the queues that earlier releases declared for a group, and that nothing uses now."""
+    due = [] if topic.type is TopicType.DELAY else [due_queue_name(topic.name, group)]  # once for retries
+    return [f"{queue_name(topic.name, group)}:dead", *due]
+
+
 def all_group_queues(topic: str, group: str) -> list[str]:
-    """Return all queues that a group may have of a topic, whatever its type."""
-    return [queue_name(topic, group), due_queue_name(topic, group), dead_queue_name(topic, group)]
+    """Return all queues that a group may have of a topic, whatever its type, those of earlier releases included."""
+    return [queue_name(topic, group), *(f"{queue_name(topic, group)}:{last}" for last in ("due", "given-up", "dead"))]
 
 
 def delay_queues() -> list[str]:
@@ -126,25 +132,23 @@ class GroupQueue:
 
 
 def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> Iterator[GroupQueue]:
-    """Yield a group's queues, in the order in which they are declared: behind the delay queues and the topic."""
-    queue, dead = queue_name(topic.name, group), dead_queue_name(topic.name, group)
-    letters = {**quorum(channel), "x-single-active-consumer": True}  # one process at a time reads them (dead_letters.py)
-    yield GroupQueue(dead, letters)
+    """Yield a group's queues, in the order in which they are declared: after the topic, and after the delay queues."""
+    inlet = inlet_name(topic.name, group)
+    yield GroupQueue(inlet, {**quorum(channel), "x-overflow": "reject-publish"})
     arguments: dict[str, Any] = {
         **quorum(channel),
         **AT_LEAST_ONCE,
         "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": dead,
+        "x-dead-letter-routing-key": inlet,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
-    if topic.type is not TopicType.FIFO:
-        sources = [queue, topic.name] if topic.type is TopicType.DELAY else [queue]
-        yield GroupQueue(due_queue_name(topic.name, group), dict(arguments), [(DUE, "", _for(source)) for source in sources])
-    else:
+    if topic.type is TopicType.DELAY:
+        yield GroupQueue(due_queue_name(topic.name, group), dict(arguments), [(DUE, "", _for(topic.name))])
+    elif topic.type is TopicType.FIFO:
         arguments["x-single-active-consumer"] = True
     if max_length is not None:
         arguments["x-max-length"] = max_length
-    yield GroupQueue(queue, arguments, [(topic.name, "#", None)])
+    yield GroupQueue(queue_name(topic.name, group), arguments, [(topic.name, "#", None)])
 
 
 def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> None:
@@ -196,8 +200,8 @@ def quorum(channel: amqp.Channel) -> dict[str, Any]:
     """
     Return the arguments of a quorum queue that keeps a message however often it is delivered.
 
-    A process that closes its connection, or hands back what it has not begun, is not the message's failure; consumers count
-    those themselves. RabbitMQ 4.0 and later give a message up after 20 deliveries unless a queue says otherwise.
+    A process that closes its connection is not the message's failure; consumers count failures and crashes themselves. RabbitMQ
+    4.0 and later give a message up after 20 deliveries unless a queue says otherwise.
     """
     version = str(channel.connection.server_properties.get("version", ""))
     return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)

@@ -2,7 +2,7 @@
 A storm on RabbitMQ: nodes, connections, queues, relays, consumers and publishers are hurt for minutes, by chance.
 
 It is counted without what the framework counts: in the tables that the transactions wrote, in queues of the storm's own that get
-a copy of each message, in what the handlers wrote, and in the queues of dead letters. What an operator deletes on purpose, by
+a copy of each message, in what the handlers wrote, and in the table of dead letters. What an operator deletes on purpose, by
 purging a queue, is counted apart: it is lost, and has to be found as gaps.
 """
 
@@ -24,10 +24,8 @@ import amqp
 from amqp.exceptions import AMQPError
 from django.db import connection
 
-from outbox.brokers.rabbitmq.envelope import REASON
-from outbox.brokers.rabbitmq.topology import dead_queue_name, delay_queues, due_queue_name, queue_name
-from outbox.consuming.outcome import EARLY
-from outbox.models import Gap, MessageState
+from outbox.brokers.rabbitmq.topology import delay_queues, due_queue_name, inlet_name, queue_name
+from outbox.models import Deferred, Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
 from tests.journeys.outcome import Outcome
@@ -278,11 +276,8 @@ class Storm:
     def letters(self) -> dict[tuple[str, int], list[str]]:
         """Return the reasons of the dead letters of each group and number."""
         found: dict[tuple[str, int], list[str]] = {}
-        for topic, groups in self.names.groups.items():
-            for group in groups:
-                for one in self._take(dead_queue_name(topic, group)):
-                    reason = (one.properties.get("application_headers") or {}).get(REASON, "given up by RabbitMQ")
-                    found.setdefault((group, _number(one)), []).append(str(reason))
+        for letter in Deferred.objects.exclude(dead_at=None):
+            found.setdefault((letter.consumer_group, json.loads(bytes(letter.body))["number"]), []).append(letter.error)
         return found
 
     def waiting(self) -> dict[str, int]:
@@ -291,9 +286,11 @@ class Storm:
         return {name: int(count) for name, _, count in (row.partition("\t") for row in rows)}
 
     def left(self) -> dict[str, int]:
-        """Return what waits anywhere though nothing should: in groups' queues, delay queues, or undeliverable."""
-        ends = (*map(_tap, self._tapped()), ":dead")
-        return {name: count for name, count in self.waiting().items() if count and not name.endswith(ends)}
+        """Return what waits anywhere though nothing should: in queues of groups and of delays, or as a deferred message."""
+        taps = tuple(map(_tap, self._tapped()))
+        found = {name: count for name, count in self.waiting().items() if count and not name.endswith(taps)}
+        deferred = Deferred.objects.filter(dead_at=None).count()
+        return found | ({"outbox_deferred": deferred} if deferred else {})
 
     def gaps(self) -> list[Gap]:
         """Return the gaps that were found in what the operator purged."""
@@ -334,7 +331,7 @@ class Storm:
         return False
 
     def _take(self, queue: str) -> Iterator[amqp.Message]:
-        """Yield all messages of a queue, and remove them; by a subscription, since queues of dead letters allow nothing else."""
+        """Yield all messages of a queue, and remove them."""
         with self._channel() as channel:
             count, found = _count(channel, queue), list[amqp.Message]()
             channel.basic_consume(queue, no_ack=True, callback=found.append)
@@ -345,8 +342,8 @@ class Storm:
     def _queues(self) -> list[str]:
         """Return the names of the queues that an operator may delete while they are empty."""
         pairs = [(topic, group) for topic, groups in self.names.groups.items() for group in groups]
-        due = [due_queue_name(*pair) for pair in pairs if pair[0] != self.names.steps]
-        return [*(name(*pair) for pair in pairs for name in (queue_name, dead_queue_name)), *due, *delay_queues()]
+        due = [due_queue_name(*pair) for pair in pairs if pair[0] == self.names.later]
+        return [*(name(*pair) for pair in pairs for name in (queue_name, inlet_name)), *due, *delay_queues()]
 
     def _tapped(self) -> list[str]:
         """Return the topics whose exchanges see all messages: delayed ones go to queues of groups alone."""
@@ -488,7 +485,7 @@ SELECT consumer_group, number, count(*), extract(epoch FROM max(failed_at) - min
 FROM storm_failed GROUP BY 1, 2
 """
 UNCOUNTED = 2  # runs
-SHORTEST = LIMIT * (DELAY - EARLY).total_seconds()
+SHORTEST = LIMIT * DELAY.total_seconds()
 
 PLACES = """
 SELECT p.number, s.lane, s.number FROM storm_published p JOIN outbox_message_state s ON s.id = p.message_id WHERE p.topic = %s

@@ -1,4 +1,4 @@
-"""Delayed messages and retries whose destination, or whose way, is missing or full: they hold nobody else up."""
+"""Delayed messages whose destination, or whose way, is missing or full: they hold nobody else up."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.topology import DELAY_QUEUES, DUE, UNDELIVERABLE, delay_queue, delay_queues
 from outbox.message import TopicSpec, TopicType
 from project.servers.rabbitmq import RabbitMQ
-from tests.outbox.brokers.rabbitmq.acts import receive_all, received, statuses
+from tests.outbox.brokers.rabbitmq.acts import receive_all, statuses
 from tests.outbox.brokers.rabbitmq.conftest import HELD
 from tests.waiting import wait_until
 
@@ -80,38 +80,17 @@ class TestMessagesWithoutAGroup:
         consumer.close()
 
 
-class TestRetriesOfADeletedQueue:
-    def test_hold_up_no_others_and_come_when_it_is_declared_again(self, broker, channel: amqp.Channel, topic):
-        broker.send([Outgoing(f"{number}", topic, b"{}") for number in range(40)])
-        held = wait_until(lambda: received(broker, topic))
-        while len(held) < 40:
-            held += received(broker, topic)
-        for delivery in held:
-            broker.retry(delivery, 3 * SECOND)
-        for queue in (f"{topic}:billing", f"{topic}:billing:due"):
-            channel.queue_delete(queue)
-        wait_until(lambda: broker.delayed().undeliverable == 40)
-
-        broker.send([Outgoing("new", topic, b"{}")])  # declares them
-        found = receive_all(broker, topic, 41)
-
-        assert len(found) == 41
-        assert broker.delayed() == DelayedCount(0, undeliverable=0)
-
-
-class TestRetriesOfAFullQueue:
+class TestMessagesForAFullQueue:
     def test_come_though_it_is_full(self, node: RabbitMQ, topic):
-        broker = RabbitMQBroker("rabbit", {**options(node, topic), "MAX_LENGTH": 3}, [TopicSpec(topic, TopicType.NORMAL)])
-        broker.send([Outgoing("again", topic, b"{}")])
-        [held] = wait_until(lambda: received(broker, topic))
+        broker = RabbitMQBroker("rabbit", {**options(node, topic), "MAX_LENGTH": 3}, specs(topic))
+        broker.send(delayed(topic, 1))
         wait_until(lambda: SendStatus.UNAVAILABLE in statuses(broker.send([Outgoing("filling", topic, b"{}")])))
 
-        broker.retry(held, SECOND)
         waiting = wait_until(lambda: broker.delayed().waiting == 0 and broker.backlog("billing")[topic])
         found = receive_all(broker, topic, 2)
 
         assert waiting > 3
-        assert "again" in found
+        assert f"{topic}-0" in found
         broker.close()
 
 

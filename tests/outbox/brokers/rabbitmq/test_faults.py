@@ -1,7 +1,6 @@
 """What becomes of messages when the server is hurt: nothing that was confirmed is lost, and no restart of ours is needed."""
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -9,9 +8,7 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.rabbitmq import RabbitMQBroker, receiver
-from outbox.errors import BrokerUnavailable, KeptByClient, TimeLimitExceeded
-from outbox.message import TopicSpec, TopicType
+from outbox.errors import BrokerUnavailable, TimeLimitExceeded
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import accepted, receive_all, received, refused, statuses
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
@@ -132,52 +129,6 @@ class TestMemoryAlarm:
         assert statuses(wait_until(lambda: accepted(broker, message()))) == [SendStatus.ACCEPTED]
 
 
-class TestCopyThatIsNotStored:
-    def test_of_a_retry_leaves_the_message_with_its_process_for_the_delay(
-        self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic
-    ):
-        broker, other = open_broker(), open_broker()
-        before = broker.delayed().waiting  # of other tests
-        broker.send([message(b"a")])
-        [held] = wait_until(lambda: received(broker, topic))
-        node.control("set_vm_memory_high_watermark", "0.00001")
-        try:
-            wait_until(lambda: refused(broker, message(b"b")))  # it knows of the alarm now
-            began = time.monotonic()
-            with pytest.raises(KeptByClient, match="stays with this process for 3 s"):
-                broker.retry(held, timedelta(seconds=3))
-            [again] = wait_until(lambda: received(other, topic))
-            waited = time.monotonic() - began
-            is_acked = other.ack([again])
-        finally:
-            node.control("set_vm_memory_high_watermark", "0.6")
-
-        assert (again.body, again.delivery_count) == (b"a", 2)
-        assert 2.9 < waited < 10
-        assert is_acked == [True]
-        assert broker.ack([held]) == [False]
-        wait_until(lambda: accepted(broker, message(b"c")))
-        wait_until(lambda: broker.delayed().waiting <= before)
-
-    def test_of_a_dead_letter_leaves_it_too(self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic):
-        broker = open_broker()
-        broker.send([message(b"a")])
-        [held] = wait_until(lambda: received(broker, topic))
-        node.control("set_vm_memory_high_watermark", "0.00001")
-        try:
-            wait_until(lambda: refused(broker, message(b"b")))
-            with pytest.raises(KeptByClient):
-                broker.dead_letter(held, "no such customer")
-        finally:
-            node.control("set_vm_memory_high_watermark", "0.6")
-        wait_until(lambda: accepted(broker, message(b"c")))
-        again = wait_until(lambda: [one for one in received(broker, topic) if one.body == b"a"])
-        is_ended = broker.dead_letter(again[0], "no such customer")
-
-        assert is_ended
-        assert [one.reason for one in wait_until(lambda: broker.dead_letters("billing"))] == ["no such customer"]
-
-
 class TestExceptionBetweenMessageAndConfirm:
     def test_leaves_no_confirm_to_be_taken_for_another_messages(
         self, open_broker: Open, node: RabbitMQ, message: NewMessage, monkeypatch: pytest.MonkeyPatch
@@ -219,91 +170,6 @@ class TestConsumerTimeout:
             kept.append(broker.renew([held], HELD)[0] is not None)
 
         assert kept == [True, True, True, False, False, False]
-
-    def test_is_not_reached_by_ordered_messages_that_wait_behind_their_key(self, open_broker: Open, message: NewMessage, topic):
-        now = [0.0]
-        broker = open_broker(TopicType.FIFO, clock=lambda: now[0])
-        broker.send([message(b"1", key="a"), message(b"2", key="a")])
-        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
-        broker.retry(head, timedelta(minutes=20))
-
-        now[0] += 20 * 60
-        [again] = wait_until(lambda: received(broker, topic))
-        [kept] = broker.renew([again], timedelta(minutes=20))
-        broker.ack([again])
-        [second] = wait_until(lambda: received(broker, topic))
-
-        assert (again.body, again.delivery_count, second.body) == (b"1", 2, b"2")
-        assert kept is not None
-
-    def test_leaves_a_retry_of_an_ordered_message_its_delay(self, open_broker: Open, message: NewMessage, topic):
-        now = [0.0]
-        broker = open_broker(TopicType.FIFO, clock=lambda: now[0])
-        broker.send([message(b"1", key="a"), message(b"2", key="a")])
-        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
-        broker.retry(head, timedelta(minutes=60))
-
-        now[0] += 30 * 60
-        early = [one for _ in range(3) for one in received(broker, topic)]
-        now[0] += 31 * 60
-        late = wait_until(lambda: received(broker, topic))
-
-        assert early == []
-        assert [one.body for one in late] == [b"1"]
-
-    def test_leaves_it_over_two_connections_of_which_one_fetched_nothing(
-        self, open_broker: Open, node: RabbitMQ, message: NewMessage, topic
-    ):
-        now = [0.0]
-        broker, other = open_broker(TopicType.FIFO, clock=lambda: now[0]), open_broker(TopicType.FIFO)
-        broker.send([message(b"1", key="a")])
-        [head] = broker.receive("billing", [topic], limit=5, invisible_for=HELD, wait=timedelta(seconds=5))
-        broker.retry(head, timedelta(minutes=60))
-        received(other, topic)  # it waits for its turn to receive
-
-        now[0] += 20 * 60  # the broker connects anew, and it is the other's turn
-        nothing = received(broker, topic)
-        node.control("close_all_connections", "a test")
-        other.close()
-        early = [one for _ in range(3) for one in received(broker, topic)]
-        now[0] += 41 * 60
-        late = wait_until(lambda: received(broker, topic))
-
-        assert nothing == early == []
-        assert [one.body for one in late] == [b"1"]
-
-
-class TestDeliveryThatIsLostOnItsWay:
-    """As it is where the leader of a queue dies: the server has sent it, and no client has got it."""
-
-    def test_comes_again_with_another_channel(self, broker, message: NewMessage, topic, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(receiver, "CHANNEL_SECONDS", 0.5)
-        received(broker, topic)
-        with monkeypatch.context() as patch:
-            patch.setattr(receiver.RabbitMQReceiver, "_on_message", lambda *arguments: None)
-            broker.send([message(b"a")])
-            nothing = received(broker, topic)
-
-        [found] = wait_until(lambda: received(broker, topic))
-
-        assert nothing == []
-        assert (found.body, broker.ack([found])) == (b"a", [True])
-
-
-class TestSeveralTopics:
-    def test_leave_nothing_with_a_consumer_that_did_not_ask_for_it(self, node: RabbitMQ, topic, message: NewMessage):
-        names = [topic, f"{topic}-2"]
-        options = {"NODES": [node.address], "GROUPS": {name: ["billing"] for name in names}}
-        specs = [TopicSpec(name, TopicType.NORMAL) for name in names]
-        broker, other = RabbitMQBroker("a", options, specs), RabbitMQBroker("b", options, specs)
-        broker.send([Outgoing(name, name, b"a") for name in names])
-
-        first = broker.receive("billing", names, limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
-        second = wait_until(lambda: other.receive("billing", names, limit=5, invisible_for=HELD, wait=timedelta(seconds=1)))
-
-        assert sorted(one.topic for one in [*first, *second]) == names
-        broker.close()
-        other.close()
 
 
 class TestNodes:

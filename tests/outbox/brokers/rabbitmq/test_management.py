@@ -50,7 +50,9 @@ class TestPolicy:
 
         [problem] = wait_until(managed_broker.check)
 
-        assert f"A policy ('short') sets message-ttl=60000 for queues '{topic}:billing', '{topic}:billing:dead'" in problem.text
+        assert (
+            f"A policy ('short') sets message-ttl=60000 for queues '{topic}:billing', '{topic}:billing:given-up'" in problem.text
+        )
         assert problem.hint
 
 

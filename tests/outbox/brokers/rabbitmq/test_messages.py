@@ -1,16 +1,22 @@
 """Messages that AMQP cannot carry, and those of other producers."""
 
+import struct
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import amqp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outbox.brokers.base import Outgoing, SendStatus
+from outbox.brokers.base import Delivery, Outgoing, SendStatus
 from outbox.brokers.confirms import WRITE_BYTES
-from outbox.brokers.rabbitmq.envelope import time_of
+from outbox.brokers.rabbitmq.envelope import KEY, STORED_AT, TAG, given_up, time_of
+from tests.outbox.brokers.rabbitmq.acts import received
 from tests.outbox.brokers.rabbitmq.conftest import HELD
 from tests.rabbitmq_node import socket_writes
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -91,3 +97,76 @@ class TestTimeOfAnotherProducer:
     @pytest.mark.parametrize("value", [2**63 - 1, -(2**62), "yesterday", 1.5, None, b"x"], ids=str)
     def test_is_none_where_it_cannot_be_read(self, value):
         assert time_of(value) is None
+
+
+class TestMessageThatPyAmqpCannotRead:
+    """Written as bytes, since py-amqp does not write them either."""
+
+    @pytest.mark.parametrize("body", [b"theirs", b""])
+    @pytest.mark.parametrize(
+        ("flags", "properties"),
+        [
+            (0x0080, b"\x02\xff\xfe"),
+            (0x8000, b"\x02\xff\xfe"),
+            (0x0008, b"\x01\xff"),
+            (0x2000, struct.pack(">I", 11) + b"\x01aT" + struct.pack(">Q", 1_700_000_000_000_000)),
+        ],
+        ids=["message_id", "content_type", "app_id", "time in a header"],
+    )
+    def test_is_received_without_its_properties_and_holds_up_no_others(
+        self, broker, channel: amqp.Channel, message: NewMessage, topic, flags, properties, body
+    ):
+        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+        publish_bytes(channel, topic, flags, properties, body)
+        ours = message(b"ours")
+        broker.send([ours])
+        found: list[Delivery] = []
+
+        wait_until(lambda: found.extend(received(broker, topic)) or len(found) == 2)
+
+        assert [(one.message_id, one.body) for one in found] == [("", body), (ours.message_id, b"ours")]
+        assert broker.ack(found) == [True, True]
+
+    def test_may_have_a_routing_key_that_is_not_utf_8(self, broker, channel: amqp.Channel, topic):
+        broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
+        publish_bytes(channel, topic, 0, b"", b"theirs", routing_key=b"\xff" * 255)
+
+        [found] = wait_until(lambda: received(broker, topic))
+
+        assert (found.body, set(found.tag)) == (b"theirs", {"\N{REPLACEMENT CHARACTER}"})
+
+
+def publish_bytes(
+    channel: amqp.Channel, topic: str, flags: int, properties: bytes, body: bytes, *, routing_key: bytes = b""
+) -> None:
+    """Publish a message whose properties are these bytes."""
+    name = topic.encode()
+    method = struct.pack(">HHHB", 60, 40, 0, len(name)) + name + bytes([len(routing_key)]) + routing_key + b"\0"
+    header = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
+    for kind, payload in [(1, method), (2, header), *([(3, body)] if body else [])]:
+        channel.connection.transport.write(struct.pack(">BHI", kind, channel.channel_id, len(payload)) + payload + b"\xce")
+
+
+class TestHeadersOfAnotherProducer:
+    @given(
+        headers=st.dictionaries(
+            st.text(max_size=20) | st.binary(max_size=20) | st.sampled_from([KEY, TAG, STORED_AT, "x-death", "x-delivery-count"]),
+            st.none()
+            | st.integers()
+            | st.floats()
+            | st.text()
+            | st.binary()
+            | st.lists(st.text() | st.dictionaries(st.text(), st.text())),
+            max_size=5,
+        ),
+        message_id=st.text() | st.integers(),
+    )
+    def test_are_read_whatever_they_are(self, headers: dict[Any, Any], message_id: Any):
+        message = amqp.Message(b"", application_headers=headers, message_id=message_id)
+        message.delivery_info = {"redelivered": False, "routing_key": ""}
+
+        found = given_up(message, group="billing", topic="orders", queues=["orders:billing"])
+
+        assert found.delivery_count >= 1
+        for text in (found.message_id, found.key, found.tag, *found.headers, *found.headers.values()):
+            text.encode()

@@ -11,7 +11,6 @@ import pytest
 
 from outbox.brokers.base import Outgoing
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.outbox.brokers.rabbitmq.acts import accepted
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
@@ -76,24 +75,6 @@ class TestGroupOfAnotherProject:
         assert "outbox_consume --group billing --take-over" in problem.hint
         assert shop.check() == []
 
-    def test_neither_lists_nor_settles_dead_letters(self, join, message):
-        shop, blog = join(SHOP), join(BLOG)
-        receive(shop)
-        send(shop, message())
-        [one] = shop.receive("billing", list(shop.topics), limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
-        shop.dead_letter(one, "No such order.")
-        [letter] = wait_until(lambda: shop.dead_letters("billing"))
-
-        for act in (
-            lambda: blog.dead_letters("billing"),
-            lambda: blog.replay("billing", [letter.id]),
-            lambda: blog.discard("billing", [letter.id]),
-        ):
-            with pytest.raises(BrokerUnavailable, match=f"belongs to the outbox {SHOP[0]}"):
-                act()
-
-        assert shop.count_dead_letters("billing") == {one.topic: 1}
-
     def test_owns_it_after_it_was_taken_over(self, join, message):
         shop, blog = join(SHOP), join(BLOG)
         receive(shop)
@@ -146,7 +127,9 @@ class TestGroupOfOneProject:
         assert first.refusals() == second.refusals() == {}
 
     def test_stays_its_own_when_the_project_is_renamed(self, join, message):
-        receive(join(SHOP))
+        before = join(SHOP)
+        receive(before)
+        before.close()
         renamed = join((SHOP[0], "market"))
         sent = send(renamed, message())
 

@@ -64,20 +64,20 @@ def resources(broker: RabbitMQBroker, *readers: str) -> dict[str, ServerResource
 
 
 class TestResources:
-    def test_are_delay_queues_exchanges_and_the_queues_of_groups(self, open_with: OpenWith, topic: TopicSpec):
+    def test_are_exchanges_and_the_queues_of_groups(self, open_with: OpenWith, topic: TopicSpec):
         broker = open_with(topic, MAX_LENGTH=1000)
 
         found = resources(broker)
 
         queue = found[f"{topic.name}:cart"].wanted
-        assert list(found) == [
-            "outbox.delay.*",
-            topic.name,
-            f"{topic.name}:cart:dead",
-            f"{topic.name}:cart:due",
-            f"{topic.name}:cart",
-        ]
+        assert list(found) == [topic.name, f"{topic.name}:cart:given-up", f"{topic.name}:cart"]
         assert (queue["x-message-ttl"], queue["x-max-length"], queue["x-queue-type"]) == ("604800000", "1000", "quorum")
+
+    def test_are_delay_queues_too_for_topics_of_type_delay(self, open_with: OpenWith, topic: TopicSpec):
+        found = resources(open_with(replace(topic, type=TopicType.DELAY)))
+
+        queues = [f"{topic.name}:cart{last}" for last in (":given-up", ":due", "")]
+        assert list(found) == ["outbox.delay.*", topic.name, *queues]
 
     def test_have_no_queues_of_groups_that_may_never_receive(self, open_with: OpenWith, topic: TopicSpec):
         assert not [name for name in resources(open_with(topic), "outbox-recorder") if "recorder" in name]
@@ -92,7 +92,7 @@ class TestResources:
             one.create()
 
         assert set(before) == {False}
-        assert [(one.is_there, one.differences, one.trouble) for one in resources(broker).values()] == [(True, (), "")] * 5
+        assert [(one.is_there, one.differences, one.trouble) for one in resources(broker).values()] == [(True, (), "")] * 3
         assert [sent.status for sent in broker.send([Outgoing(str(uuid.uuid4()), topic.name, b"{}")])] == ["accepted"]
         assert broker.check() == []
 
@@ -105,7 +105,7 @@ class TestResources:
         resources(broker)
 
         bindings = server().control("--quiet", "list_bindings", "source_name", "destination_name")
-        assert "outbox.due\t" + f"{topic.name}:cart:due\n" in bindings
+        assert f"{topic.name}:cart:given-up\n" in bindings  # each queue is bound to the default exchange
         assert f"{topic.name}\t{topic.name}:cart\n" not in bindings
 
     def test_with_other_arguments_are_different(self, open_with: OpenWith, topic: TopicSpec):
@@ -124,6 +124,7 @@ class TestPermissions:
     def test_that_are_missing_are_named_with_the_command_that_grants_them(self, open_with: OpenWith, topic: TopicSpec, own_host):
         node, options = own_host
         node.control("set_permissions", "-p", options["VIRTUAL_HOST"], options["USER"], r"^outbox\..*", ".*", ".*")
+        topic = replace(topic, type=TopicType.DELAY)
         missing = resources(open_with(topic, **options))
 
         missing["outbox.delay.*"].create()

@@ -160,6 +160,24 @@ class TestQueue:
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
 
 
+class TestQueueOfAnEarlierRelease:
+    def test_is_named_with_the_command_that_deletes_it(self, broker, node: RabbitMQ, channel: amqp.Channel, topic):
+        broker.check()
+        for last in ("dead", "due"):
+            channel.queue_declare(
+                f"{topic}:billing:{last}", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"}
+            )
+
+        text = the_one(broker.check())
+        for queue in (f"{topic}:billing:dead", f"{topic}:billing:due"):
+            command = f"rabbitmqctl delete_queue -p / {queue}"
+            assert command in text
+            node.control(*shlex.split(command)[1:])
+
+        assert f"'{topic}:billing:dead' (0 messages)" in text
+        assert broker.check() == []
+
+
 class TestPermission:
     @pytest.mark.parametrize(
         ("missing", "configure", "write", "read"),
@@ -171,7 +189,7 @@ class TestPermission:
         ids=["configure", "write", "read"],
     )
     def test_that_is_missing_from_the_start_is_named(self, open_broker: Open, user, missing, configure, write, read):
-        problem, *_ = open_broker(**user(configure, write, read)).check()
+        problem, *_ = open_broker(TopicType.DELAY, **user(configure, write, read)).check()
 
         assert "The delay queues: user 'shop' lacks the permission to" in problem.text
         assert missing in problem.text
@@ -182,7 +200,7 @@ class TestPermission:
         [
             (r"^outbox\..*|{topic}:.*|amq\.default$", ALL, "Topic '{topic}': user 'shop' lacks the permission to write"),
             (ALL, r"^outbox\..*|{topic}$", "Group 'billing' of topic '{topic}': user 'shop' lacks the permission to read"),
-            (r"^outbox\..*|{topic}.*$", ALL, "Dead letters: user 'shop' lacks the permission"),
+            (r"^outbox\..*|{topic}.*$", ALL, "The default exchange: user 'shop' lacks the permission"),
         ],
         ids=["topic", "queues", "default exchange"],
     )
@@ -205,7 +223,7 @@ class TestPermission:
         assert broker.check() == []
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
         [held] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
-        assert broker.retry(held, timedelta(seconds=1))
+        assert broker.ack([held]) == [True]
         assert (broker.refusals(), broker.check()) == ({}, [])
 
     def test_for_the_owner_of_a_group_is_named_by_its_consumer(self, open_broker: Open, user, topic):

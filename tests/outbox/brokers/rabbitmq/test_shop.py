@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -124,54 +122,6 @@ class TestShop:
         counts = worker().run(until_idle=True)
 
         assert (counts.handled, counts.duplicates, seen) == (1, 1, [1])
-
-    def test_retries_then_gives_up_while_others_go_on(self, names, relay, worker):
-        work, _ = names
-        seen: list[int] = []
-
-        @consumer(topic=work, group="cart", retry=Retry(limit=2, delays=[timedelta(seconds=1)], jitter=0))
-        def note(message, context):
-            if message["n"] == 13:
-                raise ValueError("unlucky")
-            seen.append(message["n"])
-
-        publish(work, 12, 13, 14)
-        relay()
-        one = worker()
-        step_until(one, lambda: one.counts.dead_letters)
-
-        assert sorted(seen) == [12, 14]
-        assert one.counts.deferred == 2
-        with closing(conf.make_broker("default")) as broker:
-            [letter] = broker.dead_letters("cart")
-            assert (letter.delivery_count, "ValueError" in letter.reason) == (3, True)
-            assert broker.replay("cart", [letter.id]) == {letter.id}
-            assert broker.dead_letters("cart") == []
-
-    def test_gives_each_retry_its_delay_while_the_server_stores_nothing(self, names, relay, worker, node: RabbitMQ):
-        work, _ = names
-        called_at: list[float] = []
-
-        @consumer(topic=work, group="cart", retry=Retry(limit=3, delays=[timedelta(seconds=4)], jitter=0))
-        def note(message, context):
-            called_at.append(time.monotonic())
-            raise ValueError("unlucky")
-
-        publish(work, 13)
-        relay()
-        one = worker()
-        node.control("set_vm_memory_high_watermark", "0.00001")
-        try:
-            step_until(one, lambda: len(called_at) == 3)
-        finally:
-            node.control("set_vm_memory_high_watermark", "0.6")
-        step_until(one, lambda: one.counts.dead_letters)
-
-        assert len(called_at) == 4
-        assert min(b - a for a, b in pairwise(called_at)) > 2.9
-        with closing(conf.make_broker("default")) as broker:
-            reasons = {letter.reason for letter in broker.dead_letters("cart")}
-            assert reasons == {"failed 4 times, last: ValueError: unlucky"}
 
     def test_keeps_the_order_of_a_key_over_a_retry(self, names, relay, worker):
         _, steps = names
