@@ -13,7 +13,6 @@ from uuid import uuid4
 from outbox import conf
 from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming.register import group as find_group
 from outbox.consuming.worker import Counts
 from outbox.logs import forget_lines
 from outbox.message import Half, Header, Message, Resolution
@@ -181,8 +180,8 @@ class Outbox:
 
     def dead_letters(self, group: str) -> list[Deferred]:
         """Return the dead letters of a consumer group, in the order of their arrival."""
-        letters = Deferred.objects.using(find_group(group).using).filter(consumer_group=group, dead_at__isnull=False)
-        return list(letters.order_by("id"))
+        dead = {"consumer_group": group, "dead_at__isnull": False}
+        return [row for alias in open_databases() for row in Deferred.objects.using(alias).filter(**dead).order_by("id")]
 
     @property
     def broker(self) -> MemoryBroker:

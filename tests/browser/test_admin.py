@@ -18,14 +18,13 @@ PAGES = {
     "overview": "/admin/outbox/overview/",
     "messages": "/admin/outbox/messagerow/",
     "dead-messages": "/admin/outbox/deadmessage/",
-    "dead-letters": "/admin/outbox/deadletter/",
+    "deferred-messages": "/admin/outbox/deferred/",
     "half-messages": "/admin/outbox_embedded/embeddedhalf/",
     "check-backs": "/admin/outbox/checkback/",
     "inbox": "/admin/outbox/inboxrow/",
     "topics": "/admin/outbox/topic/",
     "audits": "/admin/outbox_pipeline/auditrun/",
     "findings": "/admin/outbox_pipeline/auditfinding/",
-    "quick-check": "/admin/outbox/overview/quick-check/?window=1h",
     "catalogue": "/admin/outbox/overview/catalogue/",
     "archived-days": "/admin/outbox_pipeline/archivedday/",
 }
@@ -181,14 +180,13 @@ class TestDeadMessages:
         assert shop.ask(DEAD) == 0
 
 
-class TestDeadLetters:
+class TestDeferredMessages:
     def test_are_found_by_their_error_and_discarded_with_a_trace_on_the_message(self, shop, visit):
         operator = visit()
-        page = operator.open(PAGES["dead-letters"])
+        page = operator.open(PAGES["deferred-messages"])
 
         page.locator("section td.outbox-number a").first.click()
-        page.get_by_text("Only those with this error").wait_for()
-        page.locator("input[name=letter]").first.check()
+        page.locator("input.action-select").first.check()
         page.select_option("select[name=action]", "discard")
         page.get_by_role("button", name="Go").click()
         page.get_by_text("This cannot be undone").wait_for()

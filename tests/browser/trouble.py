@@ -29,7 +29,7 @@ SELECT nextval('outbox_embedded_half_id'), id, 0, %s, 'urn:warehouse', %s, '', '
 
 IS_DONE = """
 SELECT (SELECT sum(cardinality(message_ids) - cardinality(split)) FROM outbox_batch WHERE state = 4) >= 3
-    AND (SELECT count(*) FROM outbox_embedded_delivery WHERE died_at IS NOT NULL) >= 2
+    AND (SELECT count(*) FROM outbox_deferred WHERE dead_at IS NOT NULL) >= 2
     AND EXISTS (SELECT FROM outbox_failed_delivery WHERE outcome = 'retry' AND traceback <> '')
 """
 

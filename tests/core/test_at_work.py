@@ -139,7 +139,7 @@ class TestTheStatus:
 
         [database] = found["databases"]
         assert {topic["name"]: topic["waiting"] for topic in database["topics"]}["orders"] == 1
-        assert (database["parked"], database["dead_letters"]) == ({}, [])
+        assert (database["parked"], database["deferred"]) == ({}, [])
 
     def test_is_healthy_where_nothing_is_wrong(self):
         for broker in {topic.broker for topic in conf.settings().topics.values()}:

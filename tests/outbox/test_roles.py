@@ -247,7 +247,7 @@ class TestARelayThatMayNotCreatePartitions:
 
 
 class TestAConsumerWhoseInboxIsRefused:
-    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_failure_count", "outbox_failed_delivery"])
+    @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_deferred", "outbox_failed_delivery"])
     def test_says_so_and_blames_no_handler_until_it_is_corrected(self, table, granted, as_owner):
         @consumer(OrderMade, group="points", retry=Retry(limit=0))
         def give_points(message, context):

@@ -56,7 +56,7 @@ def shop() -> str:
         _wait_for("the order's points", lambda: _order(good).points == 11)
         _wait_for("the dead letter", lambda: len(_dead_letters()) == 1)
         _order(bad, points=5)
-        _call("outbox_replay_unhandled", "--all")
+        _call("outbox_replay", "--all")
         _wait_for("the corrected order's points", lambda: _order(bad).points == 15)
         if settings.HAS_TASKS:
             _double_points(good)
@@ -131,8 +131,8 @@ def _order(pk: int, **values: int) -> Any:
 
 def _dead_letters() -> list[Any]:
     said = StringIO()
-    call_command("outbox_replay_unhandled", "--json", stdout=said)
-    return list(json.loads(said.getvalue())["dead_letters"])
+    call_command("outbox_replay", "--state", "dead", "--json", stdout=said)
+    return list(json.loads(said.getvalue())["deferred"])
 
 
 def _double_points(pk: int) -> None:

@@ -63,7 +63,7 @@ class TestAConsumer:
         outbox.deliver(OrderPlaced(invoice="536366", customer="17850", items=1, total=Decimal(0)))
 
         [letter] = outbox.dead_letters("points")
-        assert "points are given for what was paid" in letter.reason
+        assert "points are given for what was paid" in letter.error
 
     def test_tries_again_later(self, submit, outbox, monkeypatch):
         submit("orders")

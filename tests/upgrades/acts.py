@@ -50,8 +50,8 @@ def operate() -> None:
     Prints what that broker shows after the first relay, and in the end.
     """
     first = _relay_to_memory()
-    call_command("outbox_replay_unhandled", "--all", stdout=sys.stderr)
-    call_command("outbox_replay_unsent", "--all", stdout=sys.stderr)
+    call_command("outbox_replay", "--all", stdout=sys.stderr)
+    call_command("outbox_replay", "--unsent", "--all", stdout=sys.stderr)
     call_command("outbox_pause", "held", "--resume", stdout=sys.stderr)
     print(json.dumps([first, _relay_to_memory()]))  # noqa: T201
 

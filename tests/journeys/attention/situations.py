@@ -657,26 +657,26 @@ def topic_hangs(stage: Stage) -> Iterator[None]:
     "A handler rejected a message",
     "dead_letters of group 'shipping'",
     within=10,
-    do="correct the cause, then `outbox_replay_unhandled`, or discard",
+    do="correct the cause, then `outbox_replay`, or discard",
     in_suite=True,
 )
 def dead_letter(stage: Stage) -> Iterator[None]:
     stage.publish("reject")
     yield
-    stage.run("outbox_replay_unhandled", "--all", "--discard", "--no-input")
+    stage.run("outbox_replay", "--all", "--discard", "--no-input")
 
 
 @situation(
     "The broker rejected a message",
     "rejected of topic 'orders'",
     within=10,
-    do="`outbox_replay_unsent`, or discard it",
+    do="`outbox_replay --unsent`, or discard it",
 )
 def rejected(stage: Stage) -> Iterator[None]:
     one = uuid7()
     stage.execute(PUBLISH_TOO_LARGE, one, json.dumps({"ce-id": str(one), "content-type": "application/json"}))
     yield
-    stage.run("outbox_replay_unsent", "--all", "--discard", "--no-input")
+    stage.run("outbox_replay", "--unsent", "--all", "--discard", "--no-input")
 
 
 @situation(

@@ -6,13 +6,16 @@ from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.situations import SITUATIONS, table
 
 # Kinds that no situation here leads to: only RocketMQ asks checkers, an extension that fails is tested beside the others
-# (tests/outbox/test_extensions.py), and the rest come beside a cause.
+# (tests/outbox/test_extensions.py), and the rest come beside a cause, or only after very many messages or minutes.
 ELSEWHERE = {
     AttentionKind.NO_CHECKER,
     AttentionKind.EXTENSION_FAILS,
     AttentionKind.LATE,
     AttentionKind.SEND_FAILS,
     AttentionKind.UNDELIVERABLE,
+    AttentionKind.MOST_DEFERRED,
+    AttentionKind.GIVEN_UP,
+    AttentionKind.LONG_TRANSACTION,
 }
 
 

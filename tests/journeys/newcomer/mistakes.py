@@ -441,13 +441,11 @@ COMMANDS = [
             ("outbox_consume", "--group", "point", "--until-idle"): {
                 "a group is misspelt": "CommandError: No @consumer is in the group 'point'. Choices are: points."
             },
-            ("outbox_replay_unhandled", "--topic", "order"): {
-                "outbox_replay_unhandled has a misspelt topic": "CommandError: There is no topic 'order'. Choices are: orders."
+            ("outbox_replay", "--topic", "order"): {
+                "outbox_replay has a misspelt topic": "CommandError: There is no topic 'order'. Choices are: orders."
             },
-            ("outbox_replay_unhandled", "--group", "point"): {
-                "outbox_replay_unhandled has a misspelt group": (
-                    "No group is called 'point', and none of that name has dead letters. Choices are: points."
-                ),
+            ("outbox_replay", "--group", "point"): {
+                "outbox_replay has a misspelt group": "CommandError: There is no group 'point'. Choices are: points."
             },
             ("outbox_pause", "order"): {
                 "outbox_pause has a misspelt topic": "CommandError: There is no topic 'order'. Choices are: orders."
@@ -460,8 +458,8 @@ COMMANDS = [
             },
             call("publish(OrderPlaced(order_id=1))"): {},
             ("outbox_status",): {"no relay was started": "! Broker 'default': No relay is running. Start outbox_relay"},
-            ("outbox_replay_unsent", "--topic", "order"): {
-                "outbox_replay_unsent has a misspelt topic": "There is no topic 'order' in this database. Choices are: orders."
+            ("outbox_replay", "--unsent", "--topic", "order"): {
+                "outbox_replay --unsent has a misspelt topic": "There is no topic 'order' in this database. Choices are: orders."
             },
             ("outbox_relay", "--once", "-v1"): {},
             ("outbox_doctor",): {
