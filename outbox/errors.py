@@ -103,10 +103,6 @@ class LaneBlocked(BrokerUnavailable):
     """Raised when a relay's lane cannot be opened at a broker that works: its last transaction cannot end now. Others can."""
 
 
-class KeptByClient(BrokerUnavailable):
-    """Raised when a broker did not take a message that is retried or given up; its client keeps it, and delivers it again."""
-
-
 class BrokerCannotTell(BrokerUnavailable):
     """Raised when a broker's OPTIONS do not allow it to look up stored messages. It still carries messages."""
 

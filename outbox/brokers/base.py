@@ -18,9 +18,7 @@ from typing import Any, ClassVar
 from outbox.brokers.asyncapi import BrokerInterface
 from outbox.brokers.types import (
     ACCEPTED,
-    BrokerDeadLetter,
     BrokerStatus,
-    DeadLetterCount,
     DelayedCount,
     Delivery,
     Ended,
@@ -78,7 +76,6 @@ class Broker(abc.ABC):
     asks_producers: ClassVar[bool] = False
     delivers_again: ClassVar[bool] = False
     gives_up: ClassVar[bool] = False
-    supports_replay: ClassVar[bool] = False
     supports_transactional_sends: bool = False  # may depend on the options
     is_stored_in_database: ClassVar[bool] = False
     speaks_kafka: ClassVar[bool] = False
@@ -268,10 +265,8 @@ __all__ = [
     "ACCEPTED",
     "DEFAULT_MAX_BODY_BYTES",
     "Broker",
-    "BrokerDeadLetter",
     "BrokerInterface",
     "BrokerStatus",
-    "DeadLetterCount",
     "DelayedCount",
     "Delivery",
     "EndSemantics",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
 
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
-    BrokerDeadLetter,
     BrokerStatus,
     Delivery,
     EndSemantics,
@@ -208,49 +207,6 @@ class AsksProducers(HalfMessages):
             note_sent: called when the server was sent another answer than that of `ask`. For example, a message that is visible
                 already must not be committed again: ROLLBACK then only ends the questions.
         """
-
-
-class DeadLetters(Capability):
-    """Dead letters can be listed, delivered again and discarded."""
-
-    flag = "supports_replay"
-    supports_replay: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def dead_letters(self, group: str, *, limit: int = 100) -> list[BrokerDeadLetter]:
-        """Return the dead letters of a group, oldest first."""
-
-    @abc.abstractmethod
-    def count_dead_letters(self, group: str) -> dict[str, int]:
-        """
-        Return the exact number of a group's dead letters by topic, without topics that have none. Changes nothing.
-
-        Monitoring calls this often, so it reads no letters where the broker can count them. A broker that cannot tell the number
-        now raises `BrokerUnavailable`.
-        """
-
-    @abc.abstractmethod
-    def replay(self, group: str, letters: Collection[str]) -> set[str]:
-        """
-        Deliver dead letters (by `BrokerDeadLetter.id`) to their group again, with deliveries counted from 1.
-
-        Return the ids of those that were replayed: of two processes that replay or discard a letter, one gets its id. After an
-        error some may have been replayed.
-        """
-
-    @abc.abstractmethod
-    def discard(self, group: str, letters: Collection[str]) -> set[str]:
-        """Delete dead letters (by `BrokerDeadLetter.id`). Return the ids of those that were deleted, as `replay`."""
-
-    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """
-        Deliver messages that a group has finished to it again, with deliveries counted from 1. Return their ids.
-
-        Only for brokers where `deduplicates_sends` is true; on others, the message is sent again.
-        """
-        raise UnsupportedByBroker(
-            f"{type(self).__name__} delivers messages that are sent again.", hint="Check deduplicates_sends first."
-        )
 
 
 class DeliversAgain(Capability):

@@ -187,35 +187,6 @@ class StoredList:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterCount:
-    """The number of dead letters of a group in a topic."""
-
-    consumer_group: str
-    topic: str
-    letters: int
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerDeadLetter:
-    """
-    A message that a group gave up.
-
-    Args:
-        id: identifies it for `replay` and `discard`.
-        source: the header `ce-source`, which tells messages of different producers with the same id apart.
-    """
-
-    id: str
-    group: str
-    topic: str
-    message_id: str
-    reason: str
-    delivery_count: int
-    died_at: datetime
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class DelayedCount:
     """
     Messages between their sending and their consumer groups.
@@ -240,7 +211,6 @@ class BrokerStatus:
     """
 
     parked: dict[str, int] = field(default_factory=dict)
-    dead_letters: list[DeadLetterCount] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
 
 

@@ -10,7 +10,8 @@ from outbox.brokers.base import Broker, SendStatus
 from outbox.brokers.capabilities import (
     AsksProducers,
     Capability,
-    DeadLetters,
+    DeliversAgain,
+    GivesUp,
     HalfMessages,
     Lookups,
     NeedsCheckLoop,
@@ -21,7 +22,7 @@ from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
 
-KINDS = [Lookups, HalfMessages, NeedsCheckLoop, AsksProducers, DeadLetters, TransactionalSends, StoredInDatabase]
+KINDS = [Lookups, HalfMessages, NeedsCheckLoop, AsksProducers, DeliversAgain, GivesUp, TransactionalSends, StoredInDatabase]
 
 HALF, NORMAL, FIFO, DELAY = TopicType.TRANSACTION, TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY
 
