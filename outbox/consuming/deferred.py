@@ -16,13 +16,14 @@ from __future__ import annotations
 import enum
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from outbox import database
 from outbox.brokers.base import Delivery
@@ -108,6 +109,8 @@ class Taken:
         """Whether it may have killed a process."""
         return self.crashes > 0
 
+
+LIMITS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'"
 
 # Of an order key, an earlier row that is not dead is a message that has to be handled before.
 _IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
@@ -282,9 +285,18 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
     }
 
 
-def limit_lock_waits(connection: Connection) -> None:
-    """Set the transaction's lock timeout to one second."""
-    connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+@contextmanager
+def own_transaction(using: str) -> Iterator[Connection]:
+    """
+    Open a transaction for statements about deferred messages, and yield its connection.
+
+    It is READ COMMITTED, whatever the handlers' are, so that no conflict ends it; and it waits for a lock for a second at most.
+    """
+    with guarded_transaction(using):
+        connection = database.raw(using)
+        if len(connections[using].atomic_blocks) == 1:  # else it is a part of the transaction around a test
+            connection.execute(LIMITS)
+        yield connection
 
 
 def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: bool) -> Taken | None:
@@ -296,8 +308,8 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         may_doubt: whether it may be one that may have killed a process.
     """
     values = {"group": group, "mine": list(subscriptions), "may_doubt": may_doubt}
-    with guarded_transaction(using):
-        row = database.raw(using).execute(TAKE, values).fetchone()
+    with own_transaction(using) as connection:
+        row = connection.execute(TAKE, values).fetchone()
     if row is None:
         return None
     topic, own_id, body, key, tag, headers, delivery_count, stored_at = row[7:]
@@ -346,17 +358,20 @@ def not_begun(taken: Taken, after: timedelta, using: str) -> None:
 
 def end_late(runs: Sequence[tuple[int, int]], using: str) -> None:
     """End runs, each an id and its token, whose end could not be written before."""
-    database.raw(using).execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [token for _, token in runs]})
+    with own_transaction(using) as connection:
+        connection.execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [token for _, token in runs]})
 
 
 def wake_next(order_key: str, using: str) -> None:
     """Wake the first deferred message of a key."""
-    database.raw(using).execute(NEXT, {"order": order_key})
+    with own_transaction(using) as connection:
+        connection.execute(NEXT, {"order": order_key})
 
 
 def sweep(using: str) -> None:
     """Wake the first messages of all keys that are asleep."""
-    database.raw(using).execute(SWEEP)
+    with own_transaction(using) as connection:
+        connection.execute(SWEEP)
 
 
 def seconds_to_next(group: str, using: str) -> float | None:

@@ -17,7 +17,7 @@ from outbox.consuming import deferred, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of, order_key_of, require_id
 from outbox.consuming.failures import describe, record_duplicate, record_failure
-from outbox.consuming.handler import Run, is_outage, own_statements
+from outbox.consuming.handler import HandlerRun, is_outage, own_statements
 from outbox.consuming.inbox import Claim, InboxEntry, claim, claim_many, drop
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import DUPLICATE, HANDLED, IGNORED, RELEASED, HandlingResult, Outcome, is_conflict, judge, tell
@@ -43,7 +43,7 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
     if lease_thread is None:
         with closing(LeaseThread()) as own:
             return handle(group, delivery, own)
-    run = Run(group, [delivery], lease_thread)
+    run = HandlerRun(group, [delivery], lease_thread)
     before = connections[group.using].connection
     try:
         require_id(delivery)
@@ -63,7 +63,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: 
     """
     Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
     """
-    run = Run(group, deliveries, lease_thread)
+    run = HandlerRun(group, deliveries, lease_thread)
     try:
         run.consumer = find_consumer(group, deliveries[0])
         if run.consumer is not None:
@@ -123,9 +123,7 @@ def defer(
     using = group.using
     for number in range(LOCK_TRIES):
         try:
-            with guarded_transaction(using):
-                connection = database.raw(using)
-                deferred.limit_lock_waits(connection)
+            with deferred.own_transaction(using) as connection:
                 are_new = deferred.defer(connection, group.name, deferrals)
                 for (delivery, deferral), is_new in zip(deferrals, are_new, strict=True):
                     if not is_new:
@@ -164,7 +162,7 @@ def report_refused(deliveries: Sequence[Delivery], trouble: Exception) -> list[H
     return [replace(RELEASED, ends_with=refused)] * len(deliveries)
 
 
-def _after_error(run: Run, delivery: Delivery, error: BaseException, before: Any) -> HandlingResult:
+def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, before: Any) -> HandlingResult:
     """Defer the only delivery of a run that raised an error; release it if the database is to blame."""
     if isinstance(error, InboxRefused):
         return replace(RELEASED, ends_with=error)
@@ -178,7 +176,7 @@ def _after_error(run: Run, delivery: Delivery, error: BaseException, before: Any
     return defer(run.group, [(delivery, judge(run.group, run.consumer, delivery, error))], error)[0]
 
 
-def _handle_claimed(run: Run, consumer: Consumer) -> list[HandlingResult]:
+def _handle_claimed(run: HandlerRun, consumer: Consumer) -> list[HandlingResult]:
     """Handle first deliveries of one handler in a transaction; those that others have, or that are not next, are deferred."""
     messages = [read(consumer, delivery) for delivery in run.deliveries]
     entries = [InboxEntry.of(delivery, consumer, message) for message, delivery in zip(messages, run.deliveries, strict=True)]
@@ -200,7 +198,7 @@ def _handle_claimed(run: Run, consumer: Consumer) -> list[HandlingResult]:
     return _results_of(run)
 
 
-def _results_of(run: Run) -> list[HandlingResult]:
+def _results_of(run: HandlerRun) -> list[HandlingResult]:
     """Return the results of a committed run; messages that were not claimed are deferred."""
     ends = {Claim.MINE: HANDLED, Claim.KNOWN: DUPLICATE}
     reasons = {Claim.BUSY: Reason.ELSEWHERE, Claim.BEHIND: Reason.BEHIND}
@@ -213,7 +211,7 @@ def _results_of(run: Run) -> list[HandlingResult]:
     return [ends.get(claimed) or next(others) for claimed in run.claims]
 
 
-def _results_despite(run: Run, error: BaseException) -> list[HandlingResult]:
+def _results_despite(run: HandlerRun, error: BaseException) -> list[HandlingResult]:
     """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
     ends_with = run.end_of_process(error)
     if run.is_committed:

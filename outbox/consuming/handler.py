@@ -34,7 +34,7 @@ DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
 
 
 @dataclass(slots=True)
-class Run:
+class HandlerRun:
     """A handler's run with one message, or several at once. Its fields are also valid after an exception."""
 
     group: Group

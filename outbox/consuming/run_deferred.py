@@ -19,7 +19,7 @@ from outbox.consuming.deferred import CRASH_LIMIT, Deferral, Reason, Taken
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
 from outbox.consuming.failures import describe, record_failure
 from outbox.consuming.handle import failed_as, report_refused
-from outbox.consuming.handler import Run, is_outage, own_statements
+from outbox.consuming.handler import HandlerRun, is_outage, own_statements
 from outbox.consuming.inbox import InboxEntry, drop, idle_limit
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import DUPLICATE, HANDLED, RELEASED, HandlingResult, Outcome, is_conflict, judge, tell
@@ -42,7 +42,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
 
     RELEASED: the end of the run could not be written, since the database is away; `deferred.end_late` writes it later.
     """
-    run = Run(group, [taken.delivery], lease_thread)
+    run = HandlerRun(group, [taken.delivery], lease_thread)
     before = connections[group.using].connection
     try:
         run.consumer = find_consumer(group, taken.delivery)
@@ -59,12 +59,11 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
     except BaseException as error:
         result = _after_error(run, taken, error, before)
     if taken.order_key and result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.DEAD_LETTER):
-        with guarded_transaction(group.using):
-            deferred.wake_next(taken.order_key, group.using)
+        deferred.wake_next(taken.order_key, group.using)
     return result
 
 
-def _handle(run: Run, consumer: Consumer, taken: Taken) -> HandlingResult:
+def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult:
     delivery, using = taken.delivery, consumer.using
     message = read(consumer, delivery)
     entry = InboxEntry.of(delivery, consumer, message)
@@ -104,7 +103,7 @@ def _is_alive(using: str) -> bool:
     return wrapper.connection is not None and not wrapper.connection.closed and not wrapper.needs_rollback
 
 
-def _after_error(run: Run, taken: Taken, error: BaseException, before: object) -> HandlingResult:
+def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: object) -> HandlingResult:
     """Return the result of a run whose transaction is gone, and write its end where the database is there."""
     ends_with = run.end_of_process(error)
     if run.is_committed:
@@ -120,12 +119,12 @@ def _after_error(run: Run, taken: Taken, error: BaseException, before: object) -
     return replace(result, ends_with=ends_with)
 
 
-def _end(run: Run, taken: Taken, cause: BaseException | Deferral) -> HandlingResult:
+def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> HandlingResult:
     """Write the end of a run in a transaction of its own."""
     using = run.group.using
     try:
         database.drop_if_lost(using)
-        with guarded_transaction(using):
+        with deferred.own_transaction(using):
             if isinstance(cause, BaseException):
                 return _write_end(run, taken, cause)
             deferred.end(taken, cause, using)
@@ -134,7 +133,7 @@ def _end(run: Run, taken: Taken, cause: BaseException | Deferral) -> HandlingRes
     return WAITS
 
 
-def _write_end(run: Run, taken: Taken, error: BaseException) -> HandlingResult:
+def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> HandlingResult:
     """Write the end of a run that raised an error, in the open transaction."""
     delivery, using = taken.delivery, run.group.using
     deferral = judge(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)

@@ -454,8 +454,7 @@ class Worker:
                 deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)
             self._probe_bytes = None
         if self._unended:
-            with guarded_transaction(self.group.using):
-                deferred.end_late(self._unended, self.group.using)
+            deferred.end_late(self._unended, self.group.using)
             self._unended = []
 
     def _announce(self) -> None:

@@ -418,8 +418,8 @@ MUTANTS: dict[str, Mutant] = {
     "next": Mutant(
         "The end of a message wakes the next one of its key",
         "outbox/consuming/run_deferred.py",
-        "            deferred.wake_next(taken.order_key, group.using)\n",
-        "            pass\n",
+        "        deferred.wake_next(taken.order_key, group.using)\n",
+        "        pass\n",
         TEST_DEFERRED,
     ),
     "sweep": Mutant(
