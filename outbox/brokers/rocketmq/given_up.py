@@ -96,14 +96,14 @@ class GivenUpReader:
     async def _read_all(
         self, server_groups: Collection[str], topics: Collection[str], limit: int | None
     ) -> list[tuple[GivenUpQueue, StoredMessage]]:
-        found: list[tuple[GivenUpQueue, StoredMessage]] = []
+        messages: list[tuple[GivenUpQueue, StoredMessage]] = []
         for broker in await addresses_of_all(self._client):
             for queue in [GivenUpQueue(broker, server_group) for server_group in sorted(server_groups)]:
                 offset = await self._read_offset(queue)
-                while offset is not None and (limit is None or len(found) < limit):
-                    messages, offset = await self._pull(queue, offset)
-                    found += [(queue, stored) for stored in messages if _original_topic(queue, stored) in topics]
-        return found[:limit]
+                while offset is not None and (limit is None or len(messages) < limit):
+                    pulled, offset = await self._pull(queue, offset)
+                    messages += [(queue, stored) for stored in pulled if _original_topic(queue, stored) in topics]
+        return messages[:limit]
 
     async def _read_offset(self, queue: GivenUpQueue) -> int | None:
         """Return the group's offset in a queue. None: the broker denies it."""
