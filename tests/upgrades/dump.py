@@ -111,8 +111,8 @@ def leave_deliveries(shop: Shop) -> None:
         shop.publish(f"its consumer was killed at {point}, last", "notes")
         shop.relay()
         shop.consume(at=f"consumer.{point}")
-    shop.run("django", "outbox_replay_unhandled", *shop.ids("rejected and replayed"))
-    shop.run("django", "outbox_replay_unhandled", "--discard", "--no-input", *shop.ids("rejected and discarded"))
+    shop.run("django", "outbox_replay", *shop.ids("rejected and replayed"))
+    shop.run("django", "outbox_replay", "--discard", "--no-input", *shop.ids("rejected and discarded"))
 
 
 def leave_transactions(shop: Shop) -> None:
@@ -122,8 +122,8 @@ def leave_transactions(shop: Shop) -> None:
     shop.publish("in doubt, dead, replayed and in doubt again", "entries", ends="dead")
     shop.relay("ledger", at="relay.before_transaction")
     shop.relay("ledger")
-    shop.run("django", "outbox_replay_unsent", *shop.ids("in doubt, dead, replayed"))
-    shop.run("django", "outbox_replay_unsent", "--discard", "--no-input", *shop.ids("in doubt, dead and discarded"))
+    shop.run("django", "outbox_replay", "--unsent", *shop.ids("in doubt, dead, replayed"))
+    shop.run("django", "outbox_replay", "--unsent", "--discard", "--no-input", *shop.ids("in doubt, dead and discarded"))
     shop.publish("waits behind a dead one of its key", "accounts", ends="sent after the dead one")
 
 
