@@ -50,7 +50,6 @@ class Subscription:
         self.prefetch = 0
         self.messages: dict[int, PushedMessage] = {}  # by delivery tag, in the order of the queue
         self._channel = channel
-        self._tags: list[str] = []
 
     def consume(
         self, prefetch: int, *, note: Callable[[Subscription, amqp.Message], None], note_end: Callable[[Subscription], None]
@@ -68,7 +67,7 @@ class Subscription:
             note_end(self)
 
         self._channel.basic_qos(0, prefetch, False)
-        self._tags.append(self._channel.basic_consume(self.queue, callback=partial(note, self), on_cancel=on_cancel))
+        self._channel.basic_consume(self.queue, callback=partial(note, self), on_cancel=on_cancel)
         self.prefetch += prefetch
         self._channel.queue_declare(self.queue, passive=True)  # answered after the messages that the queue has sent
 
@@ -102,7 +101,5 @@ class Subscription:
 
     def close(self) -> None:
         """Give all messages back to the queue."""
-        for tag in self._tags:  # first, since py-amqp logs what comes while a channel is closed
-            self._channel.basic_cancel(tag)
-        self._channel.close()
+        self._channel.close()  # without `basic.cancel`: the next consumer would get later messages before these are back
         self.messages.clear()
