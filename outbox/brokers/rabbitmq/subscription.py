@@ -82,12 +82,13 @@ class Subscription:
 
     def ready(self) -> list[tuple[int, PushedMessage]]:
         """Return messages that can be handed out, with their delivery tags."""
-        busy = {one.delivery.key for one in self.messages.values() if one.expires_at is not None} if self.is_ordered else set()
-        return [(tag, one) for tag, one in self.messages.items() if one.expires_at is None and one.delivery.key not in busy]
+        messages = self.messages.items()
+        busy = {message.delivery.key for _, message in messages if self.is_ordered and message.expires_at is not None}
+        return [(tag, message) for tag, message in messages if message.expires_at is None and message.delivery.key not in busy]
 
     def count_out(self) -> int:
         """Return the number of messages that are handed out."""
-        return sum(one.expires_at is not None for one in self.messages.values())
+        return sum(message.expires_at is not None for message in self.messages.values())
 
     def ack(self, tag: int) -> None:
         """Acknowledge a message."""
