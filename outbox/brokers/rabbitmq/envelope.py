@@ -84,12 +84,13 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
 def given_up(message: amqp.Message, *, group: str, topic: str, queues: Collection[str]) -> Delivery:
     """Return a message that the server took out of one of these queues, with the server's reason."""
     deaths = (message.properties.get("application_headers") or {}).get("x-death")
-    ours = [one for one in deaths if isinstance(one, dict) and one.get("queue") in queues] if isinstance(deaths, list) else []
-    reason, keys = (str(ours[0].get("reason", "")), ours[0].get("routing-keys")) if ours else ("", None)
+    known = [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
+    death = next((death for death in known if death.get("queue") in queues), {})
+    reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
     text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'it did not say why'}.")
     delivery = replace(to_delivery(message, group=group, topic=topic), given_up=text)
     if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # now that of the inlet
-        return replace(delivery, tag=str(keys[0]))
+        return replace(delivery, tag=_text(keys[0]))
     return delivery
 
 

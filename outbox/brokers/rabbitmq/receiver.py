@@ -92,18 +92,18 @@ class RabbitMQReceiver:
                 subscriptions = self._subscribe(group, topics, limit)
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         with self._connection.lock:
             self._first += 1
             at = self._first % max(1, len(subscriptions))
             expires_at = self._clock() + invisible_for.total_seconds()
             for subscription in (*subscriptions[at:], *subscriptions[:at]):
-                found += self._hand_out(subscription, limit - len(found), expires_at)
-        return found
+                deliveries += self._hand_out(subscription, limit - len(deliveries), expires_at)
+        return deliveries
 
     def receive_given_up(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
         """Receive what the server gave up; what an earlier call returned and was not acknowledged comes again."""
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         try:
             with self._connection.use() as connection:
                 self._begin(connection)
@@ -111,11 +111,11 @@ class RabbitMQReceiver:
                     self._end(inlet)
                 self._inlets = []
                 for topic in self._topics_given_up(connection, group, topics):
-                    if len(found) < limit:
-                        found += self._read_inlet(connection, group, topic, limit - len(found))
+                    if len(deliveries) < limit:
+                        deliveries += self._read_inlet(connection, group, topic, limit - len(deliveries))
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not deliver what it gave up: {describe(error)}.") from error
-        return found
+        return deliveries
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
@@ -193,12 +193,12 @@ class RabbitMQReceiver:
             queues = [(topic, queue) for topic in readable for queue in group_queues(self._topics[topic], group)]
             self._received_at = time.monotonic()
             self._largest = max(self._largest, limit)
-            found = []
+            subscriptions = []
             for topic, queue in queues:
                 hand = self._largest if self._is_ordered(topic) else limit
                 share = min(max(1, hand // len(queues)), MOST_AT_ONCE)
-                found.append(self._subscribed(connection, (group, topic), queue, share))
-            return [subscription for subscription in found if subscription is not None]
+                subscriptions.append(self._subscribed(connection, (group, topic), queue, share))
+            return [subscription for subscription in subscriptions if subscription is not None]
 
     def _subscribed(self, connection: amqp.Connection, source: Source, queue: str, share: int) -> Subscription | None:
         """Return the subscription to a queue; None where the server refuses it."""
@@ -215,11 +215,10 @@ class RabbitMQReceiver:
             prefetch = share + subscription.count_out() - subscription.prefetch
             subscription.consume(prefetch, note=self._on_message, note_end=self._on_cancel)
         except ChannelError as error:
+            if isinstance(error, NotFound):  # it was deleted meanwhile: everything is declared over the next connection
+                raise
             self._end(subscription)
-            if isinstance(error, NotFound):
-                self._declared.pop(source, None)
-            else:
-                self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
+            self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
             return None
         return subscription
 
@@ -252,12 +251,12 @@ class RabbitMQReceiver:
             return is_over()
 
     def _hand_out(self, subscription: Subscription, limit: int, expires_at: float) -> list[Delivery]:
-        found = []
+        deliveries = []
         if self._serial == self._connection.serial and limit > 0:  # else another process may have the messages
             for tag, delivery in subscription.take(limit, expires_at):
                 self._out[delivery.receipt] = subscription, tag
-                found.append(delivery)
-        return found
+                deliveries.append(delivery)
+        return deliveries
 
     def _give_back(self) -> None:
         """

@@ -50,7 +50,6 @@ class Subscription:
         self.prefetch = 0
         self.messages: dict[int, PushedMessage] = {}  # by delivery tag, in the order of the queue
         self._channel = channel
-        self._tags: list[str] = []
 
     def consume(
         self, prefetch: int, *, note: Callable[[Subscription, amqp.Message], None], note_end: Callable[[Subscription], None]
@@ -68,7 +67,7 @@ class Subscription:
             note_end(self)
 
         self._channel.basic_qos(0, prefetch, False)
-        self._tags.append(self._channel.basic_consume(self.queue, callback=partial(note, self), on_cancel=on_cancel))
+        self._channel.basic_consume(self.queue, callback=partial(note, self), on_cancel=on_cancel)
         self.prefetch += prefetch
         self._channel.queue_declare(self.queue, passive=True)  # answered after the messages that the queue has sent
 
@@ -83,12 +82,13 @@ class Subscription:
 
     def ready(self) -> list[tuple[int, PushedMessage]]:
         """Return messages that can be handed out, with their delivery tags."""
-        busy = {one.delivery.key for one in self.messages.values() if one.expires_at is not None} if self.is_ordered else set()
-        return [(tag, one) for tag, one in self.messages.items() if one.expires_at is None and one.delivery.key not in busy]
+        messages = self.messages.items()
+        busy = {message.delivery.key for _, message in messages if self.is_ordered and message.expires_at is not None}
+        return [(tag, message) for tag, message in messages if message.expires_at is None and message.delivery.key not in busy]
 
     def count_out(self) -> int:
         """Return the number of messages that are handed out."""
-        return sum(one.expires_at is not None for one in self.messages.values())
+        return sum(message.expires_at is not None for message in self.messages.values())
 
     def ack(self, tag: int) -> None:
         """Acknowledge a message."""
@@ -102,7 +102,5 @@ class Subscription:
 
     def close(self) -> None:
         """Give all messages back to the queue."""
-        for tag in self._tags:  # first, since py-amqp logs what comes while a channel is closed
-            self._channel.basic_cancel(tag)
-        self._channel.close()
+        self._channel.close()  # without `basic.cancel`: the next consumer would get later messages before these are back
         self.messages.clear()

@@ -84,19 +84,19 @@ class TestW050:
         "TOPICS": {"orders": {"TYPE": "normal"}, "ordered": {"TYPE": "fifo"}},
     }
 
-    @pytest.mark.parametrize(("topic", "minutes"), [("orders", 27), ("ordered", 13.5)])
-    def test_warns_of_a_handler_that_may_outlast_its_delivery(self, settings, found, topic, minutes):
+    @pytest.mark.parametrize("topic", ["orders", "ordered"])
+    def test_warns_of_a_handler_that_may_outlast_its_delivery(self, settings, found, topic):
         settings.OUTBOX = self.RABBITMQ
-        consumer(topic=topic, group="cart", time_limit=timedelta(minutes=minutes))(handler)
+        consumer(topic=topic, group="cart", time_limit=timedelta(minutes=27))(handler)
         enough = found()
-        consumer(topic=topic, group="points", time_limit=timedelta(minutes=minutes, seconds=1))(handler)
+        consumer(topic=topic, group="points", time_limit=timedelta(minutes=27, seconds=1))(handler)
 
         (problem,) = found()
 
         assert enough == []
         assert problem.id == "outbox.W050"
-        assert f"lets a delivery be held for {timedelta(minutes=minutes)}" in problem.msg
-        assert problem.hint.startswith(f"Lower it to {timedelta(minutes=minutes)}")
+        assert "lets a delivery be held for 0:27:00" in problem.msg
+        assert problem.hint.startswith("Lower it to 0:27:00")
 
     def test_is_quiet_where_a_delivery_is_held_for_any_time(self, settings, found):
         settings.OUTBOX = outbox(kind="normal")
