@@ -164,7 +164,7 @@ class GroupMember:
                 deadline = time.monotonic() + JOIN_SECONDS
                 while self._subscribed and not self._has_joined and time.monotonic() < deadline:
                     self._consumer.poll(0.05)
-                # A revocation within `close` may ask a thread of the client that has ended, and wait for ever, with Python's lock.
+                # A revocation within `close` may wait for ever for a thread of the client that has ended, and holds the GIL.
                 self._consumer.unsubscribe()
                 deadline = time.monotonic() + ANSWER_SECONDS
                 while self._partitions and time.monotonic() < deadline:
