@@ -73,9 +73,10 @@ def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: in
 
 
 def text_of(value: bytes | str | None) -> str:
-    """Return a key or a header as text, without NUL; bytes that are not text are escaped."""
-    text = value if isinstance(value, str) else (value or b"").decode("utf-8", "backslashreplace")
-    return text.replace("\0", "")
+    """Return a key or a header as text; bytes that are not text are escaped."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return value.decode("utf-8", "backslashreplace")
 
 
 def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:

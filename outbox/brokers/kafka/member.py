@@ -83,8 +83,7 @@ class GroupMember:
         self._subscribed: set[str] = set()
         self._asked_at: dict[str, float] = {}  # refused topics
         self._new: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
-        # The first one is the next to hand out.
-        self._partitions: dict[tuple[str, int], HeldPartition] = {}
+        self._partitions: dict[tuple[str, int], HeldPartition] = {}  # the next to hand out first
         self._largest_hand = 1
         self._polling = threading.Lock()
         self._lock = threading.RLock()
@@ -164,6 +163,11 @@ class GroupMember:
                 deadline = time.monotonic() + JOIN_SECONDS
                 while self._subscribed and not self._has_joined and time.monotonic() < deadline:
                     self._consumer.poll(0.05)
+                # A revocation within `close` may wait for ever for a thread of the client that has ended, and holds the GIL.
+                self._consumer.unsubscribe()
+                deadline = time.monotonic() + ANSWER_SECONDS
+                while self._partitions and time.monotonic() < deadline:
+                    self._consumer.poll(0.05)
                 self._consumer.close()
             except (KafkaException, RuntimeError) as error:
                 logger.info("Leaving group %s failed: %s", self.group, describe(error))
@@ -224,18 +228,20 @@ class GroupMember:
             self._polled_at = time.monotonic()
             with self._lock:
                 self._pause_and_resume(topics)
-                open_records = sum(len(one.records) - len(one.held) for one in self._partitions.values() if one.topic in topics)
+                mine = [partition for partition in self._partitions.values() if partition.topic in topics]
+                waiting = sum(len(partition.records) - len(partition.held) for partition in mine)
             records: list[Message] = []
             if seconds and not self._subscribed:  # all topics are refused
                 time.sleep(seconds)
             elif seconds and (first := self._consumer.poll(seconds)) is not None:
                 records.append(first)
             if records or not seconds:
-                records += self._consumer.consume(max(1, most - open_records - len(records)), 0)
+                records += self._consumer.consume(max(1, most - waiting - len(records)), 0)
             with self._lock:  # before the other lock is let go: a rebalance may take the partition away
                 problems = [problem for record in records if (problem := self._add(record)) is not None]
                 self._read_notes()
-                self._commit([one for one in self._partitions.values() if (one.committed or 0) < 0 and not one.records])
+                begun = [partition for partition in self._partitions.values() if (partition.committed or 0) < 0]
+                self._commit([partition for partition in begun if not partition.records])
                 if seconds and not records:
                     self._commit_idle()
             if problems:  # not before all records are in their partitions: nobody fetches them again
@@ -276,7 +282,11 @@ class GroupMember:
         """Return messages that wait; those that have expired wait again."""
         with self._lock:
             now = self._clock()
-            mine = [one for one in self._partitions.values() if one.topic in topics and one.committed is not None]
+            mine = [
+                partition
+                for partition in self._partitions.values()
+                if partition.topic in topics and partition.committed is not None
+            ]
             for partition in mine:
                 if now >= partition.held_until:
                     partition.held.clear()
@@ -300,10 +310,10 @@ class GroupMember:
 
     def _read_notes(self) -> None:
         """Read the committed offsets of partitions that were assigned, and what earlier holders have noted there."""
-        new = [one for one in self._partitions.values() if one.committed is None]
+        new = [partition for partition in self._partitions.values() if partition.committed is None]
         if not new:
             return
-        notes = committed_notes(self._consumer, [TopicPartition(one.topic, one.number) for one in new])
+        notes = committed_notes(self._consumer, [TopicPartition(partition.topic, partition.number) for partition in new])
         for partition, (place, note) in zip(new, notes.items(), strict=True):
             partition.committed = place.offset
             partition.in_use_until = note.handed_out_before
@@ -357,7 +367,7 @@ class GroupMember:
         Commit the ends of partitions with nothing open, since the ends of transactions take offsets, too, and that those are no
         longer in use that were idle for a while: else what a killed member has left there would concern records of days later.
         """
-        idle = [one for one in self._partitions.values() if one.committed is not None and not one.records]
+        idle = [partition for partition in self._partitions.values() if partition.committed is not None and not partition.records]
         now = time.monotonic()
         try:
             for partition in idle:

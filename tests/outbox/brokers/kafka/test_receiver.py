@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox.brokers.base import Delivery
@@ -18,7 +18,7 @@ from outbox.brokers.kafka.partition import HeldPartition
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
-from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, message, new_source
+from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, delete_topic, message, new_source
 from tests.outbox.brokers.kafka.raw_records import produce_with_header
 from tests.waiting import wait_until
 
@@ -109,7 +109,7 @@ class TestMessagesOfOthers:
 
         [tombstone] = receive(open_member(topic), group)
 
-        assert (tombstone.body, tombstone.key, tombstone.stored_at) == (b"", "\\xff", None)
+        assert (tombstone.body, tombstone.key, tombstone.stored_at) == (b"", "\\xff\x00", None)
         assert tombstone.headers == {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"}
 
     def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, open_member: Open, group: str):
@@ -537,6 +537,30 @@ class TestTopics:
 
         assert bodies(receive(mine, group)) == [b"b"]
         assert mine.refusals() == {}
+
+    def test_that_are_deleted_and_created_again_are_read_from_their_start(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"old") for _ in range(5)])
+        mine.ack(receive(mine, group, count=5))
+
+        delete_topic(topic)
+        wait_until(lambda: _is_created(topic), SECONDS)
+        for body in (b"1", b"2"):
+            produce(topic, body)
+
+        found = receive(mine, group, count=2)
+
+        assert bodies(found) == [b"1", b"2"]
+        assert noted(topic, group)[0] == 0
+
+
+def _is_created(topic: str) -> bool:
+    """Create a topic; Kafka refuses it while one of the same name is being deleted."""
+    try:
+        return bool(create_topic(topic))
+    except KafkaException:
+        return False
 
 
 class TestOutage:
