@@ -28,7 +28,7 @@ from outbox.consuming.delivery_info import uuid_of
 from outbox.logs import cut
 from outbox.message import read_headers
 from outbox.models import Act, Deferred, MessageRow
-from outbox.monitoring.deferred import by_topic, read_deferred, read_sleeping_keys
+from outbox.monitoring.deferred import read_deferred, read_sleeping_keys
 from outbox.monitoring.processes import read_processes
 from outbox.monitoring.text import age
 
@@ -172,7 +172,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             return super().changelist_view(request, extra_context)
         connection = database.raw(_database(request))
-        counts = by_topic(read_deferred(connection)).values()
+        counts = [count for count in read_deferred(connection) if not count.reason]
         more = {
             "groups": [(count, age(count.late_seconds), size_in_words(count.bytes)) for count in counts],
             "kinds": [self._kind(request, kind) for kind in _kinds(request)[:KINDS_SHOWN]],

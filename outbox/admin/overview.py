@@ -63,7 +63,7 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     waiting = sum(topic.waiting + topic.delayed + topic.released + topic.claimed for topic in status.topics)
     prepared = sum(topic.prepared for topic in status.topics)
     dead = sum(topic.dead for topic in status.topics)
-    letters = sum(count.dead for count in status.deferred)
+    letters = sum(count.dead for count in status.deferred if not count.reason)
     parked = sum(status.parked.values())
     oldest = max((topic.oldest_seconds for topic in status.topics if topic.oldest_seconds is not None), default=None)
     silent = sum(process.is_silent and not _is_history(process, status) for process in status.processes)

@@ -22,7 +22,6 @@ from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Ha
 from outbox.extensions import Attention, Extension, extensions
 from outbox.ids import first_id_at
 from outbox.logs import line_of
-from outbox.monitoring.deferred import by_topic
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
@@ -387,7 +386,10 @@ def _has_sent(group: GroupStatus, status: Status) -> bool:
 def _deferred(status: Status) -> Iterator[Attention]:
     """Yield what is wrong with the deferred messages of all groups, including groups that this process no longer has."""
     most = conf.settings().consumer.most_deferred
-    for (name, topic), deferred in sorted(by_topic(status.deferred).items()):
+    for deferred in status.deferred:
+        if deferred.reason:
+            continue
+        name, topic = deferred.consumer_group, deferred.topic
         subject = f"group {name!r}"
         if deferred.dead:
             cause = f"{count(deferred.dead, 'message')} of topic {topic!r} failed for good."

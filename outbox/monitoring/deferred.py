@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psycopg.rows import class_row
@@ -12,7 +11,7 @@ from outbox.database import Connection
 
 # `counted`: those that count for MOST_DEFERRED. Failures that a handler asked for, by RetryLater, are not counted as such.
 COUNTS = """
-SELECT consumer_group, topic, reason,
+SELECT consumer_group, topic, coalesce(reason, '') AS reason,
     count(*) FILTER (WHERE is_waiting) AS waiting, count(*) FILTER (WHERE is_waiting AND due_at IS NULL) AS asleep,
     count(*) FILTER (WHERE dead_at IS NULL AND NOT is_waiting) AS held, count(*) FILTER (WHERE dead_at IS NOT NULL) AS dead,
     count(*) FILTER (WHERE dead_at IS NULL AND crashes > 0) AS in_doubt, count(*) FILTER (WHERE is_failing) AS failing,
@@ -28,7 +27,7 @@ FROM (
     SELECT *, is_waiting AND failures > 0 AS is_failing
     FROM (SELECT *, dead_at IS NULL AND (due_at IS NULL OR due_at < %(held)s) AS is_waiting FROM outbox_deferred) deferred
 ) deferred
-GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+GROUP BY GROUPING SETS ((consumer_group, topic, reason), (consumer_group, topic)) ORDER BY 1, 2, 3
 """
 
 KEYS = """
@@ -40,9 +39,10 @@ WHERE order_key IS NOT NULL AND dead_at IS NULL AND due_at IS NULL GROUP BY 1, 2
 @dataclass(frozen=True, slots=True)
 class DeferredCount:
     """
-    The deferred messages of a group in a topic that were deferred for one reason.
+    The deferred messages of a group in a topic.
 
     Args:
+        reason: why they were deferred; "" for all reasons together.
         waiting: those that are run by themselves: due, later, or asleep.
         asleep: those of them that wait behind an earlier message of their key.
         in_doubt: those that are not dead, of which a run was begun and never ended.
@@ -72,37 +72,9 @@ class DeferredCount:
     error_of_dead: str
 
 
-NUMBERS = ("waiting", "asleep", "held", "dead", "in_doubt", "failing", "without_code", "counted", "bytes")
-
-
 def read_deferred(connection: Connection) -> list[DeferredCount]:
-    """Return the counts of a database by group, topic and reason."""
+    """Return the counts of a database by group and topic, all together and for each reason."""
     return connection.cursor(row_factory=class_row(DeferredCount)).execute(COUNTS, {"held": HELD}).fetchall()
-
-
-def by_topic(counts: Iterable[DeferredCount]) -> dict[tuple[str, str], DeferredCount]:
-    """Return the counts by group and topic, of all reasons together."""
-    merged: dict[tuple[str, str], DeferredCount] = {}
-    for count in counts:
-        place = count.consumer_group, count.topic
-        merged[place] = _merge(merged[place], count) if place in merged else count
-    return merged
-
-
-def _merge(one: DeferredCount, other: DeferredCount) -> DeferredCount:
-    def longest(name: str) -> float | None:
-        return max((seconds for each in (one, other) if (seconds := getattr(each, name)) is not None), default=None)
-
-    return DeferredCount(
-        one.consumer_group,
-        one.topic,
-        "",
-        **{name: getattr(one, name) + getattr(other, name) for name in NUMBERS},
-        late_seconds=longest("late_seconds"),
-        failing_seconds=longest("failing_seconds"),
-        error=one.error or other.error,
-        error_of_dead=one.error_of_dead or other.error_of_dead,
-    )
 
 
 def read_sleeping_keys(connection: Connection, *, limit: int) -> list[tuple[str, str, str, int]]:

@@ -18,7 +18,7 @@ from outbox.database import Connection
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.models import State
-from outbox.monitoring.deferred import DeferredCount, by_topic
+from outbox.monitoring.deferred import DeferredCount
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
@@ -172,7 +172,7 @@ def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _F
     rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     return _Facts(
         {(name, topic): _Pace(*row) for name, topic, *row in rows},
-        by_topic(deferred),
+        {(count.consumer_group, count.topic): count for count in deferred if not count.reason},
         connection.execute(SENDS).fetchall(),
     )
 

@@ -25,7 +25,6 @@ from outbox.database import outside_transactions
 from outbox.errors import NotMigrated
 from outbox.monitoring.attention import all_kinds, find_attention
 from outbox.monitoring.connection import connected
-from outbox.monitoring.deferred import by_topic
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
 
@@ -141,12 +140,13 @@ def _deferred(statuses: list[Status]) -> Iterator[Metric]:
     size = _gauge("outbox_deferred_bytes", "Size of the deferred messages of a group.", *place)
     for status in statuses:
         for count in status.deferred:
-            for state in DEFERRED_STATES:
-                labels = [status.database, count.consumer_group, count.topic, count.reason, state]
-                messages.add_metric(labels, getattr(count, state))
-        for (group, topic), count in by_topic(status.deferred).items():
-            late.add_metric([status.database, group, topic], count.late_seconds or 0)
-            size.add_metric([status.database, group, topic], count.bytes)
+            labels = [status.database, count.consumer_group, count.topic]
+            if count.reason:
+                for state in DEFERRED_STATES:
+                    messages.add_metric([*labels, count.reason, state], getattr(count, state))
+            else:
+                late.add_metric(labels, count.late_seconds or 0)
+                size.add_metric(labels, count.bytes)
     return iter((messages, late, size))
 
 

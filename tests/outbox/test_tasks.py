@@ -11,9 +11,10 @@ from django.db import connections
 
 from outbox import atomic, database, publish_raw, shutdown, tasks
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
-from outbox.models import Batch, CheckBack, MessageState, Process, State
+from outbox.models import Batch, CheckBack, Deferred, MessageState, Process, State
 from outbox.relay import hosts
 from outbox.relay.lane import take_lane
+from outbox.testing.factories import DeferredFactory, InboxFactory
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -180,6 +181,14 @@ class TestMaintenance:
 
         assert pruned == [{"default"}]
         assert "must be owner of table outbox_message" in caplog.text
+
+    def test_tidies_deferred_messages(self):
+        row = DeferredFactory(dead=True)
+        InboxFactory(message_id=row.message_id)
+
+        tasks.maintenance()
+
+        assert not Deferred.objects.exists()
 
     def test_runs_over_the_real_tables(self, caplog):
         tasks.maintenance()

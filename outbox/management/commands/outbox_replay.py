@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,6 @@ from outbox.batches.operators import replay_all, replay_messages
 from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
-from outbox.database import Connection
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor
@@ -69,7 +68,7 @@ class Command(BaseCommand):
         act.add_argument("--discard", action="store_true", help="discard them instead, after a confirmation")
         act.add_argument("--retry-now", action="store_true", help="have those that wait handled now")
         act.add_argument("--hold", action="store_true", help="keep those that wait from being handled, until --retry-now")
-        act.add_argument("--list", action="store_true", help="only list what would be chosen")
+        parser.add_argument("--list", action="store_true", help="only list the messages that the act is for")
         parser.add_argument("--no-input", action="store_true", help="discard without a confirmation")
         parser.add_argument("--database", metavar="ALIAS", help="only in this database (default: all; with --unsent: default)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
@@ -98,7 +97,7 @@ class Command(BaseCommand):
         [alias] = databases([options["database"] or "default"])
         with database.connect(alias, application_name="outbox replay") as connection:
             database.ensure_fit(alias, connection)
-            _require_topics(connection, options["topic"] or [])
+            _require("topic", options["topic"], [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()])
             rows = connection.execute(DEAD, {"ids": ids or None, "topics": options["topic"]}).fetchall()
             listed = table(["dead messages", "topic", "first reason"], [row[:3] for row in rows])
             if not is_act:
@@ -125,10 +124,10 @@ class Command(BaseCommand):
     # --- deferred messages ---
 
     def _deferred(self, options: dict[str, Any], *, is_act: bool) -> None:
-        act = _act(options)
-        chosen = [_choose(alias, options) for alias in _databases(options)]
+        act, chosen = _act(options), _choose(options)
         if not is_act:
-            self._list(chosen, as_json=options["json"])
+            is_for_act = options["list"] and (options["all"] or options["message_id"])
+            self._list([rows.filter(APPLIES[act]) for rows in chosen] if is_for_act else chosen, as_json=options["json"])
             return
         ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]  # what comes later is left alone
         chosen = [rows.filter(id__in=some) for rows, some in zip(chosen, ids, strict=True)]
@@ -180,24 +179,21 @@ def _databases(options: dict[str, Any]) -> list[str]:
     return chosen
 
 
-def _choose(alias: str, options: dict[str, Any]) -> QuerySet[Deferred]:
-    """Return the deferred messages that the options are about."""
-    rows = Deferred.objects.using(alias).defer("body", "headers")
-    known = set(rows.order_by().values_list("consumer_group", "topic").distinct())
-    choices_of = {
-        "group": {*groups(), *(group for group, _ in known)},
-        "topic": {*conf.settings().topics, *(topic for _, topic in known)},
-    }
-    for name, choices in choices_of.items():
-        for given in set(options[name] or ()) - choices:
-            raise unable(f"There is no {name} {given!r}. Choices are: {', '.join(sorted(choices)) or 'none'}.")
+def _choose(options: dict[str, Any]) -> list[QuerySet[Deferred]]:
+    """Return the deferred messages that the options are about, of each database."""
+    of_databases = [Deferred.objects.using(alias).defer("body", "headers") for alias in _databases(options)]
+    known = {pair for rows in of_databases for pair in rows.order_by().values_list("consumer_group", "topic").distinct()}
+    _require("group", options["group"], {*groups(), *(group for group, _ in known)})
+    _require("topic", options["topic"], {*conf.settings().topics, *(topic for _, topic in known)})
     names = {"consumer_group__in": "group", "topic__in": "topic", "type": "type", "key": "key", "deferred_at__gte": "since"}
-    rows = rows.filter(**{lookup: options[name] for lookup, name in names.items() if options[name]})
+    wanted = Q(**{lookup: options[name] for lookup, name in names.items() if options[name]})
     if ids := options["message_id"]:
-        rows = rows.filter(Q(own_id__in=ids) | Q(message_id__in=[uuid_of(text) for text in ids]))
+        wanted &= Q(own_id__in=ids) | Q(message_id__in=[uuid_of(text) for text in ids])
     if text := options["error"]:
-        rows = rows.filter(Q(error__icontains=text) | Q(reason__icontains=text) | Q(fingerprint__icontains=text))
-    return rows.filter(STATES[DeferredState(options["state"])]) if options["state"] else rows
+        wanted &= Q(error__icontains=text) | Q(reason__icontains=text) | Q(fingerprint__icontains=text)
+    if options["state"]:
+        wanted &= STATES[DeferredState(options["state"])]
+    return [rows.filter(wanted) for rows in of_databases]
 
 
 def _uuid(text: str) -> UUID:
@@ -207,11 +203,10 @@ def _uuid(text: str) -> UUID:
         raise unable(f"{text!r} is not a message id.") from error
 
 
-def _require_topics(connection: Connection, names: Sequence[str]) -> None:
-    known = [topic for (topic,) in connection.execute(TOPIC_NAMES).fetchall()]
-    for name in names:
+def _require(noun: str, given: Sequence[str] | None, known: Collection[str]) -> None:
+    for name in given or ():
         if name not in known:
-            raise unable(f"There is no topic {name!r} in this database. Choices are: {', '.join(known) or 'none'}.")
+            raise unable(f"There is no {noun} {name!r}. Choices are: {', '.join(sorted(known)) or 'none'}.")
 
 
 def _count(number: int) -> str:

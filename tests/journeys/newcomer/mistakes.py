@@ -459,7 +459,7 @@ COMMANDS = [
             call("publish(OrderPlaced(order_id=1))"): {},
             ("outbox_status",): {"no relay was started": "! Broker 'default': No relay is running. Start outbox_relay"},
             ("outbox_replay", "--unsent", "--topic", "order"): {
-                "outbox_replay --unsent has a misspelt topic": "There is no topic 'order' in this database. Choices are: orders."
+                "outbox_replay --unsent has a misspelt topic": "There is no topic 'order'. Choices are: orders."
             },
             ("outbox_relay", "--once", "-v1"): {},
             ("outbox_doctor",): {

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
-from outbox.models import Batch, MessageState, Process, State, Ticket
+from outbox.models import Batch, Deferred, MessageState, Process, State, Ticket
+from outbox.testing.factories import DeferredFactory, InboxFactory
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -42,6 +43,14 @@ class TestOutboxRelay:
 
         wait_until(lambda: are_sent(ids))
         assert visible() == (3, 0)
+
+    def test_tidies_deferred_messages(self, start):
+        row = DeferredFactory(dead=True)
+        InboxFactory(message_id=row.message_id)
+
+        start()
+
+        wait_until(lambda: not Deferred.objects.exists())
 
     def test_finds_everything_without_being_notified(self, start, publish, own):
         own.execute("CREATE RULE no_wakeup AS ON INSERT TO outbox_wakeup DO INSTEAD NOTHING")

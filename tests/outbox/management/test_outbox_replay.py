@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.core.management import CommandError, call_command
 
+from outbox import consumer
 from outbox.consuming.deferred import HELD
 from outbox.management.actor import actor
 from outbox.models import Deferred, Inbox, MessageState, OperatorAct, State
@@ -123,7 +124,7 @@ class TestUnsent:
     @pytest.mark.parametrize(
         ("arguments", "text"),
         [
-            (["--topic", "brokn"], r"There is no topic 'brokn' in this database\. Choices are: .*broken"),
+            (["--topic", "brokn"], r"There is no topic 'brokn'\. Choices are: .*broken"),
             (["x"], "'x' is not a message id"),
             (["--group", "cart"], "--group is not for messages that were not sent"),
         ],
@@ -160,7 +161,8 @@ class TestDeferred:
             (["--type", "shop.bills", "--key", "cart"], ["b-cart"]),
             (["--state", "waiting"], ["later"]),
             (["--since", "1h", "o-cart", "--list"], ["o-cart"]),
-            (["--all", "--list", "--topic", "bills"], ["b-cart", "b-points"]),
+            (["--all", "--list", "--discard", "--topic", "bills"], ["b-cart", "b-points"]),
+            (["--all", "--list", "--hold"], ["later"]),
         ],
     )
     def test_are_listed_that_were_chosen(self, chosen, found, capsys):
@@ -237,3 +239,17 @@ class TestDeferred:
             replay(*arguments)
 
         assert error.value.returncode == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+class TestSeveralDatabases:
+    def test_are_looked_at_one_after_the_other(self, no_consumers, capsys):
+        consumer(topic="orders", group="points", using="other")(lambda message, context: None)
+        DeferredFactory(consumer_group="cart", own_id="here", dead=True)
+        there = DeferredFactory.build(consumer_group="mail", own_id="there", dead=True)
+        there.save(using="other")
+
+        assert replay("--all", "--group", "mail", "--group", "cart") == 0
+
+        assert capsys.readouterr().out == "2 messages replayed.\n"
+        assert not Deferred.objects.using("other").filter(dead_at__isnull=False).exists()

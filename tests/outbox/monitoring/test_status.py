@@ -142,7 +142,7 @@ class TestDeferred:
         DeferredFactory(consumer_group="cart", asleep=True)
         DeferredFactory(consumer_group="points", topic="bills", due_at=ago(seconds=30))
 
-        behind, failed, points = read().deferred
+        cart, behind, failed, _, points = read().deferred
 
         assert (behind.consumer_group, behind.topic, behind.reason, behind.waiting, behind.asleep) == (
             "cart",
@@ -153,7 +153,8 @@ class TestDeferred:
         )
         assert (failed.reason, failed.waiting, failed.held, failed.dead, failed.in_doubt) == ("failed", 2, 1, 1, 1)
         assert (failed.failing, failed.counted, failed.bytes) == (1, 2, 4 * 7)
-        assert (points.topic, points.dead) == ("bills", 0)
+        assert (cart.reason, cart.waiting, cart.held, cart.dead) == ("", 3, 1, 1)
+        assert (points.topic, points.reason, points.dead) == ("bills", "failed", 0)
         assert 30 <= points.late_seconds < 40
 
     def test_are_those_of_a_group_at_its_broker(self, read, no_consumers):

@@ -44,7 +44,7 @@ class TellingBroker(MemoryBroker):
         return super().may_deliver_again(group, message_ids)
 
     def ack(self, deliveries: Any) -> list[bool]:
-        if self.dies_before_ack:
+        if deliveries and self.dies_before_ack:
             raise BrokerUnavailable("As if the process were killed here.")
         return super().ack(deliveries)
 
