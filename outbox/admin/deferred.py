@@ -94,7 +94,7 @@ class DatabaseFilter(Filter):
         return queryset
 
 
-class StateFilter(Filter):
+class DeferredStateFilter(Filter):
     title = parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -142,7 +142,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         "run_by",
     ]
     list_display_links = None
-    list_filter = [DatabaseFilter, StateFilter, *(_column_filter(column, name) for name, column in FILTERS.items())]
+    list_filter = [DatabaseFilter, DeferredStateFilter, *(_column_filter(column, name) for name, column in FILTERS.items())]
     search_fields = ["own_id", "key"]
     search_help_text = "A message id or a key. Exact matches only."
     actions = ["retry_now", "hold", "replay", "discard"]

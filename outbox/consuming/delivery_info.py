@@ -132,7 +132,7 @@ def fields_of(*deliveries: Delivery) -> dict[str, Any]:
 
 def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
     lane, number = headers.get(Header.LANE, ""), headers.get(Header.NUMBER, "")
-    if not (lane.isdecimal() and number.isdecimal()):
+    if not (lane.isdecimal() and number.isdecimal()) or len(lane) > 5 or len(number) > 19:
         return None, None
     is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's number may be anything
     return (int(lane), int(number)) if is_storable else (None, None)

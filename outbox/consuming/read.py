@@ -79,7 +79,7 @@ def _read_plain(delivery: Delivery) -> Any:
 def version_of(delivery: Delivery) -> int | None:
     """Return the version of a message's type; None where it has none."""
     version = delivery.headers.get(Header.VERSION, "")
-    return int(version) if version.isdecimal() else None
+    return int(version) if version.isdecimal() and len(version) < 10 else None
 
 
 def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> UnknownMessageType:

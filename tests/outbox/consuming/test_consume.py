@@ -104,7 +104,7 @@ class TestKilled:
         wait_until(Inbox.objects.exists)
 
         assert json.loads(stop(successor))["cart"] | {"late": 0} == {
-            "handled": 1, "duplicates": 0, "ignored": 0, "deferred": 0, "dead_letters": 0, "released": 0, "late": 0,
+            "handled": 1, "duplicates": 0, "ignored": 0, "deferred": 1, "dead_letters": 0, "released": 0, "late": 0,
         }  # fmt: skip
         assert CartEntry.objects.count() == 1
 

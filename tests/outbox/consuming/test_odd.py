@@ -88,7 +88,7 @@ class TestTwoProducersWithTheSameId:
 
 
 class TestForeignProducer:
-    @pytest.mark.parametrize("headers", [numbered(2**63), numbered(1, lane=2**15), {Header.SOURCE: "a\0b"}])
+    @pytest.mark.parametrize("headers", [numbered(2**63), numbered(1, lane=2**15), numbered("9" * 5000), {Header.SOURCE: "a\0b"}])
     def test_may_number_its_messages_as_it_likes(self, headers):
         consumer(Placed, group="cart")(write)
 
