@@ -188,6 +188,7 @@ class Worker:
         """
         self._check_database()
         self._announce()
+        self._recover()
         ran = self._run_due()
         broker = self._connected()
         if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
@@ -232,6 +233,7 @@ class Worker:
                 try:
                     self._check_database()
                     self._announce()
+                    self._recover()
                     self._run_due()
                 except Exception:  # the next step tells of it
                     goes_on = False
@@ -449,6 +451,9 @@ class Worker:
             if not self._used_at:
                 database.ensure_fit(self.group.using, database.raw(self.group.using))
             self._used_at = time.monotonic()
+
+    def _recover(self) -> None:
+        """After an outage, write what could not be written. Raises where the database would refuse a message as before."""
         if self._probe_bytes is not None:
             with own_statements():
                 deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)

@@ -136,7 +136,7 @@ class TestWorker:
         worker.step(NO_WAIT)
         assert Deferred.objects.get().crashes == 2
 
-        worker._check_database()
+        worker._recover()
 
         assert Deferred.objects.get().crashes == 0
 
