@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
+# A message that was handled beside its deferred row would be handled again without its inbox row.
+IS_DEFERRED = """
+SELECT EXISTS (SELECT FROM outbox_deferred d JOIN outbox_inbox i ON i.message_id = d.message_id
+    AND i.consumer_group = d.consumer_group WHERE i.handled_at < '{end}')
+"""
+
 # Other sessions queue after a lock request that waits, so it waits only briefly.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 WAIT_FOR_ROWS = "SET LOCAL lock_timeout = '10s'"
@@ -46,12 +52,14 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
 
     Raises:
         DayChanged: rows were added, deleted or changed since they were read.
-        DayInUse: an unfinished batch refers to the day, or open transactions lock it.
+        DayInUse: an unfinished batch refers to the day, open transactions lock it, or a handled message of it is deferred still.
     """
     _require_the_same(connection, span, commit)
     with connection.transaction():
         connection.execute(END_IDLE_TRANSACTION)
         connection.execute(WAIT_FOR_ROWS)
+        if connection.execute(IS_DEFERRED.format(end=span.end).encode()).fetchone() == (True,):
+            raise DayInUse("messages that were handled and are deferred still, until outbox_relay or Celery's maintenance runs")
         for name, frame in TIMED_FRAMES.items():
             if name not in commit.frames:  # committed by an older version; the next day includes these rows
                 continue

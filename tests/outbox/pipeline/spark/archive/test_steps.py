@@ -7,6 +7,7 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 
 from outbox import database
+from outbox.consuming.deferred_housekeeping import tidy
 from outbox.database import partitions
 from outbox.database.locks import Lock
 from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
@@ -16,6 +17,7 @@ from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
 from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.relay.maintenance import prune
+from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
@@ -133,6 +135,15 @@ class TestAnUnfinishedDay:
 
             assert done.kept == {str(FIRST): "open transactions"}
 
+        assert archive(before=SECOND).days == {str(FIRST): PER_DAY}
+
+    def test_is_kept_while_a_handled_message_of_it_is_deferred_still(self, archive, ids):
+        DeferredFactory(consumer_group="cart", message_id=ids[0], dead=True)
+
+        assert list(archive(before=SECOND).kept) == [str(FIRST)]
+        assert books_left()["inbox"] == 2 * PER_DAY
+
+        tidy("default")
         assert archive(before=SECOND).days == {str(FIRST): PER_DAY}
 
 
