@@ -20,7 +20,7 @@ COMMAND = re.compile(r"\boutbox_[a-z_]+\b")
 CALL = re.compile(r"manage\.py outbox_[a-z_]+[^`#|]*")
 EXTRA = re.compile(r"django-transactional-outbox\[(\w+)\]")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-OTHERS_PROGRAMS = ("outbox/testing/postgres.py", "outbox/pipeline/spark/")
+OTHERS_PROGRAMS = ("outbox/testing/postgres.py", "outbox/pipeline/spark/", "outbox/brokers/kafka/server_checks.py")
 
 
 @cache

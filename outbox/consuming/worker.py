@@ -306,7 +306,8 @@ class Worker:
             if result.outcome is Outcome.DEAD_LETTER:
                 names = {"group": self.group.name, "message_id": delivery.message_id, "topic": delivery.topic}
                 signals.dead_lettered.send_robust(sender=Consumer, reason=delivery.given_up, **names)
-        broker.ack(known)
+        if known:
+            broker.ack(known)
         return len(given_up)
 
     def _handle_received(self, broker: Broker, deliveries: Sequence[Delivery], received_at: float) -> None:
