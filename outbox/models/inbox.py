@@ -111,8 +111,8 @@ class Deferred(models.Model):
 
     `order_key`: group, topic and key on topics of type fifo. `failures`: how often the handler raised. `crashes`: runs that were
     begun and of which no end is known. `runs`: how often a run was begun or replayed, which is the token of a run. `due_at`: when
-    it is run, NULL where it waits behind an earlier deferred message of its key, in the year 9999 where an operator holds it. `dead_at`:
-    since when it is not run again by itself. `no_code_since`: it is due, and no live process has a handler. `delivery_count`: the
+    it is run; NULL: it waits behind an earlier deferred message of its key; the year 9999: an operator holds it. `dead_at`: since
+    when it is not run again by itself. `no_code_since`: it is due, and no live process has a handler. `delivery_count`: the
     broker's, when it was deferred.
     """
 
