@@ -78,8 +78,6 @@ class TestConsumers:
             lambda broker: broker.renew([], A_MOMENT),
             lambda broker: broker.release([]),
             lambda broker: broker.ack([]),
-            lambda broker: broker.retry(None, A_MOMENT),
-            lambda broker: broker.dead_letter(None, ""),
             lambda broker: broker.backlog("g"),
         ],
     )
