@@ -44,7 +44,7 @@ TYPES = {
     "Callable[[], datetime]": "function",
     "SmallCount": "int, 1 to 32,767",
     "QueueName": "text, 1 to 255 characters",
-    "EndSemantics": "idempotent, forgetful, duplicating or stateless",
+    "EndSemantics": "idempotent or stateless",
     "Positive": "int, 1 or more",
     "TopicType": "normal, transaction, fifo or delay",
     "dict[str, Any]": "dict",

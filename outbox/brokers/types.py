@@ -38,8 +38,6 @@ class EndSemantics(enum.StrEnum):
     """What a broker does with a second end of one half message. Source: docs/explanation/half-messages.md."""
 
     IDEMPOTENT = "idempotent"  # embedded: the first end wins, is remembered and returned
-    FORGETFUL = "forgetful"  # the first end wins, a later one gets NOT_FOUND
-    DUPLICATING = "duplicating"  # a second COMMIT makes a second copy
     STATELESS = "stateless"  # RocketMQ: every COMMIT makes a copy, also after ROLLBACK or a discard
 
 

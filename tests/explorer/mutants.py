@@ -162,7 +162,7 @@ LOST, DOUBLE = "lost", "double"
 
 LOSSES = frozenset({LOST, "unfinished"})
 
-MEMORY = ("idempotent", "forgetful", "duplicating", "stateless")
+MEMORY = ("idempotent", "stateless")
 ONCE = ("embedded", "idempotent")  # with half messages
 RELAYS = Scope(ONCE, ("check-backs",), refuses=False)
 

@@ -57,8 +57,6 @@ def _memory(**options: Any) -> dict[str, Any]:
 BROKERS: dict[str, Kind] = {
     "embedded": Kind(outbox("outbox.embedded.EmbeddedBroker"), ALL),
     "idempotent": Kind(_memory(END="idempotent"), frozenset({"half"})),
-    "forgetful": Kind(_memory(END="forgetful", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
-    "duplicating": Kind(_memory(END="duplicating", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
     "stateless": Kind(_memory(END="stateless", COMMIT_WINDOW=timedelta(seconds=2)), frozenset()),
     "transactions": Kind(_memory(TRANSACTIONS=True), ALL, ("plain", "keyed")),
 }

@@ -1,4 +1,4 @@
-"""Ends of half messages, with the four semantics of a second end."""
+"""Ends of half messages, with the two semantics of a second end."""
 
 from __future__ import annotations
 
@@ -19,22 +19,8 @@ def end_half(store: Store, half: HalfRecord | None, resolution: Resolution, sema
     """Commit or roll back one half message as a broker with these semantics does; return its answer."""
     if half is None:
         return Ended.NOT_FOUND
-    first = half.ended
-    if first is None or has_effect(half, resolution, semantics):
-        return _act(store, half, resolution, now)
-    return Ended.NOT_FOUND if semantics is EndSemantics.FORGETFUL else first
-
-
-def has_effect(half: HalfRecord, resolution: Resolution, semantics: EndSemantics) -> bool:
-    """Return whether an end has an effect on a half message, which may have been ended before."""
     if half.ended is None or semantics is EndSemantics.STATELESS:
-        return True
-    is_commit_again = half.ended is Ended.COMMITTED and resolution is Resolution.COMMIT
-    return semantics is EndSemantics.DUPLICATING and is_commit_again
-
-
-def _act(store: Store, half: HalfRecord, resolution: Resolution, now: datetime) -> Ended:
-    half.ended = Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK
-    if resolution is Resolution.COMMIT:
-        store.show(half.message, now)
+        half.ended = Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK
+        if resolution is Resolution.COMMIT:
+            store.show(half.message, now)
     return half.ended

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, StoredCopy
-from outbox.brokers.memory.ends import half_of, has_effect
+from outbox.brokers.memory.ends import half_of
 from outbox.brokers.memory.store import Copy, Store
-from outbox.message import COMMIT, Header
+from outbox.message import Header
 
 
 def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
@@ -31,7 +31,8 @@ def look_up_half(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfSta
     if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
         return HalfStatus.VISIBLE
     half = half_of(store, ref)
-    return HalfStatus.HIDDEN if half and has_effect(half, COMMIT, semantics) else HalfStatus.GONE
+    may_be_ended = half is not None and (half.ended is None or semantics is EndSemantics.STATELESS)
+    return HalfStatus.HIDDEN if may_be_ended else HalfStatus.GONE
 
 
 def _is_of(copy: Copy, ref: HalfRef) -> bool:

@@ -156,9 +156,8 @@ class TestResendAfterDiscard:
 
         assert Batch.objects.count() == 2
 
-    @pytest.mark.parametrize("end", [EndSemantics.FORGETFUL, EndSemantics.DUPLICATING, EndSemantics.STATELESS])
-    def test_is_not_applied_on_the_word_of_a_broker_that_forgets(self, make_committer, make_broker, make_topic, end):
-        broker = make_broker(end)
+    def test_is_not_applied_on_the_word_of_a_broker_that_forgets(self, make_committer, make_broker, make_topic):
+        broker = make_broker(EndSemantics.STATELESS)
         committer = make_committer(broker)
         (mine,) = send_halves(broker, make_claimed(topic=make_topic("transaction")))
         decision = committer.decide(mine)

@@ -17,8 +17,6 @@ from tests.factories import stored
 
 pytestmark = pytest.mark.django_db
 
-FORGETTING = [EndSemantics.FORGETFUL, EndSemantics.DUPLICATING, EndSemantics.STATELESS]
-
 WINDOW = timedelta(seconds=2)
 
 
@@ -33,9 +31,9 @@ def ended(broker) -> list[Ended | None]:
 class TestSweepOfOtherEnds:
     """Where a second COMMIT makes a second copy, or cannot be told from the first."""
 
-    @pytest.fixture(params=FORGETTING)
-    def broker(self, make_broker, request):
-        return make_broker(request.param, window=WINDOW)
+    @pytest.fixture
+    def broker(self, make_broker):
+        return make_broker(EndSemantics.STATELESS, window=WINDOW)
 
     def test_commits_what_is_hidden_once(self, relay, broker, prepare):
         batch = prepare()

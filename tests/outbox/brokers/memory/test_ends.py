@@ -9,9 +9,8 @@ from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, Outgoi
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Resolution, TopicSpec, TopicType
 
-IDEMPOTENT, FORGETFUL = EndSemantics.IDEMPOTENT, EndSemantics.FORGETFUL
-DUPLICATING, STATELESS = EndSemantics.DUPLICATING, EndSemantics.STATELESS
-COMMITTED, ROLLED_BACK, DISCARDED, NOT_FOUND = Ended.COMMITTED, Ended.ROLLED_BACK, Ended.DISCARDED, Ended.NOT_FOUND
+IDEMPOTENT, STATELESS = EndSemantics.IDEMPOTENT, EndSemantics.STATELESS
+COMMITTED, ROLLED_BACK, DISCARDED = Ended.COMMITTED, Ended.ROLLED_BACK, Ended.DISCARDED
 GONE, HIDDEN = HalfStatus.GONE, HalfStatus.HIDDEN
 
 
@@ -28,10 +27,6 @@ class TestSecondEnd:
             (IDEMPOTENT, [COMMIT, COMMIT], [COMMITTED, COMMITTED], 1),
             (IDEMPOTENT, [COMMIT, ROLLBACK], [COMMITTED, COMMITTED], 1),
             (IDEMPOTENT, [ROLLBACK, COMMIT], [ROLLED_BACK, ROLLED_BACK], 0),
-            (FORGETFUL, [COMMIT, COMMIT], [COMMITTED, NOT_FOUND], 1),
-            (FORGETFUL, [ROLLBACK, COMMIT], [ROLLED_BACK, NOT_FOUND], 0),
-            (DUPLICATING, [COMMIT, COMMIT], [COMMITTED, COMMITTED], 2),
-            (DUPLICATING, [ROLLBACK, COMMIT], [ROLLED_BACK, ROLLED_BACK], 0),
             (STATELESS, [COMMIT, COMMIT], [COMMITTED, COMMITTED], 2),
             (STATELESS, [ROLLBACK, COMMIT], [ROLLED_BACK, COMMITTED], 1),
             (STATELESS, [COMMIT, ROLLBACK], [COMMITTED, ROLLED_BACK], 1),
@@ -52,7 +47,7 @@ class TestSecondEnd:
 class TestEndOfADiscardedHalf:
     @pytest.mark.parametrize(
         ("semantics", "answer", "copies"),
-        [(IDEMPOTENT, DISCARDED, 0), (FORGETFUL, NOT_FOUND, 0), (DUPLICATING, DISCARDED, 0), (STATELESS, COMMITTED, 1)],
+        [(IDEMPOTENT, DISCARDED, 0), (STATELESS, COMMITTED, 1)],
     )
     def test_is_answered_as_declared(self, semantics: EndSemantics, answer: Ended, copies: int):
         broker, half = broker_with_half(semantics)
@@ -67,7 +62,7 @@ class TestEndOfADiscardedHalf:
 class TestStanding:
     @pytest.mark.parametrize(
         ("semantics", "after_rollback"),
-        [(IDEMPOTENT, GONE), (FORGETFUL, GONE), (DUPLICATING, GONE), (STATELESS, HIDDEN)],
+        [(IDEMPOTENT, GONE), (STATELESS, HIDDEN)],
     )
     @pytest.mark.parametrize("is_discarded", [True, False])
     def test_of_what_was_not_committed_is_what_an_end_can_still_do(
