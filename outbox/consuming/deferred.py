@@ -110,32 +110,40 @@ class Taken:
         return self.crashes > 0
 
 
-LIMITS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'"
+LIMITS = "SET LOCAL transaction_isolation = 'read committed'; SET LOCAL lock_timeout = '1s'"
 
 # Of an order key, an earlier row that is not dead is a message that has to be handled before.
 _IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
 _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s::text AND i.message_id = g.message_id)
     AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)"""
 
-# Store messages that the group does not know yet, in their order. Of a key that has a deferred message already, they are asleep.
-# The look into this table keeps the statement from waiting for a run that has deleted the row and is not committed.
+# Store messages that the group does not know yet, in their order, and record that the others are dropped. Of a key that has a
+# deferred message already, they are asleep. The look into this table keeps the statement from waiting for a run that has deleted
+# the row and is not committed.
 DEFER = f"""
-INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at,
-    source, lane, number, delivery_count, order_key, failures, crashes, due_at, dead_at, reason, error, fingerprint)
-SELECT %(group)s::text, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
-    delivery_count, order_key, failures, crashes,
-    CASE WHEN order_key IS NULL OR {_IS_KEY_FREE.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
-    CASE WHEN is_dead THEN clock_timestamp() END, reason, error, fingerprint
-FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
-    %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)s::bytea[], %(stored_at)s::timestamptz[], %(source)s::text[],
-    %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[], %(failures)s::int[],
-    %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[], %(error)s::text[],
-    %(fingerprint)s::text[])
-    WITH ORDINALITY g (message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
-    delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
-WHERE {_IS_UNKNOWN}
-ORDER BY place
-ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING message_id
+WITH g AS MATERIALIZED (
+    SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
+        %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)s::bytea[], %(stored_at)s::timestamptz[],
+        %(source)s::text[], %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[],
+        %(failures)s::int[], %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[],
+        %(error)s::text[], %(fingerprint)s::text[])
+        WITH ORDINALITY g (message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
+        delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
+), stored AS (
+    INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at,
+        source, lane, number, delivery_count, order_key, failures, crashes, due_at, dead_at, reason, error, fingerprint)
+    SELECT %(group)s::text, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
+        delivery_count, order_key, failures, crashes,
+        CASE WHEN order_key IS NULL OR {_IS_KEY_FREE.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
+        CASE WHEN is_dead THEN clock_timestamp() END, reason, error, fingerprint
+    FROM g WHERE {_IS_UNKNOWN}
+    ORDER BY place
+    ON CONFLICT (consumer_group, message_id) DO NOTHING RETURNING message_id
+), dropped AS (
+    INSERT INTO outbox_duplicate (consumer_group, message_id, topic, delivery_count)
+    SELECT %(group)s::text, message_id, topic, delivery_count FROM g WHERE message_id NOT IN (SELECT message_id FROM stored)
+)
+SELECT message_id FROM stored
 """
 
 # Commit the beginning of a run: of the message that is due for the longest time, that this process has a handler for, and that is
@@ -242,7 +250,7 @@ SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)s, 1, '' FROM i
 
 def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery, Deferral]]) -> list[bool]:
     """
-    Store deliveries that the group does not know yet, in their order, in the caller's transaction.
+    Store deliveries that the group does not know yet, in their order, in the caller's transaction; record the others as dropped.
 
     Returns:
         Whether each is stored now. False: the group knows it. Either way it may be acknowledged after the commit.

@@ -16,7 +16,7 @@ from outbox.brokers.base import Delivery
 from outbox.consuming import deferred, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of, order_key_of, require_id
-from outbox.consuming.failures import describe, record_duplicate, record_failure
+from outbox.consuming.failures import describe, record_failure
 from outbox.consuming.handler import HandlerRun, is_outage, own_statements
 from outbox.consuming.inbox import Claim, InboxEntry, claim, claim_many, drop
 from outbox.consuming.lease_thread import LeaseThread
@@ -126,9 +126,7 @@ def defer(
             with deferred.own_transaction(using) as connection:
                 are_new = deferred.defer(connection, group.name, deferrals)
                 for (delivery, deferral), is_new in zip(deferrals, are_new, strict=True):
-                    if not is_new:
-                        record_duplicate(DeliveryInfo.of(delivery), using)
-                    elif error is not None:
+                    if is_new and error is not None:
                         record_failure(DeliveryInfo.of(delivery), failed_as(deferral), error, using)
             break
         except Exception as trouble:

@@ -496,23 +496,24 @@ def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
     Return deliveries in the order of work, in lists that are handled together.
 
-    First those that no handler takes, which need no handler's time; then those of topics without order that were delivered
-    before, which are deferred together; then all others in the order received, which on ordered topics is that of their keys.
+    On topics without order, first those that no handler takes, and those that were delivered before, which are ignored or
+    deferred together; then all others in the order received, which on ordered topics is that of their keys.
     """
     ignored: list[Delivery] = []
     again: list[Delivery] = []
     works: list[list[Delivery]] = []
     batches: dict[str, list[Delivery]] = {}  # by the subject of their handler
     for delivery in deliveries:
+        if not delivery.message_id or conf.topic_settings(delivery.topic).type is TopicType.FIFO:
+            works.append([delivery])
+            continue
         try:
-            consumer = find_consumer(group, delivery) if delivery.message_id else None
+            consumer = find_consumer(group, delivery)
         except UnknownMessageType:
             works.append([delivery])
             continue
-        if consumer is None and delivery.message_id:
+        if consumer is None:
             ignored.append(delivery)
-        elif consumer is None or conf.topic_settings(delivery.topic).type is TopicType.FIFO:
-            works.append([delivery])
         elif delivery.delivery_count > 1:
             again.append(delivery)
         elif not consumer.batch_size:

@@ -115,10 +115,11 @@ class Project:
         return dict(json.loads(said.splitlines()[-1])["databases"][0])
 
     def waiting(self, release: Release, group: str = BILLING) -> int:
-        """Return how many messages wait for a group, by what `outbox_status` says; those included that wait for a delay."""
+        """Return how many messages wait for a group, by what `outbox_status` says, at the broker or deferred."""
         status = self.status(release)
         of_group = [one for one in status["groups"] if one["consumer_group"] == group]
-        return sum(sum(one["waiting"].values()) for one in of_group) + sum(one["waiting"] for one in status["delayed"].values())
+        deferred = sum(count["waiting"] for one in of_group for count in one["deferred"].values())
+        return sum(sum(one["waiting"].values()) for one in of_group) + deferred
 
     def handled(self, group: str = BILLING) -> list[int]:
         return [number for number, *_ in self._effects(group)]

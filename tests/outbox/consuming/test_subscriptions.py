@@ -8,6 +8,7 @@ import pytest
 from django.utils.timezone import now
 
 from outbox import consumer, database
+from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register, subscriptions
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
@@ -202,3 +203,27 @@ def test_subscriptions_of_a_group_name_topic_subject_and_tag():
     found = subscriptions.subscriptions_of(Group("cart", group("cart").consumers))
 
     assert [text.split("\x1f") for text in found] == [["orders", "tests.Placed", "a"], ["orders", "tests.Placed", "b"]]
+
+
+def test_messages_of_another_release_keep_their_place_in_a_key(monkeypatch, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+    handled: list[str] = []
+    consumer(Placed, group="cart")(lambda message, context: handled.append(message.invoice))
+    other_release(monkeypatch, Placed, Cancelled)
+    deliveries = [
+        delivery(Placed("A1"), key="A"),
+        delivery(Cancelled("A2"), key="A"),
+        delivery(Placed("A3"), key="A"),
+        delivery(Placed("B1"), key="B"),
+    ]
+    monkeypatch.setattr(MemoryBroker, "receive", lambda *arguments, **named: deliveries)
+    monkeypatch.setattr(MemoryBroker, "ack", lambda broker, given: [True] * len(given))
+
+    Worker(group("cart"), "default").step(timedelta(0))
+
+    assert handled == ["A1", "B1"]
+    assert list(Deferred.objects.order_by("id").values_list("reason", flat=True)) == ["no handler", "behind"]
+    takes_cancelled = consumer(Cancelled, group="cart")
+    takes_cancelled(lambda message, context: handled.append(message.invoice))
+    assert run_due() == [Outcome.HANDLED] * 2
+    assert handled == ["A1", "B1", "A2", "A3"]
