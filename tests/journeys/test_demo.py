@@ -69,7 +69,9 @@ class TestTheDemo:
     def test_has_the_inbox_drop_what_comes_again(self, played):
         report = json.loads(played.stdout)
 
-        assert report["duplicates_dropped"] >= report["kills_by"]["unacked"]
+        assert (
+            report["duplicates_dropped"] > 0
+        )  # a kill behind a deferred message's commit leaves none: it was acknowledged before
         assert report["redelivered"] > report["duplicates_dropped"]
 
     def test_leaves_nothing_behind(self, played):

