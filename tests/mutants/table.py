@@ -323,13 +323,6 @@ MUTANTS: dict[str, Mutant] = {
         "WHERE false)\n    AND NOT",
         (f"{CONSUMING}/test_handle.py", f"{CONSUMING}/test_subscriptions.py"),
     ),
-    "deferred-kept": Mutant(
-        "A message that is deferred again changes nothing",
-        DEFERRED,
-        "\n    AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)",
-        "",
-        TEST_DEFERRED,
-    ),
     "deferred-behind": Mutant(
         "A message waits for the deferred ones of its key",
         INBOX,
