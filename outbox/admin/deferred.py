@@ -129,18 +129,7 @@ FILTERS = {"group": "consumer_group", "topic": "topic", "type": "type", "reason"
 
 @admin.register(Deferred)
 class DeferredAdmin(ReadOnlyAdmin):
-    list_display = [
-        "message",
-        "state",
-        "consumer_group",
-        "topic",
-        "shown_type",
-        "shown_key",
-        "counts",
-        "age",
-        "shown_error",
-        "run_by",
-    ]
+    list_display = ["message", "state", "consumer_group", "topic", "shown_key", "counts", "age", "shown_error"]
     list_display_links = None
     list_filter = [DatabaseFilter, DeferredStateFilter, *(_column_filter(column, name) for name, column in FILTERS.items())]
     search_fields = ["own_id", "key"]
@@ -205,16 +194,12 @@ class DeferredAdmin(ReadOnlyAdmin):
         if row.dead_at:
             return badge("dead", "bad")
         if getattr(row, "run_by", ""):
-            return badge("running", "good")
+            return format_html("{} {}", badge("running", "good"), row.run_by)
         if row.due_at is None:
             return badge("asleep", "plain")
         if local(row.due_at).year >= HELD.year - 1:
             return badge("held", "bad")
         return badge("in doubt" if row.crashes else "waiting", "waiting")
-
-    @admin.display(description="type")
-    def shown_type(self, row: Deferred) -> SafeString:
-        return shown(row.type, 60)
 
     @admin.display(description="key")
     def shown_key(self, row: Deferred) -> SafeString:
@@ -230,10 +215,6 @@ class DeferredAdmin(ReadOnlyAdmin):
     @admin.display(description="reason")
     def shown_error(self, row: Deferred) -> SafeString:
         return format_html("{} {}", row.reason, shown(row.error, 200))
-
-    @admin.display(description="run by")
-    def run_by(self, row: Any) -> str:
-        return str(row.run_by)
 
     @admin.action(description="Retry now", permissions=["replay"])
     def retry_now(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
