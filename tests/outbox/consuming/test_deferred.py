@@ -236,7 +236,7 @@ class TestEnd:
     def test_of_a_message_that_the_inbox_has_deletes_the_row(self):
         handler = Handler(ValueError("no"))
         deliver(named=ID)
-        Inbox.objects.create(consumer_group="cart", dedupe_key=ID, message_id=UUID(ID), topic="orders")
+        Inbox.objects.create(consumer_group="cart", dedupe_key="of its handler", message_id=UUID(ID), topic="orders")
         end_delays()
 
         assert run_due() == [Outcome.DUPLICATE]
