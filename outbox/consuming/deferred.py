@@ -110,7 +110,7 @@ class Taken:
         return self.crashes > 0
 
 
-LIMITS = "SET LOCAL transaction_isolation = 'read committed'; SET LOCAL lock_timeout = '1s'"
+LIMITS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
 
 # Of an order key, an earlier row that is not dead is a message that has to be handled before.
 _IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
@@ -303,7 +303,8 @@ def own_transaction(using: str) -> Iterator[Connection]:
     with guarded_transaction(using):
         connection = database.raw(using)
         if len(connections[using].atomic_blocks) == 1:  # else it is a part of the transaction around a test
-            connection.execute(LIMITS)
+            for limit in LIMITS:  # one after the other: a statement that is prepared is a single one
+                connection.execute(limit)
         yield connection
 
 
