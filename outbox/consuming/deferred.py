@@ -23,6 +23,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from django.db import connections, transaction
 
 from outbox import database
@@ -123,7 +124,7 @@ _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group =
 DEFER = f"""
 WITH g AS MATERIALIZED (
     SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
-        %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)s::bytea[], %(stored_at)s::timestamptz[],
+        %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)b::bytea[], %(stored_at)s::timestamptz[],
         %(source)s::text[], %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[],
         %(failures)s::int[], %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[],
         %(error)s::text[], %(fingerprint)s::text[])
@@ -244,7 +245,7 @@ WITH i AS (
     VALUES (%(group)s, %(id)s::text, %(id)s::uuid, '', '') RETURNING 1
 )
 INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, headers, body, delivery_count, reason)
-SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)s, 1, '' FROM i
+SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)b, 1, '' FROM i
 """
 
 
@@ -260,7 +261,8 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
     """
     rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
-    stored = {message_id for (message_id,) in connection.execute(DEFER, {"group": group, **columns})}
+    with psycopg.Cursor(connection) as cursor:  # Django's own would write the bodies into the statement's text
+        stored = {message_id for (message_id,) in cursor.execute(DEFER, {"group": group, **columns})}
     return [row["message_id"] in stored for row in rows]
 
 

@@ -32,7 +32,7 @@ INSERT INTO outbox_delayed (message_id, topic_id, due_at) VALUES (%s, %s, clock_
 INSERT_MANY = f"""
 WITH g AS (
     SELECT * FROM unnest(
-        %s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::boolean[], %s::interval[]
+        %s::uuid[], %s::int[], %s::text[], %s::text[], %s::text[], %b::bytea[], %s::boolean[], %s::interval[]
     ) WITH ORDINALITY AS g (id, topic_id, key, headers, about, body, is_ordered, wait, nth)
 ), m AS (
     {_INTO}

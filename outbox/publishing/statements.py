@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
 from outbox import database
@@ -59,7 +58,7 @@ def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
     """Write many messages: one statement, one before it where a topic is ordered, another where there are dedupe keys."""
     topics = {entry.draft.topic: topic_id(entry.draft.topic, using) for entry in entries}
     firsts: dict[UUID, Receipt] = {}
-    with connections[using].cursor() as cursor:
+    with database.bound_cursor(using) as cursor:  # Django's own would write the bodies into the statement's text
         if keyed := [((topics[one.draft.topic], one.dedupe_key), one.draft) for one in entries if one.dedupe_key is not None]:
             firsts = take_dedupe_keys(cursor, keyed)
         _insert(cursor, using, [entry for entry in entries if entry.draft.id not in firsts], topics)

@@ -31,6 +31,7 @@ SELECT (SELECT count(*) FROM outbox_ticket JOIN outbox_topic topic ON topic.id =
     (SELECT count(*) FROM outbox_embedded_half WHERE state = 0 AND ask_at <= clock_timestamp()),
     (SELECT count(*) FROM outbox_embedded_delivery),
     (SELECT count(*) FROM outbox_embedded_delayed),
+    (SELECT count(*) FROM outbox_deferred WHERE dead_at IS NULL),
     (SELECT count(*) FROM outbox_embedded_offset o JOIN outbox_embedded_queue q USING (topic_id, queue)
         JOIN outbox_embedded_topic t ON t.id = topic_id
         WHERE pos < last_pos AND (consumer_group = 'mail' OR t.name = 'orders'))
@@ -38,7 +39,7 @@ SELECT (SELECT count(*) FROM outbox_ticket JOIN outbox_topic topic ON topic.id =
 
 
 def left_to_do(url: str) -> tuple[int, ...]:
-    """Return how many tickets, delayed rows, batches, half messages, deliveries, delayed and unread messages are open."""
+    """Return how many tickets, delayed rows, batches, half messages, deliveries, delayed, deferred, unread messages are open."""
     with psycopg.connect(url) as connection:
         return connection.execute(OPEN).fetchone() or ()
 

@@ -89,6 +89,13 @@ class TestFailedMessage:
         assert (row.reason, row.failures, row.crashes, row.runs) == ("failed", 1, 0, 0)
         assert row.error == "ValueError: no"
 
+    def test_is_stored_as_it_came_where_strings_have_escapes(self):
+        connection.cursor().execute("SET LOCAL standard_conforming_strings = off")
+        Handler(ValueError())
+        deliver()
+
+        assert bytes(Deferred.objects.get().body) == delivery(Placed("A1")).body
+
     def test_is_handled_as_it_came_when_its_delay_is_over(self):
         handler = Handler(ValueError("no"))
         arrived = delivery(Placed("A1"), key="A1", headers=numbered(7) | {"who": "Zoë\x00"}, delivery_count=1)

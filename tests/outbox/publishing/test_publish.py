@@ -17,6 +17,7 @@ from tests.outbox.publishing.rows import (
     OrderMade,
     ParcelMoved,
     ReminderSet,
+    bodies,
     delayed_rows,
     headers_of,
     message_rows,
@@ -202,6 +203,13 @@ class TestPublishMany:
         (row,) = message_rows()
         assert (row.topic_id, row.key, row.about, bytes(row.body)) == (first.topic_id, first.key, first.about, bytes(first.body))
         assert headers_of(many) == {**headers, "ce-correlationid": str(many.message_id)}
+
+    def test_writes_the_bodies_where_strings_have_escapes(self):
+        connection.cursor().execute("SET LOCAL standard_conforming_strings = off")
+
+        publish_many([OrderMade(order_id=1), OrderMade(order_id=2)])
+
+        assert [body["order_id"] for body in bodies()] == [1, 2]
 
     def test_gives_ordered_topics_their_order_key(self):
         publish(ParcelMoved(parcel="A"))
