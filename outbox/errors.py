@@ -88,7 +88,7 @@ class UnknownTopic(InvalidMessage):
 
 
 class UnsupportedByBroker(OutboxError):
-    """Raised when a broker is asked for something that it does not support, according to its flags."""
+    """Raised when a broker is asked for something that it does not support."""
 
 
 class BrokerUnavailable(OutboxError):

@@ -104,7 +104,7 @@ def impact_page(
     Show what the act is about.
 
     Args:
-        counts: topic -> so many.
+        counts: the number of messages by topic.
         hidden: what the form sends again: what was chosen.
         limit: how many are done at most.
         notes: what else to know before: what is not done, and why.

@@ -266,7 +266,7 @@ class MessageAdmin(ReadOnlyAdmin):
         """Look the message up at the broker if the user asked for it, since the broker may be slow, or away."""
         if "broker" not in request.GET or timeline is None:
             return {}
-        if not conf.broker_class(timeline.broker).supports_lookups:
+        if not Lookups.has(conf.broker_class(timeline.broker)):
             return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} does not support looking messages up."}
         found: list[StoredCopy] = []
         trouble = ""

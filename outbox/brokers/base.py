@@ -67,20 +67,8 @@ class Broker(abc.ABC):
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
 
-    supports_consumers: ClassVar[bool] = True  # False: others read what is sent; set by `SendOnly` in `capabilities.py`
-
-    # Additional features; each flag is set by its class in `capabilities.py`.
-    supports_lookups: ClassVar[bool] = False
-    supports_half_messages: ClassVar[bool] = False
-    needs_check_loop: ClassVar[bool] = False
-    asks_producers: ClassVar[bool] = False
-    delivers_again: ClassVar[bool] = False
-    gives_up: ClassVar[bool] = False
-    supports_transactional_sends: bool = False  # may depend on the options
-    is_stored_in_database: ClassVar[bool] = False
-    speaks_kafka: ClassVar[bool] = False
-    lists_resources: ClassVar[bool] = False
-    supports_seek: ClassVar[bool] = False
+    # Features of its base classes, from `capabilities.py`, that it does not have, for example because of its options.
+    lacks: Collection[type[Broker]] = ()
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias

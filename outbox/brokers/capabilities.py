@@ -1,8 +1,8 @@
 """
 Features that only some brokers have: a small class for each, which a broker adds to its bases.
 
-A flag of `Broker` says whether a broker, or its class, has a feature. Check the flag first; then `HalfMessages.of(broker)`
-returns the broker, typed as one with half messages.
+`HalfMessages.has(broker)` returns whether a broker, or its class, has half messages; then `HalfMessages.of(broker)` returns it,
+typed as one that has.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ if TYPE_CHECKING:  # brokers on a server need no database
 
 
 class Capability(Broker):
-    """Base of features that only some brokers have. `flag`: the name of the attribute that says whether one does."""
+    """Base of features that only some brokers have."""
 
-    flag: ClassVar[str]
+    @classmethod
+    def has(cls, broker: Broker | type[Broker]) -> bool:
+        """Return whether a broker, or a broker class, has this feature."""
+        kind = broker if isinstance(broker, type) else type(broker)
+        return issubclass(kind, cls) and not issubclass(cls, tuple(broker.lacks))
 
     @overload
     @classmethod
@@ -53,18 +57,16 @@ class Capability(Broker):
         Return a broker, or a broker class, typed as one with this feature.
 
         Raises:
-            UnsupportedByBroker: it does not have the feature, as its flag says.
+            UnsupportedByBroker: it does not have the feature.
         """
-        kind = broker if isinstance(broker, type) else type(broker)
-        if not (issubclass(kind, cls) and getattr(broker, cls.flag)):
-            raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}.", hint=f"Check {cls.flag} first.")
+        if not cls.has(broker):
+            kind = broker if isinstance(broker, type) else type(broker)
+            raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}.", hint=f"Check {cls.__name__}.has(broker) first.")
         return cast("Self | type[Self]", broker)
 
 
-class SendOnly(Broker):
+class SendOnly(Capability):
     """Messages are only sent: who reads them, and what became of them, this package does not know."""
-
-    supports_consumers: ClassVar[bool] = False
 
     def receive(
         self,
@@ -91,14 +93,11 @@ class SendOnly(Broker):
         raise self._refuse()
 
     def _refuse(self) -> UnsupportedByBroker:
-        return UnsupportedByBroker(f"{type(self).__name__} only sends.", hint="Check supports_consumers first.")
+        return UnsupportedByBroker(f"{type(self).__name__} only sends.", hint="Check SendOnly.has(broker) first.")
 
 
 class Lookups(Capability):
     """Messages can be looked up by their id."""
-
-    flag = "supports_lookups"
-    supports_lookups: ClassVar[bool] = True
 
     @abc.abstractmethod
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
@@ -117,8 +116,6 @@ class HalfMessages(Lookups):
     The broker must ask about half messages that are not ended: with `NeedsCheckLoop`, with `AsksProducers`, or over HTTP.
     """
 
-    flag = "supports_half_messages"
-    supports_half_messages: ClassVar[bool] = True
     end_semantics: EndSemantics = EndSemantics.STATELESS
 
     # Where ends are not idempotent: the process that decided a batch may end its half messages for this time, in which
@@ -184,9 +181,6 @@ class HalfMessages(Lookups):
 class NeedsCheckLoop(HalfMessages):
     """The broker asks about half messages when a relay's process calls `check_halves`, which it does periodically."""
 
-    flag = "needs_check_loop"
-    needs_check_loop: ClassVar[bool] = True
-
     @abc.abstractmethod
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
         """Ask about half messages that are due, and end them as answered. Return the number of questions."""
@@ -194,9 +188,6 @@ class NeedsCheckLoop(HalfMessages):
 
 class AsksProducers(HalfMessages):
     """The server asks processes that listen."""
-
-    flag = "asks_producers"
-    asks_producers: ClassVar[bool] = True
 
     @abc.abstractmethod
     def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
@@ -212,9 +203,6 @@ class AsksProducers(HalfMessages):
 class DeliversAgain(Capability):
     """A group can be delivered messages again that it has finished, where a repeated send is not stored again."""
 
-    flag = "delivers_again"
-    delivers_again: ClassVar[bool] = True
-
     @abc.abstractmethod
     def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
         """Deliver messages that a group has finished to it again, with deliveries counted from 1. Return their ids."""
@@ -222,9 +210,6 @@ class DeliversAgain(Capability):
 
 class GivesUp(Capability):
     """The server gives messages of a group up by itself (a delivery limit, a TTL), and keeps them where they can be read."""
-
-    flag = "gives_up"
-    gives_up: ClassVar[bool] = True
 
     @abc.abstractmethod
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
@@ -250,9 +235,6 @@ class TransactionalSends(Capability):
     The calls that open and fence lanes raise `BrokerUnavailable`: `LaneBlocked` where another lane may be open, or
     `BrokerMisconfigured` where somebody must act first.
     """
-
-    flag = "supports_transactional_sends"
-    supports_transactional_sends: bool = True
 
     @abc.abstractmethod
     def open_lane(self, source: str, lane: int) -> str | None:
@@ -314,9 +296,6 @@ class TransactionalSends(Capability):
 class StoredInDatabase(Capability):
     """The broker keeps its messages in tables, which can be read without the broker."""
 
-    flag = "is_stored_in_database"
-    is_stored_in_database: ClassVar[bool] = True
-
     @classmethod
     @abc.abstractmethod
     def stored_in(cls, options: Mapping[str, Any]) -> str:
@@ -346,9 +325,6 @@ class StoredInDatabase(Capability):
 class SpeaksKafka(Capability):
     """Any client of Kafka can read the broker's topics, so Spark can."""
 
-    flag = "speaks_kafka"
-    speaks_kafka: ClassVar[bool] = True
-
     @classmethod
     @abc.abstractmethod
     def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,9 +344,6 @@ class SpeaksKafka(Capability):
 class ListsResources(Capability):
     """What the topics and their consumer groups need at the server can be listed, and what is missing created."""
 
-    flag = "lists_resources"
-    lists_resources: ClassVar[bool] = True
-
     @abc.abstractmethod
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """
@@ -388,9 +361,6 @@ class ListsResources(Capability):
 
 class Seeks(Capability):
     """A consumer group without consumers can be moved to another place in a topic."""
-
-    flag = "supports_seek"
-    supports_seek: ClassVar[bool] = True
 
     @abc.abstractmethod
     def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:

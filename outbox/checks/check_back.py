@@ -11,6 +11,7 @@ from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import get_resolver
 
+from outbox.brokers.capabilities import AsksProducers, HalfMessages, NeedsCheckLoop
 from outbox.check_backs.ask import make_signer
 from outbox.check_backs.loop import ask_as_set
 from outbox.check_backs.rate import read_rate
@@ -91,8 +92,8 @@ def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
         )
         for name, topic, broker in known_topics()
         if topic.type is TopicType.TRANSACTION
-        and broker.supports_half_messages
-        and not (broker.needs_check_loop or broker.asks_producers)
+        and HalfMessages.has(broker)
+        and not (NeedsCheckLoop.has(broker) or AsksProducers.has(broker))
     ]
 
 

@@ -97,7 +97,7 @@ def ask_broker(alias: str) -> list[Problem]:
 
 def _problems_of_lanes(broker: Broker) -> Iterator[Problem]:
     """Yield what is wrong with the lanes of each outbox that sends in transactions there."""
-    if not broker.supports_transactional_sends:
+    if not TransactionalSends.has(broker):
         return
     for alias in database.outbox_databases():
         with suppress(DatabaseError, psycopg.Error):

@@ -11,6 +11,7 @@ from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
@@ -101,7 +102,7 @@ def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]
     offered = {
         TopicType.FIFO: (broker.supports_order, "keeps no order"),
         TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
-        TopicType.TRANSACTION: (broker.supports_half_messages, "has no half messages"),
+        TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
     }
     is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
     if is_offered:

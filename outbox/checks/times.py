@@ -106,7 +106,7 @@ def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:
-    return topic.type is TopicType.TRANSACTION and broker.supports_half_messages
+    return topic.type is TopicType.TRANSACTION and HalfMessages.has(broker)
 
 
 def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:

@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from outbox.brokers.capabilities import HalfMessages
 from outbox.conf.reading import read
 from outbox.conf.reserved import add_reserved_topics
 from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicSettings
@@ -102,7 +103,7 @@ def topic_settings(name: str) -> TopicSettings:
         raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"].', hint=hint)
     topic = topics[name]
     if topic.type is None:
-        is_two_phase = broker_class(topic.broker).supports_half_messages
+        is_two_phase = HalfMessages.has(broker_class(topic.broker))
         kind = TopicType.TRANSACTION if is_two_phase else TopicType.NORMAL
         topic = msgspec.structs.replace(topic, type=kind)
     return topic
@@ -164,7 +165,7 @@ def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
 
 def topics_of(alias: str) -> list[TopicSpec]:
     """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
-    has_halves = broker_class(alias).supports_half_messages
+    has_halves = HalfMessages.has(broker_class(alias))
     found = []
     for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
         topic = topic_settings(name)

@@ -103,7 +103,7 @@ def settle(
         rows: of one database. Those that the act is not for are left out.
         by: who does it: a user name, or a command and the user who ran it.
         reason: why, in the operator's words.
-        limit: at most so many, the oldest ones.
+        limit: the maximum number of messages; the oldest are taken.
     """
     ids = list(rows.filter(APPLIES[act]).order_by("id").values_list("id", flat=True)[:limit])
     for at in range(0, len(ids), PORTION):

@@ -35,7 +35,7 @@ class Doubt:
             self.until = time.monotonic() + max(EXCLUDES_SECONDS, seconds)
 
     def end(self) -> None:
-        """Let another thread have it."""
+        """Leave it to another thread."""
         global _reserved
         with _lock:
             if _reserved is self:

@@ -205,7 +205,7 @@ class LeaseThread:
 
     def _unload_waiting(self, work: _Work, runs_for: float) -> None:
         """
-        Have what waits behind a slow handler deferred.
+        Defer the messages that wait behind a slow handler.
 
         Messages of the key that it handles stay: they would get before it if it fails.
         """

@@ -26,7 +26,7 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 # For messages of a newer version, whose code may be deployed soon: 16 retries, a minute to two hours apart, about 9 hours in all.
-WAIT_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
+RETRY_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
 
 # For conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
@@ -87,7 +87,7 @@ def judge(
         return told(Reason.FAILED, is_dead=True, error=text_of(error) or "rejected by its handler")
     if consumer is None and isinstance(error, UnknownMessageType):
         return told(Reason.NO_HANDLER, crashes=int(delivery.delivery_count > 1))
-    policy = WAIT_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
+    policy = RETRY_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
     if isinstance(error, NeverEnded | UnreadableBody):
         told = partial(told, error=text_of(error))
     else:

@@ -20,6 +20,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
+from outbox.brokers.capabilities import SendOnly
 from outbox.conf import RETRY_DELAYS
 from outbox.consuming.delivery_info import Context
 from outbox.errors import ConfigurationError, TimeLimitExceeded
@@ -119,7 +120,7 @@ class Consumer:
         name: where the function stands: module and qualified name.
         type: the message type; None for a plain topic.
         tags: the handler takes these tags only; None for all.
-        batch_size: the handler takes so many messages at once, at most; None for one after the other.
+        batch_size: the maximum number of messages that the handler takes at once; None for one after the other.
         is_async: the function is a coroutine function; `handler` drives it.
     """
 
@@ -178,7 +179,7 @@ class Group:
                 topic's broker only sends.
         """
         for one in self.consumers.values():
-            if not conf.broker_class(conf.topic_settings(one.topic).broker).supports_consumers:
+            if SendOnly.has(conf.broker_class(conf.topic_settings(one.topic).broker)):
                 raise ConfigurationError(
                     f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
                     hint="Publish messages that a consumer handles to a topic of another broker.",

@@ -186,9 +186,6 @@ class Worker:
             BrokerUnavailable, django.db.OperationalError: the broker or the database cannot be reached. Nothing is lost: received
                 messages are delivered again.
         """
-        self._check_database()
-        self._announce()
-        self._recover()
         ran = self._run_due()
         broker = self._connected()
         if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
@@ -231,9 +228,6 @@ class Worker:
         while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
             if goes_on:
                 try:
-                    self._check_database()
-                    self._announce()
-                    self._recover()
                     self._run_due()
                 except Exception:  # the next step tells of it
                     goes_on = False
@@ -241,7 +235,10 @@ class Worker:
             self._stop.wait(min(left, LOOK_SECONDS) if goes_on else left)
 
     def _run_due(self) -> int:
-        """Run deferred messages that are due, a batch at most; return their number."""
+        """Prepare the database, then run deferred messages that are due, a batch at most; return their number."""
+        self._check_database()
+        self._announce()
+        self._recover()
         now = time.monotonic()
         if now < min(self._looked_at + LOOK_SECONDS, self._due_at):
             return 0
@@ -290,7 +287,7 @@ class Worker:
 
     def _receive_given_up(self, broker: Broker) -> int:
         """Store what the server gave up as dead letters; return their number."""
-        if not broker.gives_up or time.monotonic() - self._given_up_at < LOOK_SECONDS:
+        if not GivesUp.has(broker) or time.monotonic() - self._given_up_at < LOOK_SECONDS:
             return 0
         self._given_up_at = time.monotonic()
         topics = limits.topics_with_room(self.group, self._topics)

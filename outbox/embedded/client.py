@@ -164,7 +164,7 @@ class EmbeddedClient:
         return self.wait(0) if self.is_registered else set()
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait so long, or until the first notification; return the payloads."""
+        """Wait for the first notification, or until the timeout is over; return the payloads."""
         if not self.is_registered:
             time.sleep(seconds)
             return set()

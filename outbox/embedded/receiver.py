@@ -25,7 +25,7 @@ from outbox.message import TopicType
 
 MOVE_LIMIT = 500  # delayed messages in one statement; more where a call receives more
 MAX_WAITING = 10_000  # messages of a fifo queue that may wait for those in a handler; each look takes 1 ms for 2,000
-UNREAD_SHARE = 4  # when redeliveries are due, too, one in so many messages received is an unread one
+UNREAD_SHARE = 4  # when redeliveries are due, too, one in this number of received messages is an unread one
 
 # A group begins to read a topic at its first message, or after its last. It waits for a prune of the topic, and later prunes see
 # the group (retention.py).

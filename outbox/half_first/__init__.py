@@ -100,7 +100,7 @@ def topic_problem(topic: str) -> Problem | None:
             f"topic {topic!r} is of type {settings.type}.",
             "Use the type transaction, on a broker with half messages, or publish() the message in the transaction.",
         )
-    if not broker.supports_half_messages:
+    if not HalfMessages.has(broker):
         return Problem(
             f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__}), which has no half messages.",
             "Use another broker for the topic, or publish() the message in the transaction.",

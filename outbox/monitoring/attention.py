@@ -335,7 +335,7 @@ def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
 
 def _hangs(subject: str, one: Handling) -> Attention:
     cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
-    step = "Find out what it waits for, and set its time_limit. If it may take so long, set a time_limit that is longer."
+    step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
     return Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
 
 

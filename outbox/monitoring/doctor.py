@@ -231,10 +231,10 @@ def _check_broker(subject: str, alias: str, topics: int) -> Iterator[DoctorFindi
 
 def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
     """Yield the databases that lack what their relays have sent in a broker's transactions: they will send some of it again."""
-    if not conf.broker_class(alias).supports_transactional_sends:
+    if not TransactionalSends.has(conf.broker_class(alias)):
         return
     with closing(conf.make_broker(alias)) as broker:
-        if not broker.supports_transactional_sends:  # by its options
+        if not TransactionalSends.has(broker):  # by its options
             return
         for using in database.outbox_databases():
             try:

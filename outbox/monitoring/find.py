@@ -292,7 +292,7 @@ def _find_indexed(connection: Connection, arguments: dict[str, object]) -> Found
 
 
 def _within(connection: Connection, seconds: float, query: str, arguments: dict[str, object]) -> list[tuple[UUID, str, bytes]]:
-    """Return the rows of a statement that may take so long, whatever time-out the connection has."""
+    """Return the rows of a statement within a timeout of its own, whatever the connection has."""
     with connection.transaction():
         before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from outbox import conf
 from outbox.brokers.base import Broker, BrokerStatus, DelayedCount
-from outbox.brokers.capabilities import GivesUp
+from outbox.brokers.capabilities import GivesUp, SendOnly, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
 from outbox.database import Connection
@@ -211,8 +211,8 @@ def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            is_told_by_another = kind.is_stored_in_database and alias not in brokers  # which has the same tables
-            if not kind.supports_consumers or is_told_by_another:
+            is_told_by_another = StoredInDatabase.has(kind) and alias not in brokers  # which has the same tables
+            if SendOnly.has(kind) or is_told_by_another:
                 continue
             stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
             yield from ((name, alias) for name in sorted(known | stored))
@@ -310,7 +310,7 @@ def _ask(broker: Broker, group: str) -> _Answer:
     except BrokerCannotTell:
         return _Answer(can_tell=False)
     given_up = {}
-    if broker.gives_up:
+    if GivesUp.has(broker):
         with suppress(BrokerUnavailable):
             given_up = GivesUp.of(broker).count_given_up(group)
     return _Answer(waiting, given_up)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outbox import conf
 from outbox.brokers.base import SendGuarantee
-from outbox.brokers.capabilities import HalfMessages
+from outbox.brokers.capabilities import HalfMessages, SendOnly
 from outbox.message import TopicType
 from outbox.monitoring.text import age
 
@@ -58,12 +58,12 @@ def promise_of(topic: str) -> Promise:
     type_ = found.type or TopicType.NORMAL
     how_often = kind.send_guarantee(options, type_)
     check_backs = NOT_CHECKED_BACK
-    if type_ is TopicType.TRANSACTION and kind.supports_half_messages:
+    if type_ is TopicType.TRANSACTION and HalfMessages.has(kind):
         check_backs = CHECKED_BACK.format(age=age(HalfMessages.of(kind).max_check_back_age(options).total_seconds()))
     return Promise(
         how_often,
         PUBLISHED[how_often],
         ORDERED if type_ is TopicType.FIFO else UNORDERED,
-        DROPPED.format(kept=age(conf.settings().retention.total_seconds())) if kind.supports_consumers else ONLY_SENT,
+        DROPPED.format(kept=age(conf.settings().retention.total_seconds())) if not SendOnly.has(kind) else ONLY_SENT,
         check_backs,
     )

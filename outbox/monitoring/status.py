@@ -262,7 +262,7 @@ def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]
             kind = conf.broker_class(name)
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
-        if kind.is_stored_in_database:
+        if StoredInDatabase.has(kind):
             status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
             if status not in found.values():
                 found[name] = status

@@ -172,7 +172,7 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
             topics = conf.topics_of(alias)
         except ConfigurationError:  # check E003 reports it
             continue
-        if kind.is_stored_in_database and topics:
+        if StoredInDatabase.has(kind) and topics:
             stored = StoredInDatabase.of(kind)
             home = stored.stored_in(settings.options)
             if home not in connections.settings:

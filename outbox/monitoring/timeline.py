@@ -249,7 +249,7 @@ def _of_record(record: _Record) -> TimelineEntry:
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
     """Yield the copies of a broker that is stored in a database."""
     entry = conf.settings().brokers.get(broker)
-    if entry is not None and (kind := conf.broker_class(broker)).is_stored_in_database:
+    if entry is not None and StoredInDatabase.has(kind := conf.broker_class(broker)):
         for copy in StoredInDatabase.of(kind).read_copies(entry.options, str(message_id), sorted(half_ids)):
             yield from _of_copy(copy)
 

@@ -76,14 +76,14 @@ def readable_brokers() -> dict[str, str]:
     return {
         alias: StoredInDatabase.of(kind).stored_in(conf.settings().brokers[alias].options)
         for alias, kind in kinds.items()
-        if kind.is_stored_in_database
+        if StoredInDatabase.has(kind)
     }
 
 
 def kafka_brokers() -> list[str]:
     """Return the brokers whose topics Spark's source for Kafka can read."""
     used = sorted({topic.broker for topic in conf.settings().topics.values()})
-    return [alias for alias in used if conf.broker_class(alias).speaks_kafka]
+    return [alias for alias in used if SpeaksKafka.has(conf.broker_class(alias))]
 
 
 def _kafka_cluster(alias: str, using: str, *, but: Collection[str]) -> KafkaCluster:

@@ -155,7 +155,7 @@ def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> li
 
 def _is_by_group(finding: AuditFinding) -> bool:
     alias = conf.topic_settings(finding.topic).broker
-    return finding.stage == Stage.INBOX and conf.broker_class(alias).delivers_again
+    return finding.stage == Stage.INBOX and DeliversAgain.has(conf.broker_class(alias))
 
 
 def _lost_before(finding: AuditFinding) -> datetime:

@@ -15,7 +15,7 @@ from outbox.outages import Backoff
 
 NAMED_TOPICS = 3  # topics named in the description of open breakers
 NO_ANSWER = "The broker did not answer."
-PROBE_SECONDS = 60.0  # if a topic is not probed for so long after its wait, it has nothing to send
+PROBE_SECONDS = 60.0  # if a topic is not probed for this time after its wait, it has nothing to send
 
 
 class BreakerState(enum.StrEnum):

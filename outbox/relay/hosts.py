@@ -35,8 +35,8 @@ from outbox.topics import match_topics
 logger = get_logger(__name__)
 
 MAINTENANCE_SECONDS = 1.0
-BUSY_MESSAGES = 16  # a relay with so many messages in a round is busy, and needs no wakeup
-FEW_TOPICS = 4  # up to so many topics with new messages are claimed one by one
+BUSY_MESSAGES = 16  # a relay with more messages in a round is busy, and needs no wakeup
+FEW_TOPICS = 4  # new messages of at most this number of topics are claimed one by one
 MATCH_TOPICS_SECONDS = 5.0
 BLOCKED_SECONDS = 60.0  # for which a relay takes other lanes than one that it could not open
 # Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.

@@ -119,7 +119,7 @@ SLICE = 1000
 INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 OF_OTHERS = "another role, which owns the tables and has to run outbox_maintenance"
-OTHERS_GRACE = timedelta(days=2)  # so long after its retention may a day be kept by that role
+OTHERS_GRACE = timedelta(days=2)  # the maximum time that a day is kept by that role after its retention
 
 # One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"

@@ -19,6 +19,7 @@ import psycopg
 from outbox import conf
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import HalfMessages, TransactionalSends
 from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import FenceLost
@@ -60,8 +61,8 @@ RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 # The interval of sends where an operator has to correct something; outbox_replay --unsent sends at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
-# A breaker opens after so many batches in a row without an answer. Its wait begins at a second and doubles; the low limit lets
-# sending resume soon after the broker is back.
+# The number of batches in a row without an answer after which a breaker opens. Its wait begins at a second and doubles; the low
+# limit lets sending resume soon after the broker is back.
 BREAKER_THRESHOLD = 3
 BREAKER_BASE, BREAKER_LIMIT = timedelta(seconds=1), timedelta(seconds=3)
 
@@ -115,7 +116,7 @@ class Relay:
             settings.lease,
             settings.batch_size,
             len(broker.topics),
-            broker.supports_transactional_sends,
+            TransactionalSends.has(broker),
         )
         self.breakers = breakers or make_breakers(clock, random)
         self._splitter = Splitter(connection, Backoff(RETRY_BASE, RETRY_LIMIT, random), MISCONFIGURED_RETRY)
@@ -126,7 +127,7 @@ class Relay:
         self._sender = Sender(connection, broker, self.breakers, source, lambda: self.is_stopping, clock)
         self._transactions: TransactionalSender | None = None
         self._shed_at = 0.0
-        if broker.supports_transactional_sends:
+        if TransactionalSends.has(broker):
             self._transactions = TransactionalSender(
                 connection, broker, lane, source, self._sender, self._splitter, self.committer, self._why_shed, takes_over
             )
@@ -179,7 +180,7 @@ class Relay:
 
     def sweep(self) -> SweepResult:
         """Settle batches whose commits have been open for long. Does nothing while the breaker is open."""
-        if not self.broker.supports_half_messages or self.breakers.state is BreakerState.OPEN:
+        if not HalfMessages.has(self.broker) or self.breakers.state is BreakerState.OPEN:
             return SweepResult()
         return self._sweeper.sweep()
 
@@ -235,7 +236,7 @@ class Relay:
         return two_phase, [batch for batch in batches if batch not in two_phase]
 
     def _is_two_phase(self, batch: ClaimedBatch) -> bool:
-        return batch.type is TopicType.TRANSACTION and self.broker.supports_half_messages
+        return batch.type is TopicType.TRANSACTION and HalfMessages.has(self.broker)
 
     def _relay(self, batches: Sequence[ClaimedBatch], began: float) -> RelayResult:
         failpoint("relay.after_claim")

@@ -72,13 +72,13 @@ def _class_of(backend: str) -> type[Broker]:
 def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
     options: dict[str, Any] = {"NAME": name, "CLOCK": clock}
     options |= {"CHECK_AFTER": timedelta(0), "CHECK_INTERVAL": timedelta(0)}  # check-backs are due when the test calls for them
-    if kind.supports_half_messages:
+    if HalfMessages.has(kind):
         options["END"] = HalfMessages.of(kind).end_semantics
     return options
 
 
 def _type_of(topic: conf.TopicSettings, kind: type[Broker]) -> TopicType:
     """Return the type of a topic with its own broker: one-phase where that broker has no half messages."""
-    if not kind.supports_half_messages and topic.type in (None, TopicType.TRANSACTION):
+    if not HalfMessages.has(kind) and topic.type in (None, TopicType.TRANSACTION):
         return TopicType.NORMAL
     return topic.type or TopicType.TRANSACTION

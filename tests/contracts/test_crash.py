@@ -101,7 +101,7 @@ class TestKilledConsumer:
             assert all(aged.age - started_at >= INVISIBLE for aged in again)
 
 
-@pytest.mark.needs("is_shared_by_processes", "supports_half_messages", "confirms_ends")
+@pytest.mark.needs("is_shared_by_processes", "HalfMessages", "confirms_ends")
 class TestKilledProducer:
     def test_leaves_visible_what_it_was_told_is_committed(self, acts: Acts, harness: Harness, start: Start):
         producer = start(COMMIT_HALF, HALF)
@@ -116,7 +116,7 @@ class TestKilledProducer:
         assert [delivery.body for delivery in acts.receive(HALF)] == [b"a"]
 
 
-@pytest.mark.needs("can_restart", "supports_half_messages")
+@pytest.mark.needs("can_restart", "HalfMessages")
 class TestRestart:
     def test_leaves_half_messages_hidden_to_be_ended(self, acts: Acts, harness: Harness):
         one, other = acts.decided_half(), acts.decided_half()

@@ -5,7 +5,7 @@ import pytest
 from outbox.brokers.base import Broker
 from tests.contracts.acts import Acts
 
-pytestmark = pytest.mark.needs("delivers_again")
+pytestmark = pytest.mark.needs("DeliversAgain")
 
 
 class TestDeliverAgain:

@@ -18,7 +18,7 @@ COPIES = {
     EndSemantics.STATELESS: {(COMMIT, COMMIT): 2, (COMMIT, ROLLBACK): 1, (ROLLBACK, COMMIT): 1, (ROLLBACK, ROLLBACK): 0},
 }
 
-pytestmark = pytest.mark.needs("supports_half_messages")
+pytestmark = pytest.mark.needs("HalfMessages")
 
 
 class TestEnd:

@@ -9,7 +9,7 @@ from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
 
-pytestmark = pytest.mark.needs("gives_up")
+pytestmark = pytest.mark.needs("GivesUp")
 
 FIFO = TopicType.FIFO
 

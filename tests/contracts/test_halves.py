@@ -12,7 +12,7 @@ from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, Ha
 
 HALF = TopicType.TRANSACTION
 
-pytestmark = pytest.mark.needs("supports_half_messages")
+pytestmark = pytest.mark.needs("HalfMessages")
 
 
 class TestHalf:
@@ -98,7 +98,7 @@ class TestHalf:
         assert outcome.status is SendStatus.UNAVAILABLE
 
 
-@pytest.mark.needs("needs_check_loop")
+@pytest.mark.needs("NeedsCheckLoop")
 class TestCheckLoop:
     def test_asks_no_sooner_than_said(self, acts: Acts, broker: Broker, harness: Harness):
         acts.half()

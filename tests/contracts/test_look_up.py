@@ -13,7 +13,7 @@ from tests.contracts.harness import Harness
 HALF = TopicType.TRANSACTION
 NEITHER = (HalfStatus.GONE, HalfStatus.UNPROVEN)
 
-pytestmark = pytest.mark.needs("supports_half_messages")
+pytestmark = pytest.mark.needs("HalfMessages")
 
 
 class TestLookUp:

@@ -67,7 +67,7 @@ class TestReceive:
             (harness.topic(TopicType.FIFO), b"b"),
         }
 
-    @pytest.mark.needs("supports_order", "supports_delay", "supports_half_messages")
+    @pytest.mark.needs("supports_order", "supports_delay", "HalfMessages")
     def test_reads_topics_of_all_types_at_once(self, acts: Acts, broker: Broker, harness: Harness):
         kinds = [NORMAL, TopicType.FIFO, TopicType.DELAY]
         for kind in kinds:
@@ -250,7 +250,7 @@ class TestBacklog:
         assert broker.backlog("nobody") == {}
 
 
-@pytest.mark.needs("supports_lookups")
+@pytest.mark.needs("Lookups")
 class TestFind:
     def test_knows_a_visible_message(self, acts: Acts):
         [message] = acts.send_bodies(b"a")

@@ -35,7 +35,7 @@ def names(found: Iterable[ServerResource]) -> set[tuple[str, str]]:
 
 
 class TestListResources:
-    @pytest.mark.needs("lists_resources")
+    @pytest.mark.needs("ListsResources")
     def test_names_each_topic_and_creates_none(self, broker: Broker, harness: Harness):
         first, again = resources(broker, harness.source), resources(broker, harness.source)
 
@@ -44,7 +44,7 @@ class TestListResources:
         assert missing >= {("topic", topic.name) for topic in harness.topics.values()}
         assert all(one.wanted for one in again)
 
-    @pytest.mark.needs("lists_resources")
+    @pytest.mark.needs("ListsResources")
     def test_finds_what_was_created_and_creates_nothing_twice(self, broker: Broker, harness: Harness):
         for one in resources(broker, harness.source, readers=["reader"]):
             one.create()
@@ -54,7 +54,7 @@ class TestListResources:
         found = resources(broker, harness.source, readers=["reader"])
         assert [one for one in found if not one.is_there or one.differences or one.trouble] == []
 
-    @pytest.mark.needs("lists_resources")
+    @pytest.mark.needs("ListsResources")
     def test_creates_all_that_messages_need(self, acts: Acts, broker: Broker, harness: Harness):
         for one in resources(broker, harness.source):
             one.create()
@@ -64,7 +64,7 @@ class TestListResources:
 
         assert wait_until(lambda: [one.body for one in acts.receive(count=1)]) == [b"a"]
 
-    @pytest.mark.needs("lists_resources")
+    @pytest.mark.needs("ListsResources")
     def test_names_what_is_different_and_leaves_it(self, broker: Broker, harness: Harness):
         for one in resources(broker, harness.source):
             one.create()
@@ -78,7 +78,7 @@ class TestListResources:
         assert {name.partition(":")[0] for _, name in different} >= {topic.name for topic in harness.topics.values()}
         assert not any(one.differences for one in resources(broker, harness.source))
 
-    @pytest.mark.needs("lists_resources")
+    @pytest.mark.needs("ListsResources")
     def test_fails_where_the_server_is_away(self, harness: Harness):
         with pytest.raises(BrokerUnavailable):
             resources(harness.open_unreachable(), harness.source)

@@ -80,7 +80,7 @@ class TestSend:
         assert [outcome.status for outcome in outcomes] == [SendStatus.MISCONFIGURED, SendStatus.ACCEPTED]
         assert "no-such-topic" in outcomes[0].reason
 
-    @pytest.mark.needs("supports_half_messages")
+    @pytest.mark.needs("HalfMessages")
     def test_calls_a_topic_of_another_type_a_matter_for_an_operator(self, acts: Acts, broker: Broker):
         outcomes = [*broker.send([acts.message(HALF)]), *broker.send_halves([acts.message(NORMAL)])]
 
@@ -148,7 +148,7 @@ class TestDelay:
         assert acts.receive(DELAY) == []
         assert acts.waiting(DELAY) == 0
 
-    @pytest.mark.needs("supports_delay", "supports_lookups")
+    @pytest.mark.needs("supports_delay", "Lookups")
     def test_finds_a_message_that_waits_for_its_time(self, acts: Acts):
         message = acts.message(DELAY, deliver_at=acts.harness.now + timedelta(minutes=5))
 

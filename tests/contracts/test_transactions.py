@@ -11,7 +11,7 @@ from tests.contracts.harness import Harness
 ACCEPTED, REFUSED, UNAVAILABLE = SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.UNAVAILABLE
 LANE, OTHER = 3, 4
 
-pytestmark = pytest.mark.needs("supports_transactional_sends")
+pytestmark = pytest.mark.needs("TransactionalSends")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from django.conf import settings
 
 from outbox import conf
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import NeedsCheckLoop
 from outbox.brokers.memory.broker import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.embedded.half_state import HalfState
@@ -264,7 +265,7 @@ def _give_time(broker: Broker, once: frozenset[str]) -> None:
                 relay.sweep()
                 relay.drain()
                 relay.sweep()
-            if broker.needs_check_loop:
+            if NeedsCheckLoop.has(broker):
                 actors.check_loop(1)()
             actors.operator(["resume", "replay"])()
             actors.consumer(3)()

@@ -31,6 +31,7 @@ class Mutant:
 
 RELAY, CONSUMING = "tests/outbox/relay", "tests/outbox/consuming"
 TRANSACTIONS = (f"{RELAY}/test_transactions.py",)
+KAFKA_IN_USE = ("-m", "kafka", "tests/outbox/brokers/kafka/test_receiver.py", "-k", "TestInUse")
 STEPS, CLAIM, SPLIT = "outbox/batches/steps.py", "outbox/batches/claim.py", "outbox/batches/split.py"
 RESOLVE = "outbox/check_backs/resolve.py"
 HANDLE, HANDLER, INBOX = "outbox/consuming/handle.py", "outbox/consuming/handler.py", "outbox/consuming/inbox.py"
@@ -471,6 +472,34 @@ MUTANTS: dict[str, Mutant] = {
         "            results[index] = rejected\n",
         ("tests/outbox/brokers/kafka/test_producing.py",),
     ),
+    "kafka-in-use": Mutant(
+        "That a partition is in use is committed before its first record is handed out",
+        "outbox/brokers/kafka/partition.py",
+        "end = min(self.in_use_until, (self.committed or 0) + limit)",
+        "end = (self.committed or 0) + limit",
+        KAFKA_IN_USE,
+    ),
+    "kafka-killed-member": Mutant(
+        "What a member that was killed may have been handed counts as delivered before",
+        "outbox/brokers/kafka/member.py",
+        "partition.seen_before = max(partition.seen_before, note.handed_out_before)",
+        "pass",
+        KAFKA_IN_USE,
+    ),
+    "kafka-inherited": Mutant(
+        "What was handed out before is noted on, until it is acknowledged",
+        "outbox/brokers/kafka/partition.py",
+        "until = max(self.seen_before, first + limit if self.is_in_use else 0)",
+        "until = first + limit if self.is_in_use else 0",
+        KAFKA_IN_USE,
+    ),
+    "kafka-idle": Mutant(
+        "A partition that is idle is no longer in use",
+        "outbox/brokers/kafka/member.py",
+        "partition.is_in_use, partition.seen_before = False, 0",
+        "pass",
+        KAFKA_IN_USE,
+    ),
     "runs": Mutant(
         "Only adjacent positions leave a batch together",
         SPLIT,
@@ -617,5 +646,33 @@ MUTANTS: dict[str, Mutant] = {
         "    AND NOT EXISTS (SELECT FROM unfinished WHERE unfinished.message_id = inbox.message_id)\n",
         "",
         (f"{RELAY}/test_prune_inbox.py",),
+    ),
+    "inbox-of-deferred": Mutant(
+        "The inbox remembers a message that a group has deferred",
+        "outbox/relay/maintenance.py",
+        "WHERE deferred.message_id = inbox.message_id AND deferred",
+        "WHERE false AND deferred",
+        (f"{RELAY}/test_prune_inbox.py",),
+    ),
+    "discard-row": Mutant(
+        "A discarded message is known to the inbox",
+        "outbox/consuming/acts.py",
+        "(Inbox(delivery_count=0, **{name: getattr(row, name) for name in columns}) for row in done), ignore_conflicts=True",
+        "(), ignore_conflicts=True",
+        (f"{CONSUMING}/test_acts.py",),
+    ),
+    "discard-lock": Mutant(
+        "A message that is being handled is not discarded",
+        "outbox/consuming/acts.py",
+        "WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || dedupe_key))",
+        "WHERE true",
+        (f"{CONSUMING}/test_acts.py",),
+    ),
+    "ended-elsewhere": Mutant(
+        "The deferred row of a message that was handled otherwise is deleted",
+        "outbox/consuming/deferred_housekeeping.py",
+        "            cursor.execute(DELETE_ENDED)\n",
+        "            pass\n",
+        (f"{CONSUMING}/test_deferred_housekeeping.py",),
     ),
 }

@@ -4,6 +4,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from outbox import conf
+from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import ConfigurationError, OutboxError, UnknownTopic
 from outbox.message import TopicSpec, TopicType
@@ -12,7 +13,7 @@ MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
 
 
 class OnePhaseBroker(MemoryBroker):
-    supports_half_messages = False
+    lacks = (HalfMessages,)
 
 
 class TestSettings:

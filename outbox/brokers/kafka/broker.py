@@ -75,7 +75,7 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self._leaders = PartitionLeaders(self._settings, self._name)
-        self.supports_transactional_sends = self._settings.transactions
+        self.lacks = () if self._settings.transactions else (TransactionalSends,)
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:

@@ -222,7 +222,7 @@ class GroupMember:
         self._asked_at[topic] = time.monotonic() + REFUSED_SECONDS
 
     def _fetch(self, topics: Collection[str], most: int, seconds: float) -> None:
-        """Fetch records up to a full hand; wait at most so long for a first one."""
+        """Fetch records up to a full hand; wait for a first one for the given time at most."""
         with self._polling:
             self._require_open()
             self._polled_at = time.monotonic()

@@ -59,7 +59,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
         self._is_closed = False
         self.end_semantics = self._settings.end
         self.commit_window = self._settings.commit_window or self.commit_window
-        self.supports_transactional_sends = self._settings.transactions
+        self.lacks = () if self._settings.transactions else (TransactionalSends,)
         self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
 
     @classmethod

@@ -77,7 +77,7 @@ class RabbitMQConnection:
 
     def wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
         """
-        Read what the server sends until `is_done`, for so many seconds at most. Others may use the connection meanwhile.
+        Read what the server sends until `is_done`, or until the timeout is over. Others may use the connection meanwhile.
 
         Raises:
             AMQPError, OSError: the connection was lost.

@@ -276,7 +276,7 @@ class RabbitMQReceiver:
                 self._end(subscription)
 
     def _end(self, subscription: Subscription) -> None:
-        """Give all messages of a subscription back."""
+        """Return all messages of a subscription to its queue."""
         self._subscriptions.pop(subscription.queue, None)
         self._out = {receipt: place for receipt, place in self._out.items() if place[0] is not subscription}
         self._has_ended = True

@@ -55,7 +55,7 @@ class Subscription:
         self, prefetch: int, *, note: Callable[[Subscription, amqp.Message], None], note_end: Callable[[Subscription], None]
     ) -> None:
         """
-        Have so many more messages pushed before one is acknowledged, and wait for those that are there.
+        Consume the queue, with at most `prefetch` messages that are not acknowledged; wait for those that are there.
 
         Args:
             note: called with each message.
@@ -101,6 +101,6 @@ class Subscription:
         self.messages[tag].waits_since = time.monotonic()
 
     def close(self) -> None:
-        """Give all messages back to the queue."""
+        """Return all messages to the queue."""
         self._channel.close()  # without `basic.cancel`: the next consumer would get later messages before these are back
         self.messages.clear()

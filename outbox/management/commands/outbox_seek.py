@@ -105,7 +105,7 @@ def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
         )
     found = {alias: [one for one in group.topics_of(alias) if one in (only or group.topics)] for alias in group.brokers}
     for alias, topics in found.items():
-        if topics and not conf.broker_class(alias).supports_seek:
+        if topics and not Seeks.has(conf.broker_class(alias)):
             raise ConfigurationError(
                 f"Broker {alias!r}, which has topic {topics[0]!r}, cannot move a group.",
                 hint="Only groups on Kafka can be moved. Choose topics with --topic.",

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 
 from outbox import conf
 from outbox.brokers.base import Broker, ServerResource
-from outbox.brokers.capabilities import ListsResources
+from outbox.brokers.capabilities import ListsResources, TransactionalSends
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, NotMigrated, OutboxError
 from outbox.extensions import extensions
@@ -118,9 +118,9 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
     listed: list[ServerResource] = []
     outcomes: dict[str, str] = {}
     with closing(conf.make_broker(alias)) as broker:
-        if not broker.lists_resources:
+        if not ListsResources.has(broker):
             return BrokerTopics(alias, [], [])
-        sources = _read_sources(databases, troubles) if broker.supports_transactional_sends else []
+        sources = _read_sources(databases, troubles) if TransactionalSends.has(broker) else []
         find = partial(
             ListsResources.of(broker).list_resources,
             sources=sources,

@@ -1,4 +1,4 @@
-"""Features of brokers are checked by flags; without a feature, the error names the flag."""
+"""Which features a broker has; without one, the error names it."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import pytest
 
 from outbox.brokers import capabilities
 from outbox.brokers.base import Broker
-from outbox.brokers.capabilities import Capability, HalfMessages, Lookups
+from outbox.brokers.capabilities import Capability, HalfMessages, Lookups, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import UnsupportedByBroker
 
@@ -19,41 +19,41 @@ KINDS = [
 Least = type("Least", (Broker,), dict.fromkeys(Broker.__abstractmethods__, lambda *args, **kwargs: []))
 
 
-class TestFlags:
+class TestHas:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_are_all_false_on_a_broker_that_offers_the_least(self, kind: type[Capability]):
-        assert getattr(Least, kind.flag) is False
+    def test_is_false_of_a_broker_that_offers_the_least(self, kind: type[Capability]):
+        assert not kind.has(Least)
+        assert not kind.has(Least("default", {}, []))
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_are_true_on_a_broker_that_adds_the_class(self, kind: type[Capability]):
-        offering = type("Offering", (kind,), {})
+    def test_is_true_of_a_broker_that_adds_the_class(self, kind: type[Capability]):
+        assert kind.has(type("Offering", (kind,), {}))
 
-        assert getattr(offering, kind.flag) is True
+    def test_is_false_of_a_feature_that_a_broker_lacks_and_all_that_build_on_it(self):
+        one_phase = type("OnePhase", (MemoryBroker,), {"lacks": (HalfMessages,)})
+
+        assert not HalfMessages.has(one_phase)
+        assert not NeedsCheckLoop.has(one_phase)
+        assert Lookups.has(one_phase)
+
+    def test_may_depend_on_the_options(self):
+        assert TransactionalSends.has(MemoryBroker("default", {"TRANSACTIONS": True}, []))
+        assert not TransactionalSends.has(MemoryBroker("default", {}, []))
 
 
 class TestOf:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_refuses_a_broker_that_does_not_offer_it(self, kind: type[Capability]):
-        with pytest.raises(UnsupportedByBroker, match=f"Least has no {kind.__name__}. Check {kind.flag} first."):
+    def test_refuses_a_broker_that_does_not_have_it(self, kind: type[Capability]):
+        with pytest.raises(
+            UnsupportedByBroker, match=rf"Least has no {kind.__name__}. Check {kind.__name__}.has\(broker\) first."
+        ):
             kind.of(Least("default", {}, []))
 
-    def test_refuses_a_class_that_does_not_offer_it(self):
-        with pytest.raises(UnsupportedByBroker, match="supports_half_messages"):
+    def test_refuses_a_class_that_does_not_have_it(self):
+        with pytest.raises(UnsupportedByBroker, match="HalfMessages"):
             HalfMessages.of(Least)
 
-    def test_refuses_a_broker_that_has_turned_it_off(self):
-        one_phase = type("OnePhase", (MemoryBroker,), {"supports_half_messages": False})
-
-        with pytest.raises(UnsupportedByBroker, match="supports_half_messages"):
-            HalfMessages.of(one_phase("default", {}, []))
-
-    def test_refuses_a_broker_that_only_says_so(self):
-        boasting = type("Boasting", (Least,), {"supports_lookups": True})
-
-        with pytest.raises(UnsupportedByBroker, match="Lookups"):
-            Lookups.of(boasting("default", {}, []))
-
-    def test_returns_the_broker_itself_where_it_offers_it(self):
+    def test_returns_the_broker_itself_where_it_has_it(self):
         broker = MemoryBroker("default", {}, [])
 
         assert HalfMessages.of(broker) is broker

@@ -9,7 +9,8 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from outbox import conf
-from outbox.brokers.base import Broker, Outgoing, SendStatus
+from outbox.brokers.base import Outgoing, SendStatus
+from outbox.brokers.capabilities import SendOnly
 from outbox.celery import CeleryBroker
 from outbox.celery.stored import TOPIC
 from outbox.consuming.register import consumer, group
@@ -195,6 +196,5 @@ class TestTheAdmin:
         assert "No module defines" not in page
 
 
-def test_a_broker_has_consumers_unless_it_says_otherwise():
-    assert Broker.supports_consumers
-    assert not CeleryBroker.supports_consumers
+def test_has_no_consumers():
+    assert SendOnly.has(CeleryBroker)

@@ -2,6 +2,7 @@ from contextlib import closing
 
 import pytest
 
+from outbox.brokers.capabilities import NeedsCheckLoop
 from outbox.brokers.memory import MemoryBroker
 from outbox.check_backs import loop
 from outbox.check_backs.loop import LIMIT, CheckLoop, ask_as_set, brokers_to_ask_for
@@ -45,7 +46,7 @@ class TestBrokersToAskFor:
 
 
 class Quiet(MemoryBroker):
-    needs_check_loop = False
+    lacks = (NeedsCheckLoop,)
 
 
 class TestCheckLoop:

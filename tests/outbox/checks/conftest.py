@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 
 MEMORY = "outbox.brokers.memory.MemoryBroker"
@@ -14,7 +15,8 @@ BROKERS = {"default": {"BACKEND": MEMORY}}
 
 
 class OnePhaseBroker(MemoryBroker):
-    supports_half_messages = supports_order = supports_delay = False
+    lacks = (HalfMessages,)
+    supports_order = supports_delay = False
 
 
 ONE_PHASE = {"default": {"BACKEND": f"{__name__}.OnePhaseBroker"}}

@@ -8,6 +8,7 @@ from django.urls import clear_url_caches, include, path
 
 from outbox import UNKNOWN, check_back
 from outbox.api.views import CheckBackView
+from outbox.brokers.capabilities import NeedsCheckLoop
 from outbox.brokers.memory import MemoryBroker
 from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
@@ -16,7 +17,7 @@ URL = "https://shop.example/outbox/check-back/"
 
 
 class BrokerThatAsksOverHTTP(MemoryBroker):
-    needs_check_loop = False
+    lacks = (NeedsCheckLoop,)
 
 
 OVER_HTTP = {"default": {"BACKEND": f"{__name__}.BrokerThatAsksOverHTTP"}}

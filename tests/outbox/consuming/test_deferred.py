@@ -18,7 +18,7 @@ from outbox.consuming import deferred
 from outbox.consuming.deferred import CRASH_LIMIT
 from outbox.consuming.handle import handle
 from outbox.consuming.lease_thread import LeaseThread
-from outbox.consuming.outcome import WAIT_FOR_CODE, Outcome
+from outbox.consuming.outcome import RETRY_FOR_CODE, Outcome
 from outbox.consuming.register import group
 from outbox.consuming.run_deferred import run_deferred
 from outbox.consuming.subscriptions import subscriptions_of
@@ -212,7 +212,7 @@ class TestEnd:
 
         assert Deferred.objects.get().failures == 1
         assert due_in() > timedelta(seconds=50)
-        Deferred.objects.update(failures=WAIT_FOR_CODE.limit)
+        Deferred.objects.update(failures=RETRY_FOR_CODE.limit)
         end_delays()
         assert run_due() == [Outcome.DEAD_LETTER]
 

@@ -11,6 +11,7 @@ import pytest
 
 from outbox import conf, database, topics
 from outbox.brokers.base import EndSemantics
+from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 from outbox.embedded import EmbeddedBroker
 from outbox.half_first.producers import close_idle
@@ -39,7 +40,7 @@ OUTBOX: dict[str, Any] = {
 
 
 class OnePhaseBroker(EmbeddedBroker):
-    supports_half_messages = False
+    lacks = (HalfMessages,)
 
 
 class SharedBroker(MemoryBroker):

@@ -8,6 +8,7 @@ import pytest
 from django.utils import timezone
 
 from outbox.brokers.base import SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
 from outbox.relay.claims import Claims
@@ -80,7 +81,7 @@ class TestDrain:
         assert len(broker.halves()) == 1
 
     def test_sends_whole_messages_to_a_broker_without_half_messages(self, make_relay, broker, make_topic, monkeypatch):
-        monkeypatch.setattr(type(broker), "supports_half_messages", False)
+        monkeypatch.setattr(type(broker), "lacks", (HalfMessages,))
         topic = make_topic("transaction")
         broker.fail("send", SendStatus.ACCEPTED, times=None)  # the memory broker itself insists on half messages
         TicketFactory(topic=topic)

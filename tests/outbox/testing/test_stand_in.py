@@ -3,6 +3,7 @@ from django.test import override_settings
 
 from outbox import atomic, conf, publish_raw
 from outbox.brokers.base import EndSemantics, Outgoing, SendStatus
+from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import store
 from outbox.errors import ConfigurationError
@@ -15,7 +16,7 @@ PLAIN = Outgoing("1", "plain", b"{}")
 
 
 class OnePhase(MemoryBroker):
-    supports_half_messages = False
+    lacks = (HalfMessages,)
 
 
 class Stateless(MemoryBroker):

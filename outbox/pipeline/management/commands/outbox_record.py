@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
+from outbox.brokers.capabilities import SendOnly
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
@@ -72,11 +73,11 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     group = options["group"] or recorder_group(using)
     readable = readable_brokers()
     unreadable = conf.settings().brokers.keys() - readable.keys() - set(kafka_brokers())
-    aliases = options["broker"] or sorted(alias for alias in unreadable if conf.broker_class(alias).supports_consumers)
+    aliases = options["broker"] or sorted(alias for alias in unreadable if not SendOnly.has(conf.broker_class(alias)))
     wanted = set(options["topic"] or ())
     found = []
     for alias in aliases:
-        if not conf.broker_class(alias).supports_consumers:
+        if SendOnly.has(conf.broker_class(alias)):
             raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
         if alias in readable:
             raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")

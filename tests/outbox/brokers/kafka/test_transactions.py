@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendStatus
+from outbox.brokers.capabilities import TransactionalSends
 from outbox.brokers.kafka import lanes
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
@@ -350,7 +351,7 @@ class TestWithoutTransactions:
 
         found = broker.send([message(topic, b"a"), message(topic, b""), message(f"{topic}-missing"), message(topic, b"b")])
 
-        assert not broker.supports_transactional_sends
+        assert not TransactionalSends.has(broker)
         assert [result.status for result in found] == [ACCEPTED, REFUSED, SendStatus.MISCONFIGURED, ACCEPTED]
         assert sorted(bodies(topic)) == [b"a", b"b"]
 
