@@ -14,19 +14,12 @@ if TYPE_CHECKING:
     from outbox.consuming.delivery_info import Context
     from outbox.consuming.idempotency_key import RedisIdempotencyKey
     from outbox.consuming.precondition import update_if, update_or_raise
-    from outbox.consuming.register import Retry, consumer
+    from outbox.consuming.register import RetryPolicy, consumer
     from outbox.errors import (
-        BrokenTransaction,
-        HalfNotStored,
-        NotAwaited,
-        NotInTransaction,
-        NotOutermost,
-        OutboxError,
         Reject,
         RetryLater,
-        TimeLimitExceeded,
     )
-    from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Message, Receipt, Resolution
+    from outbox.message import Message, Receipt
     from outbox.publishing.decorator import transactional
     from outbox.publishing.functions import Envelope, apublish, publish, publish_many, publish_raw
     from outbox.publishing.transactions import atomic
@@ -34,19 +27,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Message": "outbox.message",
     "Receipt": "outbox.message",
-    "Resolution": "outbox.message",
-    "COMMIT": "outbox.message",
-    "ROLLBACK": "outbox.message",
-    "UNKNOWN": "outbox.message",
-    "OutboxError": "outbox.errors",
-    "BrokenTransaction": "outbox.errors",
-    "HalfNotStored": "outbox.errors",
-    "NotAwaited": "outbox.errors",
-    "NotInTransaction": "outbox.errors",
-    "NotOutermost": "outbox.errors",
     "Reject": "outbox.errors",
     "RetryLater": "outbox.errors",
-    "TimeLimitExceeded": "outbox.errors",
     "Envelope": "outbox.publishing.functions",
     "publish": "outbox.publishing.functions",
     "apublish": "outbox.publishing.functions",
@@ -56,33 +38,32 @@ _HOMES = {
     "transactional": "outbox.publishing.decorator",
     "consumer": "outbox.consuming.register",
     "Context": "outbox.consuming.delivery_info",
-    "Retry": "outbox.consuming.register",
+    "RetryPolicy": "outbox.consuming.register",
     "update_if": "outbox.consuming.precondition",
     "update_or_raise": "outbox.consuming.precondition",
     "RedisIdempotencyKey": "outbox.consuming.idempotency_key",
     "check_back": "outbox.check_backs.register",
 }
 
+_MOVED = {
+    "Retry": "outbox.RetryPolicy",
+    **{name: f"outbox.check_backs.{name}" for name in ("COMMIT", "ROLLBACK", "UNKNOWN", "Resolution")},
+    **{
+        name: f"outbox.errors.{name}"
+        for name in ("BrokenTransaction", "HalfNotStored", "NotAwaited", "NotInTransaction", "NotOutermost", "OutboxError")
+    },
+    "TimeLimitExceeded": "outbox.errors.TimeLimitExceeded",
+}
+
 __all__ = [
-    "COMMIT",
-    "ROLLBACK",
-    "UNKNOWN",
-    "BrokenTransaction",
     "Context",
     "Envelope",
-    "HalfNotStored",
     "Message",
-    "NotAwaited",
-    "NotInTransaction",
-    "NotOutermost",
-    "OutboxError",
     "Receipt",
     "RedisIdempotencyKey",
     "Reject",
-    "Resolution",
-    "Retry",
     "RetryLater",
-    "TimeLimitExceeded",
+    "RetryPolicy",
     "apublish",
     "atomic",
     "check_back",
@@ -97,6 +78,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise ImportError(f"outbox.{name} is called {_MOVED[name]} since 0.2.0.")
     try:
         home = _HOMES[name]
     except KeyError:

@@ -25,10 +25,10 @@ SECTIONS = {
     "Publish": ["outbox.publish", "outbox.apublish", "outbox.publish_many", "outbox.Envelope", "outbox.publish_raw",
         "outbox.atomic", "outbox.transactional", "outbox.Receipt"],
     "Message types": ["outbox.Message"],
-    "Consume": ["outbox.consumer", "outbox.Retry", "outbox.Context", "outbox.TimeLimitExceeded",
+    "Consume": ["outbox.consumer", "outbox.RetryPolicy", "outbox.Context", "outbox.errors.TimeLimitExceeded",
         "outbox.update_if", "outbox.update_or_raise", "outbox.RedisIdempotencyKey"],
     "Send Celery's tasks": ["outbox.celery.send_in_transaction", "outbox.celery.OutboxTask"],
-    "Answer check-backs": ["outbox.check_back", "outbox.Resolution"],
+    "Answer check-backs": ["outbox.check_back", "outbox.check_backs.Resolution"],
     "Show messages in the admin": ["outbox.admin.MessagesAboutMixin"],
     "Extend from an app": ["outbox.extensions.Extension", "outbox.extensions.Attention", "outbox.extensions.Page",
         "outbox.extensions.RetentionHold"],
@@ -39,9 +39,6 @@ SECTIONS = {
 SIGNALS = """
 From `outbox.signals`, by Django's dispatcher. They are sent with `send_robust`: a listener's error is logged and hurts nobody.
 """
-
-# Told elsewhere on the page, or on that of the errors.
-ELSEWHERE = {"COMMIT", "ROLLBACK", "UNKNOWN"}
 
 LISTED = ("Args", "Raises")
 WIDTH = 110
@@ -70,7 +67,7 @@ def find(path: str) -> Any:
 def documented() -> set[str]:
     """Return the public names of `outbox` that this page or that of the errors tells about."""
     names = {path.removeprefix("outbox.") for paths in SECTIONS.values() for path in paths}
-    return names | ELSEWHERE | {name for name in outbox.__all__ if _is_error(getattr(outbox, name))}
+    return names | {name for name in outbox.__all__ if _is_error(getattr(outbox, name))}
 
 
 def _is_error(value: Any) -> bool:

@@ -10,7 +10,7 @@ from outbox import errors
 from outbox.pipeline import errors as pipeline_errors
 
 INTRODUCTION = """
-All inherit `outbox.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
+All inherit `outbox.errors.OutboxError`; those about settings also Django's `ImproperlyConfigured`, those about a message also
 `ValueError`. Like the results of Django's system checks, each has a `message`, which says what happened, to which row or topic,
 and a `hint`, which says what to do and may be empty; `str(error)` is both. They can be pickled. They are in `outbox.errors`;
 `OutboxError`, `NotInTransaction`, `HalfNotStored`, `Reject` and `RetryLater` in `outbox`, too. A broker library's own errors

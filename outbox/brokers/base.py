@@ -19,7 +19,6 @@ from outbox.brokers.asyncapi import BrokerInterface
 from outbox.brokers.types import (
     ACCEPTED,
     BrokerStatus,
-    DelayedCount,
     Delivery,
     Ended,
     EndSemantics,
@@ -68,7 +67,7 @@ class Broker(abc.ABC):
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
 
     # Features of its base classes, from `capabilities.py`, that it does not have, for example because of its options.
-    lacks: Collection[type[Broker]] = ()
+    lacks: Collection[type] = ()
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         self.alias = alias
@@ -210,7 +209,7 @@ class Broker(abc.ABC):
         """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
         return {}
 
-    def delayed(self) -> DelayedCount | None:
+    def delayed(self) -> int | None:
         """Return the number of messages whose delay is not over, and that `backlog` does not count. None: it cannot tell."""
         return None
 
@@ -255,7 +254,6 @@ __all__ = [
     "Broker",
     "BrokerInterface",
     "BrokerStatus",
-    "DelayedCount",
     "Delivery",
     "EndSemantics",
     "Ended",

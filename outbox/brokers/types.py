@@ -185,20 +185,6 @@ class StoredList:
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedCount:
-    """
-    Messages between their sending and their consumer groups.
-
-    Args:
-        waiting: those whose delay is not over, of all topics.
-        undeliverable: those whose delay is over, and that have no consumer group.
-    """
-
-    waiting: int
-    undeliverable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class BrokerStatus:
     """
     What a broker in a database reports to operators.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 import psycopg
 
 from outbox import conf, database
-from outbox.brokers.capabilities import AsksProducers, NeedsCheckLoop
 from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process, over_http
 from outbox.database import heartbeats, loop_errors
 from outbox.database.loop_errors import Loop, noting
@@ -52,7 +51,7 @@ def ask_as_set(database: str) -> Ask:
 
 def brokers_to_ask_for(aliases: set[str]) -> list[str]:
     """Return those of the brokers that need a check loop."""
-    return [alias for alias in sorted(aliases) if NeedsCheckLoop.has(conf.broker_class(alias))]
+    return [alias for alias in sorted(aliases) if conf.broker_has(alias, "NeedsCheckLoop")]
 
 
 class CheckLoop:
@@ -93,7 +92,7 @@ class CheckLoop:
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:
     """Return those of the brokers that ask producers."""
-    return [alias for alias in sorted(aliases) if AsksProducers.has(conf.broker_class(alias))]
+    return [alias for alias in sorted(aliases) if conf.broker_has(alias, "AsksProducers")]
 
 
 class Checker:
@@ -161,7 +160,7 @@ def listen_in_this_process(alias: str, using: str) -> None:
     """
     with _lock.current:
         key = os.getpid(), alias  # a child of a fork listens for itself
-        if key not in _mine and AsksProducers.has(conf.broker_class(alias)):
+        if key not in _mine and conf.broker_has(alias, "AsksProducers"):
             broker = cast("AsksProducers", conf.make_broker(alias))
             broker.listen(in_process(using), note_sent=note_in_process(using))
             _mine[key] = broker

@@ -111,7 +111,10 @@ def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]
     if topic.type is TopicType.TRANSACTION:
         yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
     else:
-        yield Error(text, hint="Set another type or another broker for the topic.", id="outbox.E008")
+        hint = "Set another type or another broker for the topic."
+        if topic.type is TopicType.DELAY:
+            hint = "Remove TYPE: what is published with a delay waits in the outbox's table. Or use another broker."
+        yield Error(text, hint=hint, id="outbox.E008")
 
 
 def _topics_hint(alias: str) -> str:

@@ -19,7 +19,6 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from outbox.brokers.capabilities import HalfMessages
 from outbox.conf.reading import read
 from outbox.conf.reserved import add_reserved_topics
 from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicSettings
@@ -52,7 +51,7 @@ RETRY_DELAYS = tuple(
     timedelta(seconds=seconds)
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
-"""The default delays of `Retry`, the delay levels of RocketMQ. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
+"""RocketMQ's delay levels, the default of `RetryPolicy`. Source: apache/rocketmq MessageStoreConfig, messageDelayLevel."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,8 +102,7 @@ def topic_settings(name: str) -> TopicSettings:
         raise UnknownTopic(f'Topic {name!r} is not in OUTBOX["TOPICS"].', hint=hint)
     topic = topics[name]
     if topic.type is None:
-        is_two_phase = HalfMessages.has(broker_class(topic.broker))
-        kind = TopicType.TRANSACTION if is_two_phase else TopicType.NORMAL
+        kind = TopicType.TRANSACTION if broker_has(topic.broker, "HalfMessages") else TopicType.NORMAL
         topic = msgspec.structs.replace(topic, type=kind)
     return topic
 
@@ -139,6 +137,11 @@ def broker_class(alias: str) -> type[Broker]:
     return backend
 
 
+def broker_has(alias: str, capability: str) -> bool:
+    """Return whether a broker has a capability, by the name of its class in `outbox.brokers.capabilities`."""
+    return bool(import_string(f"outbox.brokers.capabilities.{capability}").has(broker_class(alias)))
+
+
 def _how_to_import(path: str, error: ImportError) -> str:
     """Return the sentence that says how a broker can be imported; the extra of ours is called as its folder is."""
     missing = (error.name or "").partition(".")[0]
@@ -165,7 +168,7 @@ def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
 
 def topics_of(alias: str) -> list[TopicSpec]:
     """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
-    has_halves = HalfMessages.has(broker_class(alias))
+    has_halves = broker_has(alias, "HalfMessages")
     found = []
     for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
         topic = topic_settings(name)

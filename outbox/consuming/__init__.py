@@ -3,7 +3,7 @@ Consumers: each message's database effects once per group.
 
 | question | file |
 |---|---|
-| How is a handler registered, and with what `Retry`? | `register.py` |
+| How is a handler registered, and with what `RetryPolicy`? | `register.py` |
 | Who receives messages, and acknowledges them at the broker? | `worker.py` |
 | Who runs a handler, in one transaction with its inbox row, and who drops duplicates? | `handle.py` |
 | Who decides whether a message is retried or becomes a dead letter, and what is counted? | `outcome.py`, in `judge` |

@@ -19,14 +19,14 @@ from outbox.brokers.base import Delivery
 from outbox.consuming.deferred import CRASH_LIMIT, Deferral, Reason
 from outbox.consuming.delivery_info import fields_of
 from outbox.consuming.failures import causes, describe, fingerprint, is_new_error, text_of
-from outbox.consuming.register import Consumer, Group, Retry
+from outbox.consuming.register import Consumer, Group, RetryPolicy
 from outbox.errors import NeverEnded, Reject, RetryLater, UnknownMessageType, UnreadableBody
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
 # For messages of a newer version, whose code may be deployed soon: 16 retries, a minute to two hours apart, about 9 hours in all.
-RETRY_FOR_CODE = Retry(limit=16, delays=conf.RETRY_DELAYS[4:])
+RETRY_FOR_CODE = RetryPolicy(limit=16, delays=conf.RETRY_DELAYS[4:])
 
 # For conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
@@ -82,7 +82,7 @@ def judge(
     if isinstance(error, RetryLater):
         return told(Reason.FAILED, max(timedelta(0), min(error.after, LONGEST_WAIT)))
     if is_conflict(error):
-        return told(Reason.FAILED, Retry(delays=CONFLICT_DELAYS).delay(runs))
+        return told(Reason.FAILED, RetryPolicy(delays=CONFLICT_DELAYS).delay(runs))
     if isinstance(error, Reject):
         return told(Reason.FAILED, is_dead=True, error=text_of(error) or "rejected by its handler")
     if consumer is None and isinstance(error, UnknownMessageType):
@@ -100,7 +100,7 @@ def judge(
     return told(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
 
 
-def _is_worth_a_retry(error: BaseException, policy: Retry) -> bool:
+def _is_worth_a_retry(error: BaseException, policy: RetryPolicy) -> bool:
     """Return whether a policy retries an error. A `BaseException` such as `SystemExit` is treated as an `Exception`."""
     return isinstance(error, policy.on) or (not isinstance(error, Exception) and Exception in policy.on)
 

@@ -1,5 +1,5 @@
 """
-Which function handles which messages, and how: `@consumer` with its `Retry`, and the groups that follow from it.
+Which function handles which messages, and how: `@consumer` with its `RetryPolicy`, and the groups that follow from it.
 
 A handler that is a coroutine function is run by the worker's thread.
 """
@@ -11,6 +11,7 @@ import inspect
 import random
 import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
@@ -20,7 +21,6 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
-from outbox.brokers.capabilities import SendOnly
 from outbox.conf import RETRY_DELAYS
 from outbox.consuming.delivery_info import Context
 from outbox.errors import ConfigurationError, TimeLimitExceeded
@@ -46,7 +46,7 @@ M3 = TypeVar("M3", bound=Message)
 class Options(TypedDict, total=False):
     """The options that do not change the handler's signature."""
 
-    retry: Retry
+    retry: RetryPolicy
     ordered: bool
     on_dead: OnDead
     dedupe: Callable[[Any], object] | None
@@ -61,17 +61,25 @@ class HandlerClass(Protocol[M, C]):
     def handle(self, message: M, context: C, /) -> object: ...
 
 
+class PlainHandlerClass(Protocol[M]):
+    """A class used as a handler, without the context."""
+
+    def handle(self, message: M, /) -> object: ...
+
+
 class Decorator(Protocol[T, U]):
-    """Decorates a callable of a T (message, or list of messages) and a U (context, or list of contexts)."""
+    """Decorates a callable of a T (message, or list of messages) and perhaps a U (context, or list of contexts)."""
 
     @overload
-    def __call__(self, target: type[HandlerClass[T, U]], /) -> Any: ...
+    def __call__(self, target: type[HandlerClass[T, U]] | type[PlainHandlerClass[T]], /) -> Any: ...
     @overload
     def __call__(self, target: Callable[[T, U], Result], /) -> Callable[[T, U], Result]: ...
+    @overload
+    def __call__(self, target: Callable[[T], Result], /) -> Callable[[T], Result]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """
     How often, and after which delays, a message is retried before it becomes a dead letter.
 
@@ -92,14 +100,14 @@ class Retry:
     def __post_init__(self) -> None:
         if not isinstance(self.limit, int) or self.limit < 0 or not 0 <= self.jitter <= 1:
             raise ConfigurationError(
-                f"Retry(limit={self.limit!r}, jitter={self.jitter}) is not valid: limit must be an integer from 0, jitter a "
-                "number from 0 to 1."
+                f"RetryPolicy(limit={self.limit!r}, jitter={self.jitter}) is not valid: limit must be an integer from 0, jitter "
+                "a number from 0 to 1."
             )
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
-            raise ConfigurationError(f"Retry(on={self.on!r}) is not valid: pass exception classes.")
+            raise ConfigurationError(f"RetryPolicy(on={self.on!r}) is not valid: pass exception classes.")
         object.__setattr__(self, "on", tuple(self.on))
         if not self.delays or not all(isinstance(one, timedelta) and one >= timedelta(0) for one in self.delays):
-            raise ConfigurationError("Retry(delays=...) is not valid: pass at least one timedelta, and none below zero.")
+            raise ConfigurationError("RetryPolicy(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
     def allows(self, failures: int) -> bool:
         """Return whether another delivery is allowed after a number of failures."""
@@ -129,7 +137,7 @@ class Consumer:
     topic: str
     handler: Handler
     type: type[Message] | None
-    retry: Retry
+    retry: RetryPolicy
     ordered: bool
     on_dead: OnDead
     dedupe: Callable[[Any], object] | None
@@ -179,7 +187,7 @@ class Group:
                 topic's broker only sends.
         """
         for one in self.consumers.values():
-            if SendOnly.has(conf.broker_class(conf.topic_settings(one.topic).broker)):
+            if conf.broker_has(conf.topic_settings(one.topic).broker, "SendOnly"):
                 raise ConfigurationError(
                     f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
                     hint="Publish messages that a consumer handles to a topic of another broker.",
@@ -261,7 +269,7 @@ def consumer(
     *types: type[Message],
     group: str = "",
     topic: str = "",
-    retry: Retry = Retry(),
+    retry: RetryPolicy = RetryPolicy(),
     ordered: bool = False,
     on_dead: OnDead = "block",
     dedupe: Callable[[Any], object] | None = None,
@@ -271,11 +279,11 @@ def consumer(
     batch_size: int | None = None,
 ) -> Callable[..., Any]:
     """
-    Register a handler: a function `handler(message, context)` that is called once per message and group.
+    Register a handler: a function `handler(message)` or `handler(message, context)` that is called once per message and group.
 
     The inbox row, the handler's writes to `using` and the messages it publishes there commit together. The decorated object
-    is returned unchanged. A class is instantiated once, and its method `handle(message, context)` is called, by several
-    threads where the process has them.
+    is returned unchanged. A class is instantiated once, and its method `handle` is called, by several threads where the
+    process has them.
 
     Args:
         types: message types to handle; the topics are theirs.
@@ -288,10 +296,11 @@ def consumer(
         dedupe: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
         tags: handle only messages with one of these tags.
         using: the database of the handler's writes and of the inbox row.
-        time_limit: raise `outbox.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
+        time_limit: raise `outbox.errors.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
             there is no limit. If it does not end within 10 s, its process ends.
-        batch_size: handle up to this many messages at once (2 to 500), in one transaction: `handler(messages, contexts)`, two
-            lists. After a failure each message is handled alone, in lists of one. Not on ordered topics.
+        batch_size: handle up to this many messages at once (2 to 500), in one transaction: `handler(messages)` or
+            `handler(messages, contexts)`, lists. After a failure each message is handled alone, in lists of one. Not on ordered
+            topics.
 
     Raises:
         ConfigurationError: the arguments contradict each other, or another handler in the group has the same messages.
@@ -329,9 +338,11 @@ def _register(
         make: makes a consumer from what depends on the handler and on the message type.
         topics: the topic of each message type; of None, a plain topic.
     """
-    handler = handler_of(target)
+    handler, takes_context = handler_of(target)
     is_async = iscoroutinefunction(handler)
     called = driven(handler, time_limit) if is_async else handler
+    if not takes_context:
+        called = without_context(called)
     for type_, topic in topics.items():
         _add(make(name=name_of(target), topic=topic, handler=called, type=type_, is_async=is_async))
     return target
@@ -371,8 +382,8 @@ def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordere
 
 
 def check_policies(retry: object, dedupe: object) -> None:
-    if not isinstance(retry, Retry):
-        raise ConfigurationError(f"retry must be a policy, such as Retry(limit=3), not {retry!r}.")
+    if not isinstance(retry, RetryPolicy):
+        raise ConfigurationError(f"retry must be a policy, such as RetryPolicy(limit=3), not {retry!r}.")
     if dedupe is not None and not callable(dedupe):
         raise ConfigurationError(f"dedupe must be a function of the message, such as lambda message: message.id, not {dedupe!r}.")
 
@@ -400,14 +411,17 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
         raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
 
 
-def handler_of(target: Callable[..., Any]) -> Handler:
+def handler_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return the function that handles a message, and whether it takes the context."""
     handler = target
     if isinstance(target, type):
         handler = getattr(target(), "handle", None)  # type: ignore[assignment]
     shape = "handle(self, message, context)" if isinstance(target, type) else "handler(message, context)"
     try:
         signature = inspect.signature(handler)
-        signature.bind("message", "context")
+        takes_context = _can_be_called(signature, "message", "context")
+        if not takes_context and not _can_be_called(signature, "message"):
+            signature.bind("message", "context")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
     first = next(iter(signature.parameters), "")
@@ -416,29 +430,45 @@ def handler_of(target: Callable[..., Any]) -> Handler:
             f"The first argument of {name_of(target)} is the message, but is named {first!r}.",
             hint=f"Write {shape}; to use a method, decorate its class.",
         )
-    return handler
+    return handler, takes_context
+
+
+def _can_be_called(signature: inspect.Signature, *arguments: str) -> bool:
+    with suppress(TypeError):
+        signature.bind(*arguments)
+        return True
+    return False
+
+
+def without_context(handler: Callable[[Any], object]) -> Handler:
+    """Return a handler that leaves the context out."""
+
+    def call(message: Any, context: Any) -> object:
+        return handler(message)
+
+    return call
 
 
 def name_of(target: Callable[..., Any]) -> str:
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 
 
-def driven(handler: Callable[[Any, Any], Any], limit: timedelta | None) -> Callable[[Any, Any], object]:
+def driven(handler: Callable[..., Any], limit: timedelta | None) -> Callable[..., object]:
     """Return a plain function that runs a coroutine function, and cancels it at its time limit."""
 
-    async def run(message: Any, context: Any) -> object:
+    async def run(*arguments: Any) -> object:
         try:
             async with asyncio.timeout(None if limit is None else limit.total_seconds()) as timeout:
-                return await handler(message, context)
+                return await handler(*arguments)
         except TimeoutError as error:
             if timeout.expired():
                 raise TimeLimitExceeded from error
             raise
 
-    def drive(message: Any, context: Any) -> object:
+    def drive(*arguments: Any) -> object:
         running = _Running()
         try:
-            return async_to_sync(running.run)(run(message, context))
+            return async_to_sync(running.run)(run(*arguments))
         except BaseException:
             running.cancel()  # where only this thread's wait was interrupted
             raise

@@ -15,7 +15,6 @@ from psycopg.errors import UndefinedTable
 from outbox.brokers.base import (
     BrokerInterface,
     BrokerStatus,
-    DelayedCount,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -245,9 +244,9 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
 
-    def delayed(self) -> DelayedCount:
+    def delayed(self) -> int:
         with self._client.translated() as connection:
-            return DelayedCount(log.count_delayed(connection))
+            return log.count_delayed(connection)
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._client.translated() as connection:

@@ -73,7 +73,6 @@ class AttentionKind(enum.StrEnum):
     MOST_DEFERRED = "most_deferred"
     GIVEN_UP = "given_up"
     LONG_TRANSACTION = "long_transaction"
-    UNDELIVERABLE = "undeliverable"
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
@@ -126,7 +125,6 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
         yield from _group(group, status)
     yield from _deferred(status)
     yield from _long_transactions(connection)
-    yield from _undeliverable(status)
     yield from _records(status)
     yield from _maintenance(connection, status)
     for extension in extensions():
@@ -418,15 +416,6 @@ def _long_transactions(connection: Connection) -> Iterator[Attention]:
         cause = f"A transaction of {user} ({application or 'no name'}, {state}) has been open for {age(seconds)}."
         step = f"It slows down consumers. End it, by SELECT pg_terminate_backend({pid}) if need be."
         yield Attention(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
-
-
-def _undeliverable(status: Status) -> Iterator[Attention]:
-    """Yield messages that reached no consumer group when their delay was over."""
-    for alias, delayed in sorted(status.delayed.items()):
-        if delayed.undeliverable:
-            cause = f"{count(delayed.undeliverable, 'message')} reached no consumer group when the delay was over."
-            step = "Start the consumers of their topics, or restart them: they are delivered as soon as the group's queues exist."
-            yield Attention(AttentionKind.UNDELIVERABLE, f"broker {alias!r}", cause, step)
 
 
 def _records(status: Status) -> Iterator[Attention]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox import conf
-from outbox.brokers.base import Broker, BrokerStatus, DelayedCount
+from outbox.brokers.base import Broker, BrokerStatus
 from outbox.brokers.capabilities import GivesUp, SendOnly, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
@@ -149,7 +149,7 @@ def read_groups(
     processes: Sequence[ProcessStatus],
     brokers: Mapping[str, BrokerStatus],
     deferred: Iterable[DeferredCount],
-) -> tuple[list[GroupStatus], dict[str, DelayedCount]]:
+) -> tuple[list[GroupStatus], dict[str, int]]:
     """
     Return the status of the consumer groups whose inbox is in a database, and what is delayed at their brokers on servers.
 
@@ -262,7 +262,7 @@ def _brokers_of(group: Group) -> list[str]:
         return []
 
 
-def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> tuple[dict[tuple[str, str], _Answer], dict[str, DelayedCount]]:
+def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> tuple[dict[tuple[str, str], _Answer], dict[str, int]]:
     """
     Ask all brokers at once for their groups, and for what is delayed there.
 
@@ -288,7 +288,7 @@ class _Asking(threading.Thread):
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
         self.found: dict[str, _Answer] = {}
-        self.delayed: DelayedCount | None = None
+        self.delayed: int | None = None
         self._alias = alias
         self._names = names
         self.start()

@@ -120,17 +120,15 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
     delayed = _gauge("outbox_delayed_messages", "Messages at a broker whose delay is not over.", "broker")
-    astray = _gauge("outbox_undeliverable_messages", "Messages at a broker that had no consumer group after a delay.", "broker")
     for alias, found in {alias: found for status in statuses for alias, found in status.delayed.items()}.items():
-        delayed.add_metric([alias], found.waiting)
-        astray.add_metric([alias], found.undeliverable)
+        delayed.add_metric([alias], found)
     for group in (one for status in statuses for one in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
         live.add_metric(labels, group.consumers)
         for topic, number in group.waiting.items():
             lag.add_metric([*labels, topic], number)
-    return iter((up, live, lag, delayed, astray))
+    return iter((up, live, lag, delayed))
 
 
 def _deferred(statuses: list[Status]) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus, DelayedCount, SendStatus
+from outbox.brokers.base import BrokerStatus, SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
@@ -203,7 +203,7 @@ class Status:
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     promises: dict[str, Promise] = field(default_factory=dict)
-    delayed: dict[str, DelayedCount] = field(default_factory=dict)
+    delayed: dict[str, int] = field(default_factory=dict)
     is_read_only: bool = False
 
 
@@ -244,11 +244,8 @@ def is_read_only(connection: Connection) -> bool:
 
 def delays(status: Status) -> list[str]:
     """Return a sentence for each broker with messages that are not in the backlog of a group."""
-    text = "Broker {!r}: {} in a delay, {} without a consumer group after it."
     return [
-        text.format(alias, count(delayed.waiting, "message"), delayed.undeliverable)
-        for alias, delayed in sorted(status.delayed.items())
-        if delayed.waiting or delayed.undeliverable
+        f"Broker {alias!r}: {count(number, 'message')} in a delay." for alias, number in sorted(status.delayed.items()) if number
     ]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from outbox import Context, Reject, Retry, consumer, publish
+from outbox import Context, Reject, RetryPolicy, consumer, publish
 from project.shop.messages import OrderCancelled, OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Letter, PointsEntry, Shipment
 
-RETRY = Retry(limit=16)
+RETRY = RetryPolicy(limit=16)
 
 
 @consumer(OrderPlaced, group="cart", retry=RETRY)

@@ -15,7 +15,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from outbox import HalfNotStored, Receipt, publish, transactional
+from outbox import Receipt, publish, transactional
+from outbox.errors import HalfNotStored
 from project.shop import books
 from project.shop.intake import Judged, NotAccepted, ShopError, SubmittedInvoice, judge, read_invoice
 from project.shop.messages import OrderCancelled, OrderPlaced

@@ -11,9 +11,7 @@ from tests.contracts.harness import HARNESSES, Harness
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", 'needs(*names): run where each is a capability or a true flag; "not x": neither'
-    )
+    config.addinivalue_line("markers", 'needs(*names): run where each is a capability or a true flag; "not x": neither')
     config.addinivalue_line("markers", "unsupported: needs a feature that no installed broker has; deselected")
     config.addinivalue_line("markers", "sends_only: run on brokers without consumers, too")
 

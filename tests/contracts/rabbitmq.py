@@ -1,6 +1,5 @@
 """A real RabbitMQ for the contract; its time cannot be moved."""
 
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -9,29 +8,21 @@ from typing import Any, ClassVar
 import amqp
 import pytest
 
-from outbox.brokers.base import Broker, Outgoing, SendResult
+from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.brokers.rabbitmq.sender import Publication
 from outbox.brokers.rabbitmq.topology import queue_name
 from outbox.message import TopicType
-from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
+from tests.contracts.real_time import RealTimeHarness
 from tests.rabbitmq_node import server
 from tests.waiting import wait_until
 
 GROUPS = ["group", "cart", "points", "shipment", "other", "old-group", "new-group"]
 
 
-class ScaledRabbitMQ(RabbitMQBroker):
-    """Takes minutes of delay for seconds, since those pass on the server."""
-
-    def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return super().send([sooner(message) for message in messages])
-
-
 class RabbitMQHarness(RealTimeHarness):
-    """Deliveries expire by the harness' clock; delays pass on the server, and so in real time."""
+    """Deliveries expire by the harness' clock."""
 
-    broker_class = ScaledRabbitMQ
+    broker_class = RabbitMQBroker
     marks: ClassVar = [pytest.mark.rabbitmq, pytest.mark.timeout(120)]
     lateness = timedelta(seconds=10)
     can_restart = True
@@ -41,33 +32,11 @@ class RabbitMQHarness(RealTimeHarness):
     gives_back_at_once = True
     forgets_groups = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._made = time.monotonic()
-        self._has_delays = False
-
     def open(self, **options: Any) -> Broker:
-        harness = self
-
-        class Timed(ScaledRabbitMQ):
-            def _delayed(self, *args: Any) -> Publication:
-                harness._has_delays = True
-                return super()._delayed(*args)
-
         topics = list(self.topics.values())
-        broker = Timed("default", {**self.options(), **options}, topics, clock=lambda: self.now.timestamp())
+        broker = RabbitMQBroker("default", {**self.options(), **options}, topics, clock=lambda: self.now.timestamp())
         self._opened.append(broker)
         return broker
-
-    def pass_time(self, span: timedelta) -> None:
-        super().pass_time(span)
-        if self._has_delays:
-            time.sleep((span * SCALE).total_seconds())
-
-    def age(self) -> timedelta:
-        if self._has_delays:
-            return timedelta(seconds=time.monotonic() - self._made) / SCALE
-        return super().age()
 
     def options(self) -> dict[str, Any]:
         groups = {topic.name: GROUPS for topic in self.topics.values() if topic.type is not TopicType.TRANSACTION}

@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from outbox import Reject, Retry, conf, consumer
+from outbox import Reject, RetryPolicy, conf, consumer
 from outbox.consuming import register
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
@@ -35,7 +35,7 @@ class Shop:
         self.workers: list[Worker] = []
         self.stops = False  # whether the handler stops its worker
         for kind in (TopicType.NORMAL, TopicType.FIFO):
-            consumer(topic=harness.topic(kind), group="group", retry=Retry(delays=[timedelta(hours=1)]))(self.handle)
+            consumer(topic=harness.topic(kind), group="group", retry=RetryPolicy(delays=[timedelta(hours=1)]))(self.handle)
 
     def handle(self, message, context) -> None:
         self.contexts.append(context)

@@ -7,22 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, SendStatus
-from outbox.brokers.capabilities import (
-    AsksProducers,
-    Capability,
-    DeliversAgain,
-    GivesUp,
-    HalfMessages,
-    Lookups,
-    NeedsCheckLoop,
-    StoredInDatabase,
-    TransactionalSends,
-)
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import Harness
-
-KINDS = [Lookups, HalfMessages, NeedsCheckLoop, AsksProducers, DeliversAgain, GivesUp, TransactionalSends, StoredInDatabase]
 
 HALF, NORMAL, FIFO, DELAY = TopicType.TRANSACTION, TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY
 
@@ -129,13 +116,6 @@ class TestSend:
     @pytest.mark.sends_only
     def test_answers_an_empty_batch(self, broker: Broker):
         assert broker.send([]) == []
-
-
-class TestOffers:
-    @pytest.mark.sends_only
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_what_its_flag_says(self, broker: Broker, kind: type[Capability]):
-        assert getattr(broker, kind.flag) is isinstance(broker, kind)
 
 
 class TestDelay:

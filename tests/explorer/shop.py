@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connections
 
 import outbox
-from outbox import Message, Retry, consumer
+from outbox import Message, RetryPolicy, consumer
 
 GROUP = "effects"
 TABLES = """
@@ -64,4 +64,4 @@ class NotYet(Exception):
 
 
 for topic in ("plain", "keyed", "half"):
-    consumer(group=GROUP, topic=topic, retry=Retry(delays=[timedelta(seconds=5)]))(note_effect)
+    consumer(group=GROUP, topic=topic, retry=RetryPolicy(delays=[timedelta(seconds=5)]))(note_effect)

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db.models import Model
 
-from outbox import Retry, atomic, consumer, publish
+from outbox import RetryPolicy, atomic, consumer, publish
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.database import outbox_apps
@@ -58,7 +58,7 @@ def rows(alias: str) -> dict[type[Model], int]:
 
 class TestDumpdata:
     def test_is_loaded_into_another_database_which_goes_on(self, empty: str, tmp_path: Path):
-        @consumer(OrderMade, group="points", retry=Retry(limit=0))
+        @consumer(OrderMade, group="points", retry=RetryPolicy(limit=0))
         def give_points(message, context):
             if message.order_id == 2:
                 raise ValueError("no such customer")

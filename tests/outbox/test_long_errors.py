@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox import Retry, consumer, database
+from outbox import RetryPolicy, consumer, database
 from outbox.batches.batch import SplitReason, Unaccepted
 from outbox.check_backs.answer import record
 from outbox.check_backs.resolve import Answer
@@ -24,7 +24,7 @@ LONG = "no such order\n" * 200_000
 
 class TestALongError:
     def test_of_a_handler_is_cut_in_its_log_and_in_the_dead_letter(self, own_definitions):
-        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(limit=0))
         def clear_cart(message, context):
             raise ValueError(LONG)
 

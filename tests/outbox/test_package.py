@@ -2,6 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from django.utils.module_loading import import_string
+
+import outbox
 
 ROOM_FIRST = """
 import django
@@ -46,6 +49,13 @@ class TestPublicNames:
         )
         assert "RuntimeError" not in outcome.stderr
 
+    @pytest.mark.parametrize("name", outbox._MOVED)
+    def test_of_the_first_release_say_what_they_are_called(self, name):
+        with pytest.raises(ImportError, match=f"outbox.{name} is called outbox.") as moved:
+            getattr(outbox, name)
+
+        assert import_string(str(moved.value).split()[-3])
+
     def test_need_nothing_of_others_to_import_the_package(self):
         program = (
             "import sys; before = set(sys.modules); import outbox; "
@@ -58,7 +68,7 @@ class TestPublicNames:
 
     def test_need_no_broker_and_no_models_for_a_message(self):
         program = (
-            "import sys; from outbox import Message, Reject, Retry; "
+            "import sys; from outbox import Message, Reject, RetryPolicy; "
             "print([name for name in sys.modules "
             "if name.startswith(('outbox.brokers', 'outbox.models', 'kombu', 'grpc', 'celery'))])"
         )

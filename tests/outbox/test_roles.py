@@ -15,7 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from outbox import Retry, atomic, consumer, database, publish, topics
+from outbox import RetryPolicy, atomic, consumer, database, publish, topics
 from outbox.batches.operators import replay_all
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
@@ -137,7 +137,7 @@ class TestARoleWithTheGrantsOfThePage:
     def test_publishes_relays_and_consumes(self, granted):
         handled: list[int] = []
 
-        @consumer(OrderMade, group="points", retry=Retry(limit=0))
+        @consumer(OrderMade, group="points", retry=RetryPolicy(limit=0))
         def give_points(message, context):
             handled.append(message.order_id)
             if message.order_id == 2:
@@ -249,7 +249,7 @@ class TestARelayThatMayNotCreatePartitions:
 class TestAConsumerWhoseInboxIsRefused:
     @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_deferred", "outbox_failed_delivery"])
     def test_says_so_and_blames_no_handler_until_it_is_corrected(self, table, granted, as_owner):
-        @consumer(OrderMade, group="points", retry=Retry(limit=0))
+        @consumer(OrderMade, group="points", retry=RetryPolicy(limit=0))
         def give_points(message, context):
             raise ValueError("no such customer")
 

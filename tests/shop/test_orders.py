@@ -5,8 +5,9 @@ from decimal import Decimal
 
 import pytest
 
-from outbox import COMMIT, ROLLBACK, UNKNOWN, publish
 from outbox import atomic as outbox_atomic
+from outbox import publish
+from outbox.check_backs import COMMIT, ROLLBACK, UNKNOWN
 from outbox.testing.factories import TicketFactory
 from project.shop.messages import OrderPlaced, OrderShipped
 from project.shop.models import CartEntry, Letter, Order, PointsEntry, Shipment

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connection
 
-from outbox import Context, Reject, Retry, RetryLater, consumer
+from outbox import Context, Reject, RetryLater, RetryPolicy, consumer
 
 GROUPS = {"mail": ["orders", "notes", "steps", "alarms", "held", "moods"], "stock": ["orders"]}
 NOTE = "INSERT INTO upgrade_effect (consumer_group, what) VALUES (%s, %s)"
@@ -40,4 +40,4 @@ def misbehave(how: str, delivery_count: int) -> None:
 
 for group, topics in GROUPS.items():
     for topic in topics:
-        consumer(topic=topic, group=group, retry=Retry(delays=[timedelta(hours=1)]), ordered=topic == "steps")(handle)
+        consumer(topic=topic, group=group, retry=RetryPolicy(delays=[timedelta(hours=1)]), ordered=topic == "steps")(handle)

@@ -75,7 +75,8 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self._leaders = PartitionLeaders(self._settings, self._name)
-        self.lacks = () if self._settings.transactions else (TransactionalSends,)
+        if not self._settings.transactions:
+            self.lacks = (*self.lacks, TransactionalSends)
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:

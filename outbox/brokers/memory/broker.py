@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
-    DelayedCount,
     Delivery,
     HalfRef,
     HalfStatus,
@@ -59,7 +58,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
         self._is_closed = False
         self.end_semantics = self._settings.end
         self.commit_window = self._settings.commit_window or self.commit_window
-        self.lacks = () if self._settings.transactions else (TransactionalSends,)
+        if not self._settings.transactions:
+            self.lacks = (*self.lacks, TransactionalSends)
         self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
 
     @classmethod
@@ -209,10 +209,10 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             known = self._store.groups.get(group, MemoryGroup())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
-    def delayed(self) -> DelayedCount:
+    def delayed(self) -> int:
         with self._store.changed:
             now = self._now()
-            return DelayedCount(sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies))
+            return sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies)
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._store.changed:

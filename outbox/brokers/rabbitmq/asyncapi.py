@@ -15,10 +15,8 @@ from outbox.brokers.asyncapi import TEXT, BrokerInterface
 from outbox.brokers.base import TopicSpec
 from outbox.brokers.rabbitmq.envelope import KEY, PERSISTENT, STORED_AT, TAG
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
-from outbox.message import TopicType
 
 EXCHANGE = "It is the topic exchange {topic!r}, and the routing key is the tag. Bind a queue of your own to it, by a tag or by #."
-DELAYED = "Its messages do not pass the topic exchange {topic!r}, only the queues of the consumer groups."
 TAGS = "The message's tag; empty without one. A queue that is bound to # gets all messages."
 
 
@@ -36,7 +34,7 @@ class RabbitMQInterface(BrokerInterface):
 
     def how_to_read(self, topic: TopicSpec) -> str:
         """Return what a queue is bound to."""
-        return (DELAYED if topic.type is TopicType.DELAY else EXCHANGE).format(topic=topic.name)
+        return EXCHANGE.format(topic=topic.name)
 
     def more_headers(self) -> Mapping[str, Any]:
         """Return what AMQP has no property for."""

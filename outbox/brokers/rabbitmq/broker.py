@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import amqp
 from amqp.exceptions import ChannelError
 
 from outbox.brokers.base import (
-    DelayedCount,
     Delivery,
     Outgoing,
     Problem,
@@ -28,7 +26,6 @@ from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.declarations import Declarations
 from outbox.brokers.rabbitmq.envelope import to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
@@ -36,15 +33,12 @@ from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
-from outbox.brokers.rabbitmq.undeliverable import bring_back
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.logs import get_logger
 from outbox.message import TopicType
 
 logger = get_logger(__name__)
-
-BRING_BACK_SECONDS = 10.0  # between two publications of what had no destination
 
 
 class RabbitMQBroker(GivesUp, ListsResources):
@@ -60,8 +54,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
 
     system: ClassVar[str] = "rabbitmq"
     supports_order: ClassVar[bool] = True
-    supports_delay: ClassVar[bool] = True
-    max_delay = topology.MAX_DELAY
 
     def __init__(
         self,
@@ -77,10 +69,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._owners = RabbitMQOwners()
-        self._declarations = Declarations(self.topics, self._settings.max_length)
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
-        self._bring_back_at = 0.0  # by `monotonic`
-        self._has_delays = any(topic.type is TopicType.DELAY for topic in topics)
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -131,8 +120,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
             return found
-        declare = self._declarations.declare_queues
-        return ServerChecks(self._settings, self._questions, self.topics.values(), declare, self._owners).problems()
+        return ServerChecks(self._settings, self._questions, self.topics.values(), self._owners).problems()
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return exchanges and queues, those of readers excepted: their messages would pile up."""
@@ -179,7 +167,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Receive messages for a group; its queues are declared if they are not there."""
         for topic in topics:
             known_topic(self.topics, topic)
-        self._bring_back()
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
@@ -219,25 +206,10 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return dict(self._receiver.refusals)
 
     def backlog(self, group: str) -> dict[str, int]:
-        """Return how many messages wait in a group's queues, without those that consumers hold, and without those in a delay."""
+        """Return how many messages wait in a group's queues, without those that consumers hold."""
         with self._asking("tell the backlog") as channel:
-            counts = {
-                topic.name: [_count(channel, queue) for queue in topology.group_queues(topic, group)]
-                for topic in self.topics.values()
-            }
-        return {
-            topic: sum(count or 0 for count in of_queues)
-            for topic, of_queues in counts.items()
-            if of_queues[0] is not None or any(of_queues)  # the first may have been deleted, and the one behind the delays not
-        }
-
-    def delayed(self) -> DelayedCount:
-        """Return how many messages of all topics wait for their time, and how many had no destination then."""
-        if not self._has_delays:
-            return DelayedCount(0)
-        with self._asking("count delayed messages") as channel:
-            waiting = sum(_count(channel, topology.delay_queue(number)) or 0 for number in range(topology.DELAY_QUEUES))
-            return DelayedCount(waiting, _count(channel, topology.UNDELIVERABLE) or 0)
+            counts = {topic: _count(channel, topology.queue_name(topic, group)) for topic in self.topics}
+        return {topic: count for topic, count in counts.items() if count is not None}
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
@@ -278,58 +250,33 @@ class RabbitMQBroker(GivesUp, ListsResources):
         reason = too_large_for_amqp(message)
         return SendResult(SendStatus.REFUSED, reason=reason) if reason else None
 
-    def _publication(self, message: Outgoing) -> Publication:
-        delay = message.deliver_at - datetime.now(UTC) if message.deliver_at is not None else timedelta()
-        if delay > timedelta():
-            return self._delayed(to_amqp(message, destination=message.topic), delay, message.tag)
-        return Publication(message.topic, message.tag, to_amqp(message))
-
-    def _delayed(self, message: amqp.Message, delay: timedelta, tag: str) -> Publication:
-        """Return a publication that reaches the message's destination after that time; delay queues count whole seconds."""
-        seconds = min(math.ceil(delay.total_seconds()), 2**topology.DELAY_QUEUES - 1)
-        return Publication(topology.delay_queue(topology.DELAY_QUEUES - 1), topology.delay_key(seconds, tag), message)
-
-    def _publish_all(self, publications: Sequence[Publication]) -> None:
-        failed = [result for result in self._publisher.publish(publications) if result.status is not SendStatus.ACCEPTED]
-        if failed:
-            count = f"{len(failed)} messages" if len(failed) > 1 else "a message"
-            raise BrokerUnavailable(f"RabbitMQ did not store {count}: {failed[0].reason}")
-
-    def _publish(self, publications: Sequence[Publication], queues: Iterable[str]) -> list[SendResult]:
-        """Publish messages, if the queues exist, and all that delays messages where one is delayed."""
-        if any(one.exchange.startswith(topology.DELAYS) for one in publications):
-            queues, exchanges = [*queues, *topology.delay_queues()], topology.delay_exchanges()
-            return self._publisher.publish(publications, queues=queues, exchanges=exchanges)
-        return self._publisher.publish(publications, queues=queues)
-
     def _send(self, messages: Sequence[Outgoing], rejected: Mapping[int, SendResult]) -> dict[int, SendResult]:
         """Send the messages that are not rejected; return their results by index. Raises DeclarationMissing."""
         topics = {message.topic for index, message in enumerate(messages) if index not in rejected}
         failed = self._declare_topics(topics)
-        self._bring_back()
         results = {
             index: failed[message.topic]
             for index, message in enumerate(messages)
             if index not in rejected and message.topic in failed
         }
         good = [index for index in range(len(messages)) if index not in rejected and index not in results]
-        publications = [self._publication(messages[index]) for index in good]
-        queues = [queue for topic in topics - failed.keys() for queue in self._queues_of(topic)]
-        for index, result in zip(good, self._publish(publications, queues), strict=True):
+        chosen = [messages[index] for index in good]
+        publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]
+        # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
+        queues = [
+            topology.queue_name(topic, group)
+            for topic in topics - failed.keys()
+            for group in self._settings.groups.get(topic, ())
+        ]
+        for index, result in zip(good, self._publisher.publish(publications, queues=queues), strict=True):
             results[index] = result
             if result.status is SendStatus.MISCONFIGURED:
                 self._declared.pop(messages[index].topic, None)
         return results
 
-    def _queues_of(self, topic: str) -> list[str]:
-        """Return the queues of the known groups: those in OPTIONS, and those with a consumer in this process's code."""
-        spec, groups = self.topics[topic], self._settings.groups.get(topic, ())
-        return [queue for group in groups for queue in topology.group_queues(spec, group)]
-
     def _forget_declarations(self) -> None:
         """Declare everything again before it is used: something was deleted."""
         self._declared.clear()
-        self._declarations.forget()
         self._receiver.forget_declarations()
 
     def _declare_topics(self, names: Collection[str]) -> dict[str, SendResult]:
@@ -341,7 +288,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
                     if self._declared.get(name) == self._publishing.serial or self._publishing.is_blocked:
                         continue
                     with closing(connection.channel()) as channel:
-                        self._declarations.declare(channel, name, self._settings.groups.get(name, ()))
+                        self._declare(channel, name, self._settings.groups.get(name, ()))
                     self._declared[name] = self._publishing.serial
             except BrokerUnavailable as error:
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
@@ -363,20 +310,13 @@ class RabbitMQBroker(GivesUp, ListsResources):
     def _declare_owned(self, channel: amqp.Channel, group: str, topic: str) -> None:
         """Declare a group's queues, before it receives. Raises OwnedByAnother."""
         self._owners.claim(channel, topic, group)
-        self._declare_group(channel, group, topic)
+        self._declare(channel, topic, {group, *self._settings.groups.get(topic, ())})
 
-    def _declare_group(self, channel: amqp.Channel, group: str, topic: str) -> None:
-        self._declarations.declare(channel, topic, {group, *self._settings.groups.get(topic, ())})
-
-    def _bring_back(self) -> None:
-        """Publish messages that had no destination again, if something was declared since."""
-        if self._has_delays and self._declarations.has_new and time.monotonic() >= self._bring_back_at:
-            self._bring_back_at = time.monotonic() + BRING_BACK_SECONDS
-            try:
-                bring_back(self._questions, self._publish_all)
-                self._declarations.has_new = False
-            except BrokerUnavailable as error:
-                logger.warning("%s", error)
+    def _declare(self, channel: amqp.Channel, topic: str, groups: Collection[str]) -> None:
+        """Declare a topic and the queues of groups. Raises amqp.ChannelError: the server has others, or refuses."""
+        topology.declare_topic(channel, self.topics[topic])
+        for group in groups:
+            topology.declare_group(channel, self.topics[topic], group, max_length=self._settings.max_length)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[amqp.Channel]:

@@ -5,7 +5,7 @@ Messages as AMQP carries them: the id, the body and the headers as properties of
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,13 +13,12 @@ from typing import Any
 import amqp
 
 from outbox.brokers.base import Delivery, Outgoing
-from outbox.brokers.rabbitmq.topology import DELAY_QUEUES, DESTINATION
 from outbox.message import Header
 
 KEY = "outbox-key"
 TAG = "outbox-tag"
 STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
-OURS = (KEY, TAG, STORED_AT, DESTINATION)
+OURS = (KEY, TAG, STORED_AT)
 
 THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and those that begin so:
 THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
@@ -33,27 +32,17 @@ REASONS = {  # by the reason in "x-death"
 PERSISTENT = 2
 MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
-MAX_TAG_BYTES = MAX_NAME_BYTES - 2 * DELAY_QUEUES
 MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
 
 
-def to_amqp(message: Outgoing, *, destination: str = "") -> amqp.Message:
-    """Return a message to publish. `destination`: where it goes when its delay is over."""
+def to_amqp(message: Outgoing) -> amqp.Message:
+    """Return a message to publish."""
     headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
-    if destination:
-        headers[DESTINATION] = destination
     properties: dict[str, Any] = {"message_id": message.message_id, "delivery_mode": PERSISTENT, "application_headers": headers}
     content_type = headers.get(Header.CONTENT_TYPE, "")
     if 0 < len(content_type.encode()) <= MAX_NAME_BYTES:
         properties["content_type"] = content_type
     return amqp.Message(message.body, **properties)
-
-
-def again(message: amqp.Message) -> amqp.Message:
-    """Return a received message to publish it once more, without the headers of RabbitMQ."""
-    properties = dict(message.properties)
-    headers = properties.pop("application_headers", None) or {}
-    return amqp.Message(message.body, **properties, application_headers={k: v for k, v in headers.items() if not _is_theirs(k)})
 
 
 def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
@@ -81,11 +70,11 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
     )
 
 
-def given_up(message: amqp.Message, *, group: str, topic: str, queues: Collection[str]) -> Delivery:
-    """Return a message that the server took out of one of these queues, with the server's reason."""
+def given_up(message: amqp.Message, *, group: str, topic: str, queue: str) -> Delivery:
+    """Return a message that the server took out of a queue, with the server's reason."""
     deaths = (message.properties.get("application_headers") or {}).get("x-death")
     known = [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
-    death = next((death for death in known if death.get("queue") in queues), {})
+    death = next((death for death in known if death.get("queue") == queue), {})
     reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
     text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'it did not say why'}.")
     delivery = replace(to_delivery(message, group=group, topic=topic), given_up=text)
@@ -107,8 +96,8 @@ def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
 
 def too_large_for_amqp(message: Outgoing) -> str:
     """Return what is too long for AMQP in a message; "" where all fits."""
-    if len(message.tag.encode()) > MAX_TAG_BYTES:
-        return f"The tag has {len(message.tag.encode())} bytes; RabbitMQ takes {MAX_TAG_BYTES}."
+    if len(message.tag.encode()) > MAX_NAME_BYTES:
+        return f"The tag has {len(message.tag.encode())} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
     if len(message.message_id.encode()) > MAX_NAME_BYTES:
         return f"The message id has {len(message.message_id.encode())} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
     if long := [name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES]:

@@ -37,7 +37,7 @@ class RabbitMQOptions(BrokerOptions, frozen=True):
     consumer_timeout: timedelta = timedelta(minutes=30)  # as on the server; it takes older deliveries back, with their channel
     # "http://rabbit-1:15672", of the management plugin. Only checks use it, for policies and the members of quorum queues.
     management_url: str = ""
-    # Messages in the queue of one group, without its retries and its delayed messages. A full queue refuses more.
+    # Messages in the queue of one group. A full queue refuses more.
     max_length: Annotated[int, msgspec.Meta(ge=1, le=9223372036854775807)] | None = None
 
 

@@ -54,7 +54,7 @@ class Permissions:
 
     def command(self) -> str:
         """Return the command that grants all that is needed."""
-        ours = rf"outbox\.(delay\.\d+|due|undeliverable|owner\..*)|({'|'.join(map(re.escape, self._topics))})(:.*)?"
+        ours = rf"outbox\.owner\..*|({'|'.join(map(re.escape, self._topics))})(:.*)?"
         written = rf"{ours}|amq\.default"
         return f"rabbitmqctl set_permissions -p {self._virtual_host} {self._user} '^({ours})$' '^({written})$' '^({ours})$'"
 
@@ -64,7 +64,7 @@ class Permissions:
             unbind = partial(channel.exchange_unbind, topic, topic, routing_key=uuid.uuid4().hex)  # there is no such binding
             yield from self._refused(f"Topic {topic!r}", unbind)
         for spec, group in groups:
-            for queue in (*topology.group_queues(spec, group), topology.inlet_name(spec.name, group)):
+            for queue in (topology.queue_name(spec.name, group), topology.inlet_name(spec.name, group)):
                 consume = partial(channel.basic_consume, queue, arguments=REFUSED)
                 yield from self._refused(f"Group {group!r} of topic {spec.name!r}", consume)
 

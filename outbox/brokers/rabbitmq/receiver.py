@@ -29,7 +29,7 @@ from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describ
 from outbox.brokers.rabbitmq.envelope import given_up, to_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.subscription import PushedMessage, Subscription
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, group_queues, inlet_name, state_of
+from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, inlet_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
@@ -190,7 +190,7 @@ class RabbitMQReceiver:
             self._give_back()
             self._has_ended = False
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
-            queues = [(topic, queue) for topic in readable for queue in group_queues(self._topics[topic], group)]
+            queues = [(topic, queue_name(topic, group)) for topic in readable]
             self._received_at = time.monotonic()
             self._largest = max(self._largest, limit)
             subscriptions = []
@@ -311,7 +311,7 @@ class RabbitMQReceiver:
             message = channel.basic_get(queue)
             if message is None:
                 break
-            delivery = given_up(message, group=group, topic=topic, queues=group_queues(self._topics[topic], group))
+            delivery = given_up(message, group=group, topic=topic, queue=queue_name(topic, group))
             inlet.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
         return self._hand_out(inlet, limit, float("inf"))
 
@@ -330,7 +330,7 @@ class RabbitMQReceiver:
                 return False
             except ChannelError as error:
                 self._refuse(source, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
-                if not all(_exists(channel, queue) for queue in group_queues(self._topics[topic], group)):
+                if not _exists(channel, queue_name(topic, group)):
                     return False
                 del self._refused[source]  # there is something to read
                 self._declared[source] = time.monotonic() + DECLARE_SECONDS

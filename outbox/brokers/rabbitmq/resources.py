@@ -1,5 +1,5 @@
 """
-What `outbox_topics` lists and creates: exchanges of topics, the queues of groups, and delay queues for topics of type delay.
+What `outbox_topics` lists and creates: exchanges of topics and the queues of groups.
 
 What exists is declared again as it should be, which changes nothing: the server refuses another form, and names the difference.
 """
@@ -20,7 +20,7 @@ from outbox.brokers.rabbitmq.connection import describe
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerMisconfigured
-from outbox.message import TopicSpec, TopicType
+from outbox.message import TopicSpec
 
 Ask = Callable[[amqp.Channel], object]
 
@@ -28,7 +28,7 @@ Ask = Callable[[amqp.Channel], object]
 @dataclass(frozen=True, slots=True)
 class RabbitMQResource:
     """
-    An exchange or queue that is needed, or several that are only used together.
+    An exchange or queue that is needed.
 
     Args:
         look_up: raises NotFound if it is missing.
@@ -65,8 +65,7 @@ class RabbitMQResources:
     def find(self) -> list[ServerResource]:
         """Return what is needed, and what is there. Raises BrokerUnavailable."""
         with self._asking("list what is declared") as channel:
-            delays = [_delays()] if any(topic.type is TopicType.DELAY for topic in self._topics) else []
-            return [self._compared(channel, one) for one in (*delays, *map(_exchange, self._topics), *self._queues(channel))]
+            return [self._compared(channel, one) for one in (*map(_exchange, self._topics), *self._queues(channel))]
 
     def _queues(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
         for topic in self._topics:
@@ -113,13 +112,6 @@ class RabbitMQResources:
     def _refusal(self, what: str, error: AccessRefused) -> str:
         problem = self._permissions.problem(what, error)
         return f"{problem.text} {problem.hint}"
-
-
-def _delays() -> RabbitMQResource:
-    look_up = partial(_look_up, exchanges=topology.delay_exchanges(), queues=topology.delay_queues())
-    wanted = {"x-message-ttl": f"1000 to {1000 << topology.DELAY_QUEUES - 1}"}
-    declare, declare_and_bind = topology.declare_delay_queues, topology.declare_delays
-    return RabbitMQResource("delay queues", f"{topology.DELAYS}*", wanted, look_up, declare, declare_and_bind)
 
 
 def _exchange(topic: TopicSpec) -> RabbitMQResource:

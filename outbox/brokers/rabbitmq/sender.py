@@ -5,9 +5,8 @@ A confirm says that the message is on a majority of the nodes of every queue tha
 takes comes back (`mandatory`) before its confirm, and is MISCONFIGURED: the relay sends it again later. The channel of a batch
 that did not end well is not used again, since a late confirm would be taken for another message's.
 
-`mandatory` says nothing about one queue of several, or about those behind a delay. So the queues and exchanges that a batch needs
-are declared passively ahead of it, without waiting for an answer: if one is missing, the server closes the channel before it
-reads the first message.
+`mandatory` says nothing about one queue of several. So the queues that a batch needs are declared passively ahead of it, without
+waiting for an answer: if one is missing, the server closes the channel before it reads the first message.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
 MANDATORY = PASSIVE = NOWAIT = True
-DECLARES = (spec.Queue.Declare, spec.Exchange.Declare)
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 # A nack is an outage, and not an unsure send: no failure is counted while a queue is full. The message may be in some of its
 # queues, and is published to all of them again.
@@ -40,7 +38,7 @@ BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
 
 
 class DeclarationMissing(Exception):
-    """A queue or an exchange that a batch needs does not exist. Nothing of the batch is stored."""
+    """A queue that a batch needs does not exist. Nothing of the batch is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +69,12 @@ class Publisher:
         self._channel: ConfirmingChannel | None = None
         self._serial = 0
 
-    def publish(
-        self, publications: Sequence[Publication], *, queues: Iterable[str] = (), exchanges: Iterable[str] = ()
-    ) -> list[SendResult]:
+    def publish(self, publications: Sequence[Publication], *, queues: Iterable[str] = ()) -> list[SendResult]:
         """
         Publish messages and wait for all confirms.
 
         Args:
-            queues, exchanges: names of those that must exist.
+            queues: names of those that must exist.
 
         Raises:
             DeclarationMissing: one of them does not exist.
@@ -96,7 +92,7 @@ class Publisher:
                 channel = confirming.begin(batch)
                 is_begun = True
                 with confirming.writing_together():
-                    _write(channel, publications, queues, exchanges)
+                    _write(channel, publications, queues)
                 batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
                 if batch.pending and not self._is_blocked():
                     text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
@@ -107,7 +103,7 @@ class Publisher:
         except BrokerUnavailable as error:
             return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except ChannelError as error:
-            if isinstance(error, NotFound) and error.method_sig in DECLARES:
+            if isinstance(error, NotFound) and error.method_sig == spec.Queue.Declare:
                 raise DeclarationMissing(describe(error)) from error
             return self._after_channel_error(publications, batch, error)
         except LOST as error:
@@ -146,12 +142,10 @@ class Publisher:
         return self._channel
 
 
-def _write(channel: amqp.Channel, publications: Iterable[Publication], queues: Iterable[str], exchanges: Iterable[str]) -> None:
+def _write(channel: amqp.Channel, publications: Iterable[Publication], queues: Iterable[str]) -> None:
     """Declare passively what must exist, then publish."""
     for name in queues:
         channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
-    for name in exchanges:
-        channel.send_method(spec.Exchange.Declare, "BssbbbbbF", (0, name, "", PASSIVE, False, False, False, NOWAIT, {}))
     for one in publications:
         channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, MANDATORY, False), one.message)
 

@@ -27,7 +27,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
-from outbox.message import TopicSpec, TopicType
+from outbox.message import TopicSpec
 
 MIN_VERSION = (3, 10)
 MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message travel in one frame
@@ -56,7 +56,6 @@ class ServerChecks:
 
     Args:
         connection: a connection that nothing else is published over; an alarm blocks it.
-        declare_queues: declares the queues of a topic's group.
         owners: the owners of this project's groups.
     """
 
@@ -65,14 +64,11 @@ class ServerChecks:
         options: RabbitMQOptions,
         connection: RabbitMQConnection,
         topics: Iterable[TopicSpec],
-        declare_queues: Callable[[amqp.Channel, TopicSpec, str], None],
         owners: RabbitMQOwners,
     ) -> None:
         self._options = options
         self._connection = connection
         self._topics = list(topics)
-        self._has_delays = any(topic.type is TopicType.DELAY for topic in self._topics)
-        self._declare_queues = declare_queues
         self._owners = owners
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
@@ -89,8 +85,7 @@ class ServerChecks:
                 found += self._problems_of_owners(channel)
                 found += self._problems_of_earlier_queues(channel)
                 channel.close()
-            delays = topology.delay_queues() if self._has_delays else ()
-            found += problems_of_queues(self._options, {*delays, *self._group_queues()})
+            found += problems_of_queues(self._options, set(self._group_queues()))
             return found + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
@@ -99,7 +94,7 @@ class ServerChecks:
         return [
             queue
             for topic, group in self._groups()
-            for queue in (*topology.group_queues(topic, group), topology.inlet_name(topic.name, group))
+            for queue in (topology.queue_name(topic.name, group), topology.inlet_name(topic.name, group))
         ]
 
     def _groups(self) -> list[tuple[TopicSpec, str]]:
@@ -134,9 +129,6 @@ class ServerChecks:
 
     def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
         """Declare everything, and return what exists with other arguments, or was missing."""
-        if self._has_delays and (problem := self._declared("The delay queues", partial(topology.declare_delays, channel))):
-            yield problem
-            return  # nothing can be bound to it
         for topic in self._topics:
             is_new = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
             if problem := self._declared(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
@@ -147,7 +139,8 @@ class ServerChecks:
                 was_missing = not is_new and not _exists(partial(channel.queue_declare, queue, passive=True))
                 what = f"Group {group!r} of topic {topic.name!r}"
                 only_type = partial(channel.queue_declare, queue, durable=True, auto_delete=False, arguments=topology.QUORUM)
-                if problem := self._declared(what, partial(self._declare_queues, channel, topic, group), only_type):
+                declare = partial(topology.declare_group, channel, topic, group, max_length=self._options.max_length)
+                if problem := self._declared(what, declare, only_type):
                     yield problem
                 elif was_missing:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
@@ -167,17 +160,16 @@ class ServerChecks:
 
     def _problems_of_earlier_queues(self, channel: amqp.Channel) -> Iterator[Problem]:
         """Return queues that an earlier release has declared and nothing uses, with the commands that delete them."""
-        queues = [queue for topic, group in self._groups() for queue in topology.earlier_queues(topic, group)]
-        if not any(topology.state_of(channel, queue) for queue in queues):
-            return
-        if not self._has_delays:
-            queues += topology.delay_queues()
+        queues = [queue for topic, group in self._groups() for queue in topology.earlier_queues(topic.name, group)]
+        queues += topology.earlier_queues_of_delays()
         left = {queue: state[0] for queue in queues if (state := topology.state_of(channel, queue))}
+        if not left:
+            return
         counts = ", ".join(f"{queue!r} ({count} messages)" for queue, count in left.items())
         command = f"rabbitmqctl delete_queue -p {shlex.quote(self._options.virtual_host)}"
         yield Problem(
             f"An earlier release has left queues that nothing reads: {counts}.",
-            "Delete them, those of delays only if no other project here has topics of type delay: "
+            "Delete them; those of delays when no other project here runs an earlier release: "
             + "; ".join(f"{command} {shlex.quote(queue)}" for queue in left),
             is_error=False,
         )

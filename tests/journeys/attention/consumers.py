@@ -6,7 +6,7 @@ import threading
 import time
 from datetime import timedelta
 
-from outbox import Reject, Retry, consumer
+from outbox import Reject, RetryPolicy, consumer
 from tests.journeys.attention.given import given
 
 if given["celery"]:
@@ -26,7 +26,7 @@ def handle(message: dict[str, str], context: object) -> None:
         raise Reject("no such parcel")
 
 
-RETRY = Retry(limit=1000, delays=[timedelta(seconds=5)])
+RETRY = RetryPolicy(limit=1000, delays=[timedelta(seconds=5)])
 
 for group in given["groups"]:
     for topic in sorted({*given["topics"]} & {*given["handles"]}):

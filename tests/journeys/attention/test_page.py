@@ -12,7 +12,6 @@ ELSEWHERE = {
     AttentionKind.EXTENSION_FAILS,
     AttentionKind.LATE,
     AttentionKind.SEND_FAILS,
-    AttentionKind.UNDELIVERABLE,
     AttentionKind.MOST_DEFERRED,
     AttentionKind.GIVEN_UP,
     AttentionKind.LONG_TRANSACTION,

@@ -14,12 +14,12 @@ from datetime import timedelta
 
 from django.db import connection
 
-from outbox import Context, Message, Reject, Retry, RetryLater, consumer
+from outbox import Context, Message, Reject, RetryLater, RetryPolicy, consumer
 from tests.journeys.consumers.given import INVISIBLE, given, names
 
 WORK, STEPS, GROUP = names(given)
 NOTE = "INSERT INTO storm_effect (message_id, topic, key, number, began_at) VALUES (%s, %s, %s, %s, clock_timestamp())"
-RETRY = Retry(limit=2, delays=[timedelta(seconds=0.3)], jitter=0)
+RETRY = RetryPolicy(limit=2, delays=[timedelta(seconds=0.3)], jitter=0)
 
 
 class Told(Message):
@@ -75,4 +75,4 @@ def work(message: Told, context: Context) -> None:
 
 for type_ in (Told, Older if given.get("release") == 1 else Newer):
     consumer(type_, group=GROUP, retry=RETRY, time_limit=4 * INVISIBLE)(work)
-consumer(Step, group=GROUP, retry=Retry(limit=1000, delays=[timedelta(seconds=0.2)]), ordered=True)(work)
+consumer(Step, group=GROUP, retry=RetryPolicy(limit=1000, delays=[timedelta(seconds=0.2)]), ordered=True)(work)

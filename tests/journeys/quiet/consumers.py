@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox import Message, Retry, consumer
+from outbox import Message, RetryPolicy, consumer
 
 
 class Quiet(Message):
@@ -15,6 +15,6 @@ class Quiet(Message):
         key = "number"
 
 
-@consumer(Quiet, group="quiet", retry=Retry(limit=100))
+@consumer(Quiet, group="quiet", retry=RetryPolicy(limit=100))
 def fail(message: Quiet, context: Any) -> None:
     raise ValueError(f"order {message.number} has no customer")

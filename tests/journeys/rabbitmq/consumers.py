@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import connection
 
-from outbox import Context, Reject, Retry, RetryLater, consumer, database
+from outbox import Context, Reject, RetryLater, RetryPolicy, consumer, database
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, given, names
 
 ALL = names(given.get("unique", "nowhere"))
@@ -22,8 +22,8 @@ ALL = names(given.get("unique", "nowhere"))
 NOTE = "INSERT INTO storm_effect (consumer_group, topic, key, number) VALUES (%s, %s, %s, %s)"
 NOTE_FAILED = "INSERT INTO storm_failed (consumer_group, number) VALUES (%s, %s)"
 
-RETRY = Retry(limit=LIMIT, delays=[DELAY], jitter=0)
-PATIENT = Retry(limit=1000, delays=[timedelta(seconds=0.5)], jitter=0)
+RETRY = RetryPolicy(limit=LIMIT, delays=[DELAY], jitter=0)
+PATIENT = RetryPolicy(limit=1000, delays=[timedelta(seconds=0.5)], jitter=0)
 NOW_AND_THEN = 0.03
 
 

@@ -20,7 +20,7 @@ class Names(NamedTuple):
     work: str  # normal, of both groups
     bulk: str  # normal, handled by the batch
     steps: str  # fifo
-    later: str  # delay
+    later: str  # normal, with delays
     spare: str  # normal; the operator purges its queue
     one: str
     two: str
@@ -56,7 +56,7 @@ def outbox(unique: str, nodes: list[str]) -> dict[str, Any]:
             all_.work: {"TYPE": "normal"},
             all_.bulk: {"TYPE": "normal"},
             all_.steps: {"TYPE": "fifo"},
-            all_.later: {"TYPE": "delay"},
+            all_.later: {"TYPE": "normal"},
             all_.spare: {"TYPE": "normal"},
         },
         "CONSUMER": {"INVISIBLE": timedelta(seconds=4), "SETTLE": SETTLE, "TASK_TIME": timedelta(seconds=5)},

@@ -24,7 +24,7 @@ import amqp
 from amqp.exceptions import AMQPError
 from django.db import connection
 
-from outbox.brokers.rabbitmq.topology import delay_queues, due_queue_name, inlet_name, queue_name
+from outbox.brokers.rabbitmq.topology import inlet_name, queue_name
 from outbox.models import Deferred, Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
@@ -150,7 +150,7 @@ class Storm:
 
     def _kill_node(self, node: RabbitMQ | None = None) -> None:
         node = node or self.chance.choice(self.cluster.nodes)
-        queues = [*self._queues(), *map(_tap, self._tapped())]
+        queues = [*self._queues(), *map(_tap, self.names.groups)]
         wait_until(lambda: all(node.knows_after_crash(name) for name in queues), 20)
         self._mark("kill node")
         node.kill()
@@ -264,14 +264,14 @@ class Storm:
     def _tap(self) -> None:
         """Bind a queue of the storm's own to each topic, which gets a copy of each message."""
         with self._channel() as channel:
-            for topic in self._tapped():
+            for topic in self.names.groups:
                 channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
                 channel.queue_declare(_tap(topic), durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
                 channel.queue_bind(_tap(topic), topic, routing_key="#")
 
     def copies(self) -> Counter[int]:
         """Count the copies of each number that the broker has handed on."""
-        return Counter(_number(one) for topic in self._tapped() for one in self._take(_tap(topic)))
+        return Counter(_number(one) for topic in self.names.groups for one in self._take(_tap(topic)))
 
     def letters(self) -> dict[tuple[str, int], list[str]]:
         """Return the reasons of the dead letters of each group and number."""
@@ -286,8 +286,8 @@ class Storm:
         return {name: int(count) for name, _, count in (row.partition("\t") for row in rows)}
 
     def left(self) -> dict[str, int]:
-        """Return what waits anywhere though nothing should: in queues of groups and of delays, or as a deferred message."""
-        taps = tuple(map(_tap, self._tapped()))
+        """Return what waits anywhere though nothing should: in queues of groups, or as a deferred message."""
+        taps = tuple(map(_tap, self.names.groups))
         found = {name: count for name, count in self.waiting().items() if count and not name.endswith(taps)}
         deferred = Deferred.objects.filter(dead_at=None).count()
         return found | ({"outbox_deferred": deferred} if deferred else {})
@@ -342,12 +342,7 @@ class Storm:
     def _queues(self) -> list[str]:
         """Return the names of the queues that an operator may delete while they are empty."""
         pairs = [(topic, group) for topic, groups in self.names.groups.items() for group in groups]
-        due = [due_queue_name(*pair) for pair in pairs if pair[0] == self.names.later]
-        return [*(name(*pair) for pair in pairs for name in (queue_name, inlet_name)), *due, *delay_queues()]
-
-    def _tapped(self) -> list[str]:
-        """Return the topics whose exchanges see all messages: delayed ones go to queues of groups alone."""
-        return [topic for topic in self.names.groups if topic != self.names.later]
+        return [name(*pair) for pair in pairs for name in (queue_name, inlet_name)]
 
     def _node(self) -> RabbitMQ:
         return self.chance.choice(self.cluster.nodes)

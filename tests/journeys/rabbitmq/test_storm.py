@@ -20,7 +20,7 @@ IS_SHORT = SECONDS < 300
 NODES = int(os.environ.get("STORM_NODES", 1))
 PATIENCE = 300 + SECONDS / 2  # until all is settled
 
-# What a delay queue could not hand on, since a node was killed, it hands on again after three minutes. Not in a short storm.
+# What a queue could not hand to its inlet, since a node was killed, it hands on again after three minutes. Not in a short storm.
 SOON = "-rabbit dead_letter_worker_publisher_confirm_timeout 5000"
 
 pytestmark = [

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connection
 
-from outbox import Message, Retry, consumer
+from outbox import Message, RetryPolicy, consumer
 from tests.journeys.rocketmq.names import given, names
 
 WORK, STEPS, GROUP = names(given.get("unique", "nowhere"))
@@ -43,4 +43,4 @@ def note(message: dict[str, Any], context: Any) -> None:
 
 
 if given.get("ordered", True):
-    consumer(topic=STEPS, group=GROUP, ordered=True, retry=Retry(limit=1000, delays=[timedelta(milliseconds=200)]))(step)
+    consumer(topic=STEPS, group=GROUP, ordered=True, retry=RetryPolicy(limit=1000, delays=[timedelta(milliseconds=200)]))(step)

@@ -18,7 +18,8 @@ django.setup()
 
 from django.db import Error, connection  # noqa: E402
 
-from outbox import HalfNotStored, atomic, publish_raw  # noqa: E402
+from outbox import atomic, publish_raw  # noqa: E402
+from outbox.errors import HalfNotStored  # noqa: E402
 from tests.journeys.rocketmq.consumers import WORK, Numbered  # noqa: E402
 
 PAUSE = 0.02  # seconds

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from outbox import Context, Message, Reject, Retry, consumer
+from outbox import Context, Message, Reject, RetryPolicy, consumer
 from tests.journeys.soak.given import given, names
 
 ALL = names(given.get("unique", "nowhere"))
@@ -14,7 +14,7 @@ ALL = names(given.get("unique", "nowhere"))
 NOTE = "INSERT INTO soak_effect (number, topic, key) VALUES (%s, %s, %s)"
 IS_REPLAYED = "SELECT EXISTS (SELECT FROM soak_replayed WHERE message_id = %s)"
 
-RETRY = Retry(limit=2, delays=[timedelta(seconds=1)])
+RETRY = RetryPolicy(limit=2, delays=[timedelta(seconds=1)])
 
 
 class Work(Message):

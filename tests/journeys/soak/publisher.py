@@ -19,7 +19,8 @@ django.setup()
 
 from django.db import Error, connection  # noqa: E402
 
-from outbox import HalfNotStored, atomic, publish  # noqa: E402
+from outbox import atomic, publish  # noqa: E402
+from outbox.errors import HalfNotStored  # noqa: E402
 from tests.journeys.soak.consumers import Later, OtherWork, Step, Work  # noqa: E402
 from tests.journeys.soak.given import given  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 from outbox import Message, consumer, message
 from outbox.catalogue.entries import TopicEntry, read_entries
 from outbox.consuming import register
-from outbox.consuming.register import Retry
+from outbox.consuming.register import RetryPolicy
 
 
 @pytest.fixture(autouse=True)
@@ -113,10 +113,10 @@ class TestHandlers:
         ("options", "words"),
         [
             ({}, "16 retries, after 1.0 s to 30 min, then a dead letter"),
-            ({"retry": Retry(limit=0)}, "no retry"),
-            ({"retry": Retry(limit=1, delays=[timedelta(minutes=5)])}, "1 retry, after 5 min, then a dead letter"),
-            ({"ordered": True, "retry": Retry(limit=1)}, "1 retry, after 1.0 s, then blocks its key"),
-            ({"ordered": True, "on_dead": "skip", "retry": Retry(limit=1)}, "1 retry, after 1.0 s, then a dead letter"),
+            ({"retry": RetryPolicy(limit=0)}, "no retry"),
+            ({"retry": RetryPolicy(limit=1, delays=[timedelta(minutes=5)])}, "1 retry, after 5 min, then a dead letter"),
+            ({"ordered": True, "retry": RetryPolicy(limit=1)}, "1 retry, after 1.0 s, then blocks its key"),
+            ({"ordered": True, "on_dead": "skip", "retry": RetryPolicy(limit=1)}, "1 retry, after 1.0 s, then a dead letter"),
         ],
     )
     def test_say_when_they_try_again(self, options, words):

@@ -6,10 +6,11 @@ import pytest
 from django.db import connections, transaction
 from django.urls import clear_url_caches, include, path
 
-from outbox import UNKNOWN, check_back
+from outbox import check_back
 from outbox.api.views import CheckBackView
 from outbox.brokers.capabilities import NeedsCheckLoop
 from outbox.brokers.memory import MemoryBroker
+from outbox.check_backs import UNKNOWN
 from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
 

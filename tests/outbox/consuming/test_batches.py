@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from outbox import Reject, Retry, consumer
+from outbox import Reject, RetryPolicy, consumer
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError
@@ -73,7 +73,7 @@ class TestBatch:
         assert [len(call) for call in handler.calls] == [4, 4, 2]
 
     def test_that_fails_is_handled_one_by_one(self, broker):
-        handler = Handler(retry=Retry(limit=0))
+        handler = Handler(retry=RetryPolicy(limit=0))
         broker.send([outgoing(Placed(invoice)) for invoice in ("A1", "bad", "A2")])
 
         worker = step()
@@ -106,7 +106,7 @@ class TestBatch:
         assert (worker.counts.handled, worker.counts.duplicates) == (2, 2)
 
     def test_leaves_what_comes_again_alone(self, broker, clock):
-        handler = Handler(retry=Retry(limit=1, delays=[timedelta(seconds=1)], jitter=0))
+        handler = Handler(retry=RetryPolicy(limit=1, delays=[timedelta(seconds=1)], jitter=0))
         broker.send([outgoing(Placed("bad"))])
         step()
         clock.forward(timedelta(seconds=2))

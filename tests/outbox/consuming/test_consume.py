@@ -15,8 +15,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from outbox import COMMIT, consumer
+from outbox import consumer
 from outbox.brokers.base import HalfRef
+from outbox.check_backs import COMMIT
 from outbox.consuming import worker
 from outbox.embedded import EmbeddedBroker
 from outbox.failpoints import VARIABLE

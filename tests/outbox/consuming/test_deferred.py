@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
 
-from outbox import Reject, Retry, RetryLater, consumer, database, signals
+from outbox import Reject, RetryLater, RetryPolicy, consumer, database, signals
 from outbox.consuming import deferred
 from outbox.consuming.deferred import CRASH_LIMIT
 from outbox.consuming.handle import handle
@@ -40,7 +40,7 @@ class Handler:
     def __init__(self, *errors: BaseException, **options) -> None:
         self.errors = list(errors)
         self.contexts = []
-        consumer(Placed, group="cart", **{"retry": Retry(limit=2, delays=[SECOND], jitter=0)} | options)(self.handle)
+        consumer(Placed, group="cart", **{"retry": RetryPolicy(limit=2, delays=[SECOND], jitter=0)} | options)(self.handle)
 
     def handle(self, message, context) -> None:
         self.contexts.append(context)
@@ -288,7 +288,7 @@ class TestCrashes:
         assert run_due() == [Outcome.HANDLED]
 
     def test_block_an_ordered_key_and_are_run_again(self, fifo, caplog):
-        handler = Handler(ordered=True, retry=Retry(limit=0, delays=[SECOND], jitter=0))
+        handler = Handler(ordered=True, retry=RetryPolicy(limit=0, delays=[SECOND], jitter=0))
         deliver(delivery_count=2, key="A1")
         for _ in range(CRASH_LIMIT - 1):
             begin_and_die()
@@ -331,7 +331,7 @@ class TestOrderedKey:
         assert deliver("A4", key="A") is Outcome.HANDLED
 
     def test_waits_for_its_failed_message_also_where_a_later_one_is_due(self):
-        Handler(ValueError("no"), retry=Retry(limit=1, delays=[timedelta(hours=1)], jitter=0))
+        Handler(ValueError("no"), retry=RetryPolicy(limit=1, delays=[timedelta(hours=1)], jitter=0))
         deliver("A1", key="A")
         deliver("A2", key="A")
 
@@ -428,7 +428,7 @@ class TestOwnDedupeKey:
 @pytest.mark.django_db(transaction=True)
 class TestTransaction:
     def test_whose_hook_raises_after_the_commit_leaves_the_message_handled(self, caplog):
-        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(limit=0))
         def notify(message, context):
             CartEntry.objects.create(invoice=message.invoice, change=-1)
             transaction.on_commit(lambda: 1 / 0)
@@ -444,7 +444,7 @@ class TestTransaction:
         """The handler updates a row that another transaction changed after its snapshot: SQLSTATE 40001."""
         entry = CartEntry.objects.create(invoice="shared", change=0)
 
-        @consumer(Placed, group="cart", retry=Retry(limit=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(limit=0))
         def add(message, context):
             if conflicts:
                 conflicts.pop()

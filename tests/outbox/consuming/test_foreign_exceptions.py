@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, consumer, database
+from outbox import RetryPolicy, consumer, database
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -41,7 +41,7 @@ def count_deferred(connection: database.Connection) -> int:
 def test_at_every_call_loses_nothing_that_is_acknowledged(broker: MemoryBroker, place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("outbox.consuming.worker.LOOK_SECONDS", 0.0)
 
-    @consumer(Placed, group="cart", retry=Retry(limit=5, delays=[timedelta(0)], jitter=0))
+    @consumer(Placed, group="cart", retry=RetryPolicy(limit=5, delays=[timedelta(0)], jitter=0))
     def clear_cart(message: Placed, context: object) -> None:
         CartEntry.objects.create(invoice=message.invoice, change=-1)
 

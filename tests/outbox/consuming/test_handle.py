@@ -9,7 +9,7 @@ from django.contrib.auth.models import Group as UniqueRow
 from django.db import IntegrityError, connection, transaction
 
 import outbox
-from outbox import Reject, Retry, consumer, signals
+from outbox import Reject, RetryPolicy, consumer, signals
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
@@ -119,7 +119,7 @@ class TestHandled:
         async def clear_cart(message, context):
             await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
 
-        consumer(Placed, group="cart", retry=Retry(limit=0))(lambda message, context: clear_cart(message, context))
+        consumer(Placed, group="cart", retry=RetryPolicy(limit=0))(lambda message, context: clear_cart(message, context))
 
         result = handle(group("cart"), delivery(Placed("A1")))
 
@@ -285,7 +285,7 @@ class TestFailure:
         assert errors() == [r"a \x00 and half of \ud83d"]
 
     def test_gives_up_at_once_on_an_error_that_the_policy_does_not_name(self):
-        fails_with(ValueError("no"), retry=Retry(on=(OSError,)))
+        fails_with(ValueError("no"), retry=RetryPolicy(on=(OSError,)))
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
 
@@ -360,7 +360,7 @@ class TestOrdered:
     def test_blocks_its_key_with_an_alert_once_the_retries_are_used_up(self):
         heard = []
         signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
-        fails_with(ValueError("no"), ordered=True, retry=Retry(limit=0, delays=[timedelta(minutes=5)]))
+        fails_with(ValueError("no"), ordered=True, retry=RetryPolicy(limit=0, delays=[timedelta(minutes=5)]))
 
         result = handle(group("cart"), delivery(Placed("A1"), key="A1"))
 
@@ -369,7 +369,7 @@ class TestOrdered:
         assert "holds back all later messages of the key 'A1'" in heard[0]["reason"]
 
     def test_skips_where_the_handler_says_so(self):
-        fails_with(ValueError("no"), ordered=True, on_dead="skip", retry=Retry(limit=0))
+        fails_with(ValueError("no"), ordered=True, on_dead="skip", retry=RetryPolicy(limit=0))
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
 

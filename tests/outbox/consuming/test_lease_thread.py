@@ -13,12 +13,13 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, TimeLimitExceeded, conf, consumer, shutdown, signals
+from outbox import RetryPolicy, conf, consumer, shutdown, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import lease_thread
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
+from outbox.errors import TimeLimitExceeded
 from outbox.models import Deferred, FailedDelivery
 from outbox.shutdown import ShutdownWatch
 from project.shop.models import CartEntry
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 NO_WAIT = timedelta(0)
 INVISIBLE = 0.6
-NO_RETRY = Retry(limit=0)
+NO_RETRY = RetryPolicy(limit=0)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ class TestSlowHandler:
         assert first.counts.duplicates + second.counts.duplicates + first.counts.late + second.counts.late == 0
 
     def test_that_fails_in_the_end_is_given_up_after_its_limit_and_stops_nobody(self, broker, beside):
-        @consumer(Placed, group="slow", retry=Retry(limit=1, delays=[NO_WAIT], jitter=0))
+        @consumer(Placed, group="slow", retry=RetryPolicy(limit=1, delays=[NO_WAIT], jitter=0))
         def work(message, context):
             if message.invoice == "bad":
                 threading.Event().wait(2 * INVISIBLE)

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import Retry, consumer
+from outbox import RetryPolicy, consumer
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import limits, register
 from outbox.consuming import worker as worker_module
@@ -110,7 +110,7 @@ class TestFailures:
         """A flood of failing messages beside good ones: the database takes in hundreds, and the good ones go on."""
         applied: list[str] = []
 
-        @consumer(Placed, group="cart", retry=Retry(delays=[timedelta(hours=1)]))
+        @consumer(Placed, group="cart", retry=RetryPolicy(delays=[timedelta(hours=1)]))
         def work(message, context):
             if message.invoice.startswith("bad"):
                 raise ValueError("no")
@@ -134,7 +134,7 @@ class TestBrokerThatIsAway:
     def test_keeps_no_deferred_message_waiting(self, broker, monkeypatch):
         calls: list[int] = []
 
-        @consumer(Placed, group="cart", retry=Retry(delays=[timedelta(0)], jitter=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(delays=[timedelta(0)], jitter=0))
         def work(message, context):
             calls.append(context.failures)
             if len(calls) < 3:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Reject, Retry, RetryLater, consumer
+from outbox import Reject, RetryLater, RetryPolicy, consumer
 from outbox.consuming import failures
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
@@ -27,7 +27,7 @@ def records(caplog):
     """Run a handler that raises at each of some deliveries; return what was logged of them."""
 
     def records(error, *, deliveries):
-        @consumer(Placed, group="cart", retry=Retry(limit=2, delays=[timedelta(seconds=30)], jitter=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(limit=2, delays=[timedelta(seconds=30)], jitter=0))
         def clear_cart(message, context):
             raise error
 

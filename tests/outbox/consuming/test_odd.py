@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from outbox import Retry, apublish, consumer, signals
+from outbox import RetryPolicy, apublish, consumer, signals
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
@@ -29,7 +29,7 @@ from tests.outbox.consuming.messages import Ignored, Placed
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NO_WAIT = timedelta(0)
-NO_RETRY = Retry(limit=0)
+NO_RETRY = RetryPolicy(limit=0)
 ID = "0b2504e0-4f89-11d3-9a0c-0305e82c3309"
 END_THIS_CONNECTION = "SELECT pg_terminate_backend(pg_backend_pid())"
 
@@ -98,11 +98,11 @@ class TestForeignProducer:
 
 class TestPolicy:
     def test_takes_a_list_of_errors(self):
-        assert Retry(on=[KeyError, ValueError]).on == (KeyError, ValueError)
+        assert RetryPolicy(on=[KeyError, ValueError]).on == (KeyError, ValueError)
 
     def test_refuses_what_is_no_error(self):
         with pytest.raises(ConfigurationError, match="pass exception classes"):
-            Retry(on=("ValueError",))
+            RetryPolicy(on=("ValueError",))
 
 
 class TestHandler:
@@ -174,7 +174,7 @@ class TestAlert:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1 / 0")
 
-        @consumer(Placed, group="cart", ordered=True, retry=Retry(limit=0, delays=[timedelta(hours=1)], jitter=0))
+        @consumer(Placed, group="cart", ordered=True, retry=RetryPolicy(limit=0, delays=[timedelta(hours=1)], jitter=0))
         def fail(message, context):
             raise ValueError("no")
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from outbox import Retry, consumer, database
+from outbox import RetryPolicy, consumer, database
 from outbox.consuming import deferred
 from outbox.consuming import worker as worker_module
 from outbox.consuming.register import group
@@ -35,7 +35,7 @@ def worker(worker) -> Worker:
     """A worker of the group "cart", whose handler loses its database at its first call."""
     calls = []
 
-    @consumer(Placed, group="cart", retry=Retry(limit=0, delays=[timedelta(seconds=1)], jitter=0))
+    @consumer(Placed, group="cart", retry=RetryPolicy(limit=0, delays=[timedelta(seconds=1)], jitter=0))
     def clear_cart(message, context):
         CartEntry.objects.create(invoice=message.invoice, change=-1)
         calls.append(message.invoice)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox import Retry, consumer
+from outbox import RetryPolicy, consumer
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
@@ -34,7 +34,7 @@ class TestUnreadable:
         assert handle(group("cart"), delivery(Placed(""), body=body)).outcome is Outcome.DEAD_LETTER
 
     def test_body_of_a_newer_version_waits_for_newer_code(self):
-        takes_placed(retry=Retry(limit=0))
+        takes_placed(retry=RetryPolicy(limit=0))
 
         result = handle(group("cart"), delivery(Placed(""), body=b'{"no": 1}', headers={Header.VERSION: "3"}))
 
@@ -42,7 +42,7 @@ class TestUnreadable:
         assert "Deploy the newer code" in FailedDelivery.objects.get().error
 
     def test_type_waits_for_a_process_that_has_its_code(self):
-        takes_placed(retry=Retry(limit=0))
+        takes_placed(retry=RetryPolicy(limit=0))
 
         result = handle(group("cart"), delivery(Placed(""), headers={Header.TYPE: "OrderFrobbed"}))
 

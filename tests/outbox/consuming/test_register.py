@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox import Message, Retry, conf, consumer
+from outbox import Message, RetryPolicy, conf, consumer
 from outbox.consuming.register import group
 from outbox.errors import ConfigurationError, UnknownTopic
 from tests.outbox.consuming.messages import Cancelled, Placed
@@ -41,6 +41,23 @@ class TestConsumer:
         assert isinstance(ClearCart, type)
         assert [found.handler(None, None), found.handler(None, None)] == [1, 2]
 
+    @pytest.mark.parametrize("kind", ["function", "coroutine function", "class"])
+    def test_takes_a_handler_without_the_context(self, kind):
+        seen = []
+
+        async def handle(message):
+            seen.append(message)
+
+        class Handler:
+            def handle(self, message):
+                seen.append(message)
+
+        consumer(Placed, group="cart")({"function": seen.append, "coroutine function": handle, "class": Handler}[kind])
+
+        group("cart").consumers["tests.Placed"].handler("message", "context")
+
+        assert seen == ["message"]
+
     def test_tells_brokers_the_group_of_its_topic(self):
         consumer(topic="orders", group="cart")(handler)
 
@@ -65,7 +82,7 @@ class TestConsumer:
 
     def test_takes_a_module_that_is_imported_anew(self):
         consumer(Placed, group="cart")(handler)
-        consumer(Placed, group="cart", retry=Retry(limit=3))(handler)
+        consumer(Placed, group="cart", retry=RetryPolicy(limit=3))(handler)
 
         assert group("cart").consumers["tests.Placed"].retry.limit == 3
 
@@ -84,7 +101,7 @@ class TestConsumer:
             ({"types": [handler]}, r"takes message types, not <function handler .*: @consumer\(OrderPlaced, group="),
             ({"types": [Placed], "group": "cart", "time_limit": 5}, "time_limit must be a timedelta above zero, not 5"),
             ({"types": [Placed], "group": "cart", "batch_size": "10"}, "batch_size must be 2 to 500, not '10'"),
-            ({"types": [Placed], "group": "cart", "retry": 5}, r"retry must be a policy, such as Retry\(limit=3\), not 5"),
+            ({"types": [Placed], "group": "cart", "retry": 5}, r"retry must be a policy, such as RetryPolicy\(limit=3\), not 5"),
             ({"types": [Placed], "group": "cart", "dedupe": "id"}, "dedupe must be a function of the message, .* not 'id'"),
             ({"types": [], "group": "cart"}, "message types or a plain topic"),
             ({"types": [Placed], "group": "cart", "topic": "orders"}, "message types or a plain topic"),
@@ -108,7 +125,7 @@ class TestConsumer:
         with pytest.raises(ConfigurationError, match=r"Homeless has no topic\. Add `topic` to its class Meta\."):
             consumer(Homeless, group="cart")
 
-    @pytest.mark.parametrize("target", [lambda message: None, type("NoHandle", (), {})])
+    @pytest.mark.parametrize("target", [lambda: None, lambda message, context, more: None, type("NoHandle", (), {})])
     def test_refuses_what_cannot_be_called_with_message_and_context(self, target):
         with pytest.raises(ConfigurationError, match="cannot be called as"):
             consumer(Placed, group="cart")(target)
@@ -121,7 +138,7 @@ class TestConsumer:
     @pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": "3"}, {"jitter": 2}, {"delays": []}, {"delays": [5]}])
     def test_refuses_a_retry_that_is_no_policy(self, wrong):
         with pytest.raises(ConfigurationError, match="is not valid"):
-            Retry(**wrong)
+            RetryPolicy(**wrong)
 
 
 class TestGroup:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Retry, RetryLater
+from outbox import RetryLater, RetryPolicy
 from outbox.conf import RETRY_DELAYS
 from outbox.errors import ConfigurationError
 
@@ -13,32 +13,32 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("policy", "text"),
         [
-            ({"limit": -1}, r"Retry\(limit=-1, jitter=0.1\) is not valid: limit must be an integer from 0"),
-            ({"jitter": 2}, r"Retry\(limit=16, jitter=2\) is not valid: .*jitter a number from 0 to 1"),
+            ({"limit": -1}, r"RetryPolicy\(limit=-1, jitter=0.1\) is not valid: limit must be an integer from 0"),
+            ({"jitter": 2}, r"RetryPolicy\(limit=16, jitter=2\) is not valid: .*jitter a number from 0 to 1"),
             ({"delays": []}, "pass at least one timedelta"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
         ],
     )
     def test_refuses_what_is_no_policy(self, policy, text):
         with pytest.raises(ConfigurationError, match=text):
-            Retry(**policy)
+            RetryPolicy(**policy)
 
     def test_has_rocketmqs_delays(self):
-        policy = Retry(jitter=0)
+        policy = RetryPolicy(jitter=0)
 
         assert [policy.delay(failures) for failures in range(1, 19)] == list(RETRY_DELAYS)
 
     def test_stays_at_the_last_delay(self):
-        assert Retry(delays=[timedelta(seconds=1)], jitter=0).delay(9) == timedelta(seconds=1)
+        assert RetryPolicy(delays=[timedelta(seconds=1)], jitter=0).delay(9) == timedelta(seconds=1)
 
     def test_allows_as_many_retries_as_its_limit(self):
-        policy = Retry(limit=16)
+        policy = RetryPolicy(limit=16)
 
         assert policy.allows(16)
         assert not policy.allows(17)
 
     def test_shifts_each_wait_by_its_jitter(self):
-        policy = Retry(delays=[timedelta(seconds=10)], jitter=0.1)
+        policy = RetryPolicy(delays=[timedelta(seconds=10)], jitter=0.1)
 
         waits = {policy.delay(1) for _ in range(100)}
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
 from collections.abc import Sequence
 
-from outbox import Context, Message, Retry, consumer
+from outbox import Context, Message, RetryPolicy, consumer
 
 
 class Placed(Message):
@@ -26,7 +26,7 @@ class Shipped(Message):
 
 RIGHT = {
     "of its type": """
-@consumer(Placed, group="g", retry=Retry(limit=3), tags={"new"}, dedupe=lambda message: message.order_id)
+@consumer(Placed, group="g", retry=RetryPolicy(limit=3), tags={"new"}, dedupe=lambda message: message.order_id)
 def handle(message: Placed, context: Context) -> int:
     return message.order_id
 """,
@@ -64,6 +64,10 @@ number: int = handle(Placed(order_id=1), NotImplemented)
 @consumer(topic="orders", group="g")
 def handle(message: dict[str, object], context: Context) -> None: ...
 """,
+    "without a context": """
+@consumer(Placed, group="g")
+def handle(message: Placed) -> None: ...
+""",
 }
 
 WRONG = {
@@ -86,10 +90,6 @@ def handle(message: Placed, context: Context) -> None: ...
     "of many where there is one": """
 @consumer(Placed, group="g")
 def handle(messages: list[Placed], contexts: list[Context]) -> None: ...
-""",
-    "without a context": """
-@consumer(Placed, group="g")
-def handle(message: Placed) -> None: ...
 """,
     "a class of another type": """
 @consumer(Placed, group="g")

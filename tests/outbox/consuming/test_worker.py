@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Reject, Retry, conf, consumer, failpoints, signals
+from outbox import Reject, RetryPolicy, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import holdings, subscriptions
 from outbox.consuming import worker as worker_module
@@ -32,7 +32,7 @@ SECOND = timedelta(seconds=1)
 def worker(worker) -> Worker:
     """A worker of the group "cart", which clears carts; an invoice "bad…" fails."""
 
-    @consumer(Placed, group="cart", retry=Retry(limit=2, delays=[SECOND], jitter=0))
+    @consumer(Placed, group="cart", retry=RetryPolicy(limit=2, delays=[SECOND], jitter=0))
     def clear_cart(message, context):
         CartEntry.objects.create(invoice=message.invoice, change=-1)
         if message.invoice.startswith("bad"):

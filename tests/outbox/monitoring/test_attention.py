@@ -6,7 +6,7 @@ import celery
 import pytest
 
 from outbox import conf, consumer, database
-from outbox.brokers.base import DelayedCount, Outgoing
+from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.database.partitions import make_day
@@ -321,21 +321,9 @@ class TestWakeupsByCelery:
 
 
 class TestDelayedMessages:
-    def test_without_a_consumer_group_are_named(self, read, relay, cart, monkeypatch):
-        a_process("consumer", consumer_group="cart")
-        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: DelayedCount(7, undeliverable=3))
-
-        [one] = read()
-
-        assert one.kind is AttentionKind.UNDELIVERABLE
-        assert str(one) == (
-            "Broker 'default': 3 messages reached no consumer group when the delay was over. Start the consumers of their "
-            "topics, or restart them: they are delivered as soon as the group's queues exist."
-        )
-
     def test_need_none_while_their_delay_is_not_over(self, read, relay, cart, monkeypatch):
         a_process("consumer", consumer_group="cart")
-        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: DelayedCount(7))
+        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: 7)
 
         assert read() == []
 

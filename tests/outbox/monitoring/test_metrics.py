@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox import conf, consumer
-from outbox.brokers.base import DelayedCount, Outgoing
+from outbox.brokers.base import Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
@@ -58,10 +58,9 @@ def scrape():
 class TestDelayedMessages:
     def test_are_counted_by_broker(self, scrape, monkeypatch):
         consumer(Parcel, group="cart")(lambda message, context: None)
-        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: DelayedCount(7, undeliverable=3))
+        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: 7)
 
         assert scrape("outbox_delayed_messages", "broker") == {("default",): 7}
-        assert scrape("outbox_undeliverable_messages", "broker") == {("default",): 3}
 
 
 class TestMessages:

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Retry
+from outbox import RetryPolicy
 from outbox.testing.factories import FailedDeliveryFactory
 from tests.outbox.publishing.rows import OrderMade, ReminderSet
 from tests.outbox.testing.orders import ORDER, commit
@@ -46,7 +46,7 @@ class TestAdvance:
             runs.append(order)
             raise RuntimeError
 
-        handled(OrderMade, fail, retry=Retry(delays=[timedelta(seconds=10), timedelta(minutes=1)]))
+        handled(OrderMade, fail, retry=RetryPolicy(delays=[timedelta(seconds=10), timedelta(minutes=1)]))
         commit()
         outbox.run_until_idle(raise_errors=False)
 

@@ -2,14 +2,14 @@ from typing import Any
 
 from django.conf import settings
 
-from outbox import Retry, consumer
+from outbox import RetryPolicy, consumer
 from tests.setups.shop.messages import OrderPlaced
 from tests.setups.shop.models import Order
 
 IS_REFUSED = 666  # the points that the handler cannot raise, until they are corrected
 
 
-@consumer(OrderPlaced, group="points", using=settings.SHOP_DATABASE, retry=Retry(limit=0))
+@consumer(OrderPlaced, group="points", using=settings.SHOP_DATABASE, retry=RetryPolicy(limit=0))
 def add_points(message: OrderPlaced, context: Any) -> None:
     order = Order.objects.using(settings.SHOP_DATABASE).get(pk=message.order_id)
     if order.points == IS_REFUSED:

@@ -28,8 +28,7 @@ class TestTheInterface:
 
         assert {"ce-id", *RabbitMQBroker.interface(OPTIONS).more_headers()} == set(sent.application_headers)
 
-    def test_leads_readers_to_the_exchange_unless_messages_are_delayed(self):
+    def test_leads_readers_to_the_exchange(self):
         found = RabbitMQBroker.interface(OPTIONS)
 
         assert "Bind a queue of your own" in found.how_to_read(TopicSpec("orders", TopicType.NORMAL))
-        assert "Bind a queue of your own" not in found.how_to_read(TopicSpec("orders", TopicType.DELAY))

@@ -39,7 +39,7 @@ def receive_given_up(broker: RabbitMQBroker, topic: str, limit: int = 10) -> lis
 
 
 class TestExpiredMessage:
-    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY])
+    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
     def test_is_received_with_the_reason_and_all_that_it_had(
         self, open_broker: Open, message: NewMessage, topic, set_policy, kind
     ):

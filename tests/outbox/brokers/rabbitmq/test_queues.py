@@ -39,10 +39,8 @@ class TestFullQueue:
 
 
 class TestBacklog:
-    def test_leaves_a_topic_out_whose_queue_was_deleted_though_that_of_due_messages_is_there(
-        self, open_broker: Open, node: RabbitMQ, topic
-    ):
-        broker = open_broker(TopicType.DELAY)
+    def test_leaves_a_topic_out_whose_queue_was_deleted(self, open_broker: Open, node: RabbitMQ, topic):
+        broker = open_broker()
         drain(broker, topic)
         before = broker.backlog("billing")
 

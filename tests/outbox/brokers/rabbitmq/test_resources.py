@@ -73,12 +73,6 @@ class TestResources:
         assert list(found) == [topic.name, f"{topic.name}:cart:given-up", f"{topic.name}:cart"]
         assert (queue["x-message-ttl"], queue["x-max-length"], queue["x-queue-type"]) == ("604800000", "1000", "quorum")
 
-    def test_are_delay_queues_too_for_topics_of_type_delay(self, open_with: OpenWith, topic: TopicSpec):
-        found = resources(open_with(replace(topic, type=TopicType.DELAY)))
-
-        queues = [f"{topic.name}:cart{last}" for last in (":given-up", ":due", "")]
-        assert list(found) == ["outbox.delay.*", topic.name, *queues]
-
     def test_have_no_queues_of_groups_that_may_never_receive(self, open_with: OpenWith, topic: TopicSpec):
         assert not [name for name in resources(open_with(topic), "outbox-recorder") if "recorder" in name]
 
@@ -124,17 +118,14 @@ class TestPermissions:
     def test_that_are_missing_are_named_with_the_command_that_grants_them(self, open_with: OpenWith, topic: TopicSpec, own_host):
         node, options = own_host
         node.control("set_permissions", "-p", options["VIRTUAL_HOST"], options["USER"], r"^outbox\..*", ".*", ".*")
-        topic = replace(topic, type=TopicType.DELAY)
         missing = resources(open_with(topic, **options))
 
-        missing["outbox.delay.*"].create()
         with pytest.raises(BrokerMisconfigured) as refused:
             missing[topic.name].create()
 
         assert f"RabbitMQ did not declare topic {topic.name!r}" in str(refused.value)
         assert "lacks the permission to configure" in str(refused.value)
         assert f"rabbitmqctl set_permissions -p {options['VIRTUAL_HOST']}" in str(refused.value)
-        assert resources(open_with(topic, **options))["outbox.delay.*"].is_there
 
     def test_of_a_wrong_password_are_named(self, open_with: OpenWith, topic: TopicSpec, own_host):
         _, options = own_host

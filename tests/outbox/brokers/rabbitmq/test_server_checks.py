@@ -44,7 +44,7 @@ def the_one(problems: list[Problem]) -> str:
 
 
 class TestGoodServer:
-    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO, TopicType.DELAY])
+    @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
     def test_has_no_problem(self, open_broker: Open, kind: TopicType):
         assert open_broker(kind).check() == []
 
@@ -163,13 +163,12 @@ class TestQueue:
 class TestQueueOfAnEarlierRelease:
     def test_is_named_with_the_command_that_deletes_it(self, broker, node: RabbitMQ, channel: amqp.Channel, topic):
         broker.check()
-        for last in ("dead", "due"):
-            channel.queue_declare(
-                f"{topic}:billing:{last}", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"}
-            )
+        queues = [f"{topic}:billing:dead", f"{topic}:billing:due", "outbox.delay.3", "outbox.undeliverable"]
+        for queue in queues:
+            channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
 
         text = the_one(broker.check())
-        for queue in (f"{topic}:billing:dead", f"{topic}:billing:due"):
+        for queue in queues:
             command = f"rabbitmqctl delete_queue -p / {queue}"
             assert command in text
             node.control(*shlex.split(command)[1:])
@@ -189,9 +188,9 @@ class TestPermission:
         ids=["configure", "write", "read"],
     )
     def test_that_is_missing_from_the_start_is_named(self, open_broker: Open, user, missing, configure, write, read):
-        problem, *_ = open_broker(TopicType.DELAY, **user(configure, write, read)).check()
+        problem, *_ = open_broker(**user(configure, write, read)).check()
 
-        assert "The delay queues: user 'shop' lacks the permission to" in problem.text
+        assert "user 'shop' lacks the permission to" in problem.text
         assert missing in problem.text
         assert "rabbitmqctl set_permissions -p / shop" in problem.hint
 

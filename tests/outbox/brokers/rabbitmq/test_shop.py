@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox import Retry, atomic, conf, consumer, database, publish_raw
+from outbox import RetryPolicy, atomic, conf, consumer, database, publish_raw
 from outbox.brokers.base import Broker, Delivery, Outgoing
 from outbox.consuming import register, subscriptions
 from outbox.consuming.worker import Worker
@@ -128,7 +128,7 @@ class TestShop:
         seen: dict[str, list[int]] = {"a": [], "b": []}
         failed: list[int] = []
 
-        @consumer(topic=steps, group="cart", ordered=True, retry=Retry(limit=5, delays=[timedelta(seconds=1)], jitter=0))
+        @consumer(topic=steps, group="cart", ordered=True, retry=RetryPolicy(limit=5, delays=[timedelta(seconds=1)], jitter=0))
         def note(message, context):
             if message["n"] == 2 and not failed:
                 failed.append(2)

@@ -9,7 +9,7 @@ import sys
 import threading
 from datetime import timedelta
 
-from outbox import Retry, RetryLater, consumer
+from outbox import RetryLater, RetryPolicy, consumer
 from project.shop.models import CartEntry
 
 
@@ -21,7 +21,7 @@ class Unspeakable(Exception):
 @consumer(
     topic="orders",
     group="poisoned",
-    retry=Retry(limit=2, delays=[timedelta(milliseconds=50)], jitter=0),
+    retry=RetryPolicy(limit=2, delays=[timedelta(milliseconds=50)], jitter=0),
     time_limit=timedelta(seconds=0.5),
 )
 def do_as_told(message: dict[str, str], context: object) -> None:
