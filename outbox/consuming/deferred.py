@@ -33,6 +33,7 @@ from outbox.consuming.subscriptions import BETWEEN
 from outbox.database import Connection
 from outbox.database.guarded import guarded_transaction
 from outbox.database.locks import Lock
+from outbox.logs import storable
 from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
@@ -268,15 +269,15 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
 
 def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
     info = DeliveryInfo.of(delivery)
-    own_id = delivery.message_id.replace("\0", "") or str(info.message_id)
+    own_id = storable(delivery.message_id) or str(info.message_id)
     return {
         "message_id": info.message_id,
         "own_id": own_id,
         "dedupe_key": dedupe_key_of(own_id, info.source),
         "topic": delivery.topic,
-        "type": delivery.headers.get(Header.TYPE, "").replace("\0", ""),
-        "tag": delivery.tag.replace("\0", ""),
-        "key": delivery.key.replace("\0", ""),
+        "type": storable(delivery.headers.get(Header.TYPE, "")),
+        "tag": storable(delivery.tag),
+        "key": storable(delivery.key),
         "headers": json.dumps(dict(delivery.headers)),  # NUL is escaped
         "body": delivery.body,
         "stored_at": delivery.stored_at,

@@ -11,7 +11,7 @@ from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from outbox import conf
 from outbox.errors import UnreadableBody
-from outbox.logs import log_fields
+from outbox.logs import log_fields, storable
 from outbox.message import Header, TopicType
 
 if TYPE_CHECKING:  # a handler is registered without importing any broker
@@ -84,7 +84,7 @@ class DeliveryInfo:
             topic=delivery.topic,
             message_id=message_id,
             delivery_count=delivery.delivery_count,
-            source=delivery.headers.get(Header.SOURCE, "").replace("\0", ""),
+            source=storable(delivery.headers.get(Header.SOURCE, "")),
             lane=lane,
             number=number,
         )
@@ -143,9 +143,14 @@ def require_id(delivery: Delivery) -> None:
     Raise an error for a message of another producer that has no id.
 
     Raises:
-        UnreadableBody: it could not be told from the next one, which would be dropped as its duplicate.
+        UnreadableBody: it could not be told from the next one, which would be dropped as its duplicate; or its broker's client
+            could not read it.
     """
     if not delivery.message_id:
+        if reason := delivery.headers.get(Header.UNREADABLE):
+            raise UnreadableBody(
+                f"A message on topic {delivery.topic!r} ({delivery.queue}/{delivery.pos}) cannot be read: {reason}"
+            )
         raise UnreadableBody(
             f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others.",
             hint="Have its producer set one.",
@@ -176,7 +181,7 @@ def order_key_of(delivery: Delivery) -> str | None:
 
 def as_key(text: str) -> str:
     """Return a text in a form that PostgreSQL can store and index: a long one is replaced by its hash."""
-    text = text.replace("\0", "")
+    text = storable(text)
     if len(text) <= MAX_KEY_BYTES // 4 or len(encoded := text.encode()) <= MAX_KEY_BYTES:
         return text
     return f"sha256:{hashlib.sha256(encoded).hexdigest()}"

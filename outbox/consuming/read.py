@@ -11,6 +11,8 @@ from outbox.consuming.register import Consumer, Group
 from outbox.errors import UnknownMessageType, UnreadableBody
 from outbox.message import Header, Message, message_type
 
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last for arrays in arrays
+
 
 def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     """
@@ -57,7 +59,7 @@ def read_as(kind: type[Message], delivery: Delivery) -> Message:
     version = version_of(delivery)
     try:
         return kind.from_body(delivery.body, version)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         if version is not None and version > kind._meta.version:
             raise _newer(kind, version, delivery, error) from error
         raise UnreadableBody(
@@ -71,7 +73,7 @@ def _read_plain(delivery: Delivery) -> Any:
         return delivery.body
     try:
         return msgspec.json.decode(delivery.body)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         text = f"The body of message {delivery.message_id} has a JSON content type, but is not valid JSON: {error}."
         raise UnreadableBody(text) from error
 

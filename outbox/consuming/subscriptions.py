@@ -22,6 +22,7 @@ from outbox.consuming.delivery_info import DeliveryInfo, columns_of
 from outbox.consuming.holdings import read_holdings
 from outbox.consuming.register import Group, groups, plain_subject
 from outbox.database import heartbeats, loop_errors
+from outbox.logs import storable
 from outbox.message import Header
 
 # Since the last heartbeat of a process that did not deregister: a Celery task beats between two handlers.
@@ -101,7 +102,7 @@ def subscriptions_of(group: Group) -> list[str]:
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
     """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
     columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
-    matching = ["\n".join(_matching(one)) for one in deliveries]
+    matching = [storable("\n".join(_matching(one))) for one in deliveries]
     with connections[group.using].cursor() as cursor:
         cursor.execute(IGNORE, _values(group, matching=matching, **columns))
         return {row[0] for row in cursor.fetchall()}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CLOUDEVENTS, KAFKA = "ce-", "ce_"
 ID, TAG = "outbox-id", "outbox-tag"  # only where the headers of a message do not say it
 read_headers = methodcaller("headers")
-UNREADABLE = "outbox-unreadable"  # in place of the headers of a record that the client cannot read
 
 
 def record_key(message: Outgoing) -> bytes | None:
@@ -59,7 +58,7 @@ def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: in
     return Delivery(
         group=group,
         topic=topic,
-        message_id=named or ("" if UNREADABLE in headers else f"{topic}/{queue}/{pos}@{stored_at}"),
+        message_id=named or ("" if Header.UNREADABLE in headers else f"{topic}/{queue}/{pos}@{stored_at}"),
         body=record.value() or b"",
         receipt=receipt,
         key=text_of(record.key()) or headers.get(Header.SUBJECT, ""),
@@ -89,7 +88,7 @@ def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:
     try:
         return read_headers(record) or []
     except SystemError:
-        record.set_headers([(UNREADABLE, b"The name of a header is not UTF-8.")])
+        record.set_headers([(Header.UNREADABLE, b"The name of a header is not UTF-8.")])
         return record.headers() or []
 
 

@@ -15,19 +15,22 @@ from amqp import spec
 from amqp.method_framing import frame_handler
 from amqp.serialization import decode_properties_basic
 
-from outbox.logs import get_logger
+from outbox.logs import get_logger, line_of
+from outbox.message import Header
 
 logger = get_logger(__name__)
 
 Frame = tuple[int, int, bytes]  # type, channel, payload
 
 METHOD, HEADER = 1, 2
+HEADERS_FLAG = b"\x20\0"
+MOST_SHOWN = 1000
 PROPERTIES_AT = 12  # in a header frame: behind class, weight and size of the body
 DELIVER = b"".join(number.to_bytes(2, "big") for number in spec.Basic.Deliver)
 
 
 def tolerant_frame_handler(connection: amqp.Connection, callback: Callable[..., Any]) -> Callable[[Frame], Any]:
-    """Return py-amqp's reader of frames, which takes a message whose properties it cannot read for one without any."""
+    """Return py-amqp's reader of frames, which gives a message whose properties it cannot read a header that says so."""
     read = frame_handler(connection, callback)
 
     def read_frame(frame: Frame) -> Any:
@@ -39,8 +42,10 @@ def tolerant_frame_handler(connection: amqp.Connection, callback: Callable[..., 
         except Exception as error:
             if kind != HEADER or _can_be_read(payload):
                 raise
-            logger.warning("A message of RabbitMQ is received without its properties, which cannot be read: %s", error)
-            return read((kind, channel, bytes(payload[:PROPERTIES_AT]) + b"\0\0"))
+            logger.warning("A message of RabbitMQ is received without its properties, which cannot be read: %s", line_of(error))
+            return read(
+                (kind, channel, bytes(payload[:PROPERTIES_AT]) + _properties_instead(bytes(payload[PROPERTIES_AT:]), error))
+            )
 
     return read_frame
 
@@ -51,6 +56,13 @@ def _can_be_read(payload: bytes) -> bool:
     except Exception:
         return False
     return True
+
+
+def _properties_instead(properties: bytes, error: Exception) -> bytes:
+    """Return properties with a single header: what is wrong with the ones that cannot be read, and their bytes."""
+    text = f"{line_of(error)}: {properties[:MOST_SHOWN]!r}".encode()
+    header = bytes([len(Header.UNREADABLE)]) + Header.UNREADABLE.encode() + b"S" + len(text).to_bytes(4, "big") + text
+    return HEADERS_FLAG + len(header).to_bytes(4, "big") + header
 
 
 def _with_readable_key(payload: bytes) -> bytes:

@@ -95,6 +95,31 @@ class TestForeignProducer:
         assert handle(group("cart"), delivery(Placed("A1"), headers=headers)).outcome is Outcome.HANDLED
         assert handle(group("cart"), delivery(Ignored(), headers=headers)).outcome is Outcome.IGNORED
 
+    def test_may_write_nul_into_a_tag(self):
+        consumer(Placed, group="cart")(write)
+
+        assert handle(group("cart"), replace(delivery(Ignored()), tag="a\0b")).outcome is Outcome.IGNORED
+
+    def test_may_write_nul_behind_a_type_without_its_message_being_run_again_and_again(self, worker):
+        consumer(Placed, group="cart")(write)
+        odd = delivery(Placed("A1"))
+        handle(group("cart"), replace(odd, headers={**odd.headers, Header.TYPE: f"{odd.headers[Header.TYPE]}\0"}))
+
+        worker().run(until_idle=True)
+
+        assert (Deferred.objects.get().reason, Deferred.objects.get().runs) == ("no handler", 0)
+
+    @pytest.mark.parametrize("body", [b"[" * 20_000, b'{"invoice": "\xff"}'], ids=["arrays in arrays", "no UTF-8"])
+    @pytest.mark.parametrize("options", [{}, {"topic": "orders"}], ids=["type", "topic"])
+    def test_may_write_what_is_no_json_into_a_body(self, options, body):
+        consumer(*([] if options else [Placed]), group="cart", **options)(write)
+
+        odd = delivery(Placed("A1"))
+        odd = replace(odd, body=body, headers={**odd.headers, Header.CONTENT_TYPE: "application/json"})
+
+        assert handle(group("cart"), odd).outcome is Outcome.DEAD_LETTER
+        assert odd.message_id in errors()[0]
+
 
 class TestPolicy:
     def test_takes_a_list_of_errors(self):

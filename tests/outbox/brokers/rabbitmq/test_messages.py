@@ -15,6 +15,7 @@ from outbox.brokers.confirms import WRITE_BYTES
 from outbox.brokers.rabbitmq.envelope import KEY, STORED_AT, TAG, given_up, time_of
 from tests.outbox.brokers.rabbitmq.acts import received
 from tests.outbox.brokers.rabbitmq.conftest import HELD
+from tests.outbox.brokers.rabbitmq.raw_frames import publish_bytes
 from tests.rabbitmq_node import socket_writes
 from tests.waiting import wait_until
 
@@ -113,7 +114,7 @@ class TestMessageThatPyAmqpCannotRead:
         ],
         ids=["message_id", "content_type", "app_id", "time in a header"],
     )
-    def test_is_received_without_its_properties_and_holds_up_no_others(
+    def test_is_received_with_its_properties_in_a_header_and_holds_up_no_others(
         self, broker, channel: amqp.Channel, message: NewMessage, topic, flags, properties, body
     ):
         broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
@@ -125,6 +126,7 @@ class TestMessageThatPyAmqpCannotRead:
         wait_until(lambda: found.extend(received(broker, topic)) or len(found) == 2)
 
         assert [(one.message_id, one.body) for one in found] == [("", body), (ours.message_id, b"ours")]
+        assert repr(struct.pack(">H", flags) + properties) in found[0].headers["outbox-unreadable"]
         assert broker.ack(found) == [True, True]
 
     def test_may_have_a_routing_key_that_is_not_utf_8(self, broker, channel: amqp.Channel, topic):
@@ -134,17 +136,6 @@ class TestMessageThatPyAmqpCannotRead:
         [found] = wait_until(lambda: received(broker, topic))
 
         assert (found.body, set(found.tag)) == (b"theirs", {"\N{REPLACEMENT CHARACTER}"})
-
-
-def publish_bytes(
-    channel: amqp.Channel, topic: str, flags: int, properties: bytes, body: bytes, *, routing_key: bytes = b""
-) -> None:
-    """Publish a message whose properties are these bytes."""
-    name = topic.encode()
-    method = struct.pack(">HHHB", 60, 40, 0, len(name)) + name + bytes([len(routing_key)]) + routing_key + b"\0"
-    header = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
-    for kind, payload in [(1, method), (2, header), *([(3, body)] if body else [])]:
-        channel.connection.transport.write(struct.pack(">BHI", kind, channel.channel_id, len(payload)) + payload + b"\xce")
 
 
 class TestHeadersOfAnotherProducer:
