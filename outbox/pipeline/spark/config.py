@@ -58,7 +58,7 @@ class KafkaCluster:
         client: settings of Kafka's client in Python, which the driver uses; with passwords.
         java: settings of the client in Java, which Spark uses.
         topics: those whose messages are audited.
-        waiting: group -> the topics that it reads.
+        waiting: group -> those of them that it reads.
     """
 
     name: str

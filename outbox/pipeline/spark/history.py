@@ -161,8 +161,17 @@ def _require_rows(history: History, folder: str) -> None:
 
 
 def invalidate_history(spark: SparkSession, folder: str) -> None:
-    """Remove the metadata of an older history from a folder, so that a partly overwritten one cannot be read."""
+    """
+    Remove the metadata of an older history from a folder, so that a partly overwritten one cannot be read.
+
+    Raises:
+        HistoryError: an executor wrote to another folder of this name, on its own machine.
+    """
     _write_text(spark, folder, "")
+    if not spark.read.text(f"{folder}/{METADATA}").inputFiles():
+        raise HistoryError(
+            f"The executors' files in {folder} are not in that folder here. Use --history with a folder that all machines share."
+        )
 
 
 def write_metadata(

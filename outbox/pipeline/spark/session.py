@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import JavaMissing, PipelineError
+from outbox.pipeline.spark.executors import prepare_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +88,7 @@ def build_session(
 
     Raises:
         JavaMissing: there is no suitable Java.
-        PipelineError: pyspark or a jar is missing.
+        PipelineError: pyspark or a jar is missing, or the executors of a cluster cannot run the jobs.
     """
     try:
         import pyspark  # here, to report what to install
@@ -96,7 +97,6 @@ def build_session(
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     find_java()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # avoids a warning about the host name
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
@@ -105,6 +105,7 @@ def build_session(
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
         if config.master.startswith("local"):
             add_package_to_workers()
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # avoids a warning about the host name
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         jars = []
         if needs_jar(config):
@@ -123,11 +124,17 @@ def build_session(
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     try:
-        return builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
+        session = builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
     except PySparkRuntimeError as error:
         if package:
             raise PipelineError(f"Spark could not start with {package}, which it downloads. {INSTALL_KAFKA_JARS}") from error
         raise
+    try:
+        prepare_executors(session, config)
+    except PipelineError:
+        session.stop()
+        raise
+    return session
 
 
 def add_package_to_workers() -> None:

@@ -17,10 +17,15 @@ def code_version() -> str:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         version = "unknown"
+    return f"{version}+{source_digest()}"
+
+
+def source_digest() -> str:
+    """Return the digest of the pipeline's source files, in a folder or a zip."""
     whole = hashlib.sha256()
     for name, content in sorted(_sources(files("outbox.pipeline.spark"), "")):
         whole.update(f"{name} {len(content)}\n".encode() + content)
-    return f"{version}+{whole.hexdigest()[:12]}"
+    return whole.hexdigest()[:12]
 
 
 def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:

@@ -1,5 +1,5 @@
 """
-The archive as a job: `spark-submit --py-files outbox.zip outbox/pipeline/spark/jobs/archive.py --config archive.json`, or
+The archive as a job: `spark-submit outbox/pipeline/spark/jobs/archive.py --config archive.json`, or
 `python -m outbox.pipeline.spark.jobs.archive`. Exit code: 0 done, 1 some days that are due were kept, 2 failed, 3 another
 archiver is running.
 """

@@ -1,5 +1,5 @@
 """
-The audit as a job: `spark-submit --py-files outbox.zip outbox/pipeline/spark/jobs/audit.py --config audit.json`, or
+The audit as a job: `spark-submit outbox/pipeline/spark/jobs/audit.py --config audit.json`, or
 `python -m outbox.pipeline.spark.jobs.audit`. Exit code: 0 no findings, 1 findings, 2 failed.
 """
 

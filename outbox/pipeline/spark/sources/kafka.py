@@ -68,10 +68,9 @@ class KafkaSnapshot:
             HistoryError: it does not answer, or this user may not read a topic or a group.
         """
         settings = {**cluster.client, "log_level": 0, "error_cb": lambda error: None}
-        topics = {*cluster.topics, *(topic for waiting in cluster.waiting.values() for topic in waiting)}
         try:
             admin = AdminClient(settings)
-            partitions = _partitions(admin, sorted(topics))
+            partitions = _partitions(admin, sorted(cluster.topics))
             finished = {
                 group: _finished(settings, group, [place for place in partitions if place[0] in waiting])
                 for group, waiting in cluster.waiting.items()
@@ -84,7 +83,7 @@ class KafkaSnapshot:
 
     def messages(self, spark: SparkSession) -> Iterator[DataFrame]:
         """Yield the cluster's part of the frame `broker`."""
-        records = self._read(spark, {place: found for place, found in self.bounds.items() if place[0] in self.cluster.topics})
+        records = self._read(spark, self.bounds)
         if records is not None:
             place = {"queue": F.col("partition"), "pos": F.col("offset"), "at": F.col("timestamp")}
             yield _identified(records).withColumns(place).select(*FRAMES["broker"].names)

@@ -1,0 +1,179 @@
+"""
+A real cluster of Spark's standalone mode, from the installed PySpark, as long as the one who started it lives.
+
+    python -m project.servers.spark                 # prints the master's address, for --master
+    python -m project.servers.spark --workers 3     # each has one core
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.request import urlopen
+
+from project.servers.program import HOST, Program, ServerError, free_port
+
+PYSPARK = find_spec("pyspark")
+HOME = Path(PYSPARK.origin).parent if PYSPARK and PYSPARK.origin else Path()
+DEPLOY = "org.apache.spark.deploy"
+INHERITED = ("HOME", "JAVA_HOME", "LANG", "PATH")  # not PYTHONPATH, nor Django's settings
+# Of executors, too: JVMs that compile less are up in half the time.
+JAVA_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+class _Node(Program):
+    """A master or a worker. home: its folder, where it runs."""
+
+    command = str(HOME / "bin" / "spark-class")
+    package = "default-jre-headless, and pip install pyspark"
+    start_seconds = 120
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self.page = free_port()
+        self._home = home
+
+    @classmethod
+    def is_here(cls) -> bool:
+        """Return whether there are PySpark and Java."""
+        return PYSPARK is not None and shutil.which("java") is not None
+
+    def state(self) -> dict[str, Any]:
+        """Return what its web page tells programs. Raises OSError."""
+        with urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def _make_home(self) -> Path:
+        self._home.mkdir(exist_ok=True, parents=True)
+        return self._home
+
+    def _environment(self, home: Path) -> Mapping[str, str]:
+        return {
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
+            "SPARK_HOME": str(HOME),
+            "SPARK_CONF_DIR": str(home),
+            "SPARK_LOCAL_DIRS": str(home),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "JDK_JAVA_OPTIONS": JAVA_FLAGS,
+        }
+
+    def _where(self) -> list[str]:
+        return ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.page)]
+
+
+class Master(_Node):
+    """The master, which gives applications their executors; leave the block to stop it."""
+
+    @property
+    def url(self) -> str:
+        """The address for --master."""
+        return f"spark://{HOST}:{self.port}"
+
+    def _arguments(self, home: Path) -> Sequence[str | Path]:
+        return [f"{DEPLOY}.master.Master", *self._where()]
+
+    def _answers(self) -> bool:
+        with suppress(OSError):
+            return bool(self.state()["status"] == "ALIVE")
+        return False
+
+
+class Worker(_Node):
+    """
+    A worker with one core, in whose folder executors run; leave the block to stop it, and them.
+
+    Args:
+        memory: of all of its executors.
+    """
+
+    def __init__(self, home: Path, master: Master, *, memory: str = "1g") -> None:
+        super().__init__(home)
+        self._master = master
+        self._memory = memory
+
+    @property
+    def executors(self) -> int:
+        """The number of its executors that run."""
+        return len(self.state()["executors"])
+
+    def _arguments(self, home: Path) -> Sequence[str | Path]:
+        room = ["--cores", "1", "--memory", self._memory, "--work-dir", str(home / "work")]
+        return [f"{DEPLOY}.worker.Worker", *self._where(), *room, self._master.url]
+
+    def _answers(self) -> bool:
+        with suppress(OSError):
+            known = self._master.state()["workers"]
+            return any(worker["port"] == self.port and worker["state"] == "ALIVE" for worker in known)
+        return False
+
+
+class Cluster:
+    """
+    A master and its workers, all on this machine; leave the block to stop them.
+
+    Args:
+        home: the folder of their folders.
+        workers: how many.
+    """
+
+    def __init__(self, home: Path, workers: int = 2) -> None:
+        self.master = Master(home / "master")
+        self.workers = [Worker(home / f"worker-{number}", self.master) for number in range(1, workers + 1)]
+
+    @property
+    def url(self) -> str:
+        """The address for --master."""
+        return self.master.url
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all of them. Raises ServerError."""
+        try:
+            self.master.start()  # a worker that finds none tries again after 10 s
+            for worker in self.workers:
+                worker.begin()
+            for worker in self.workers:
+                worker.finish()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all of them."""
+        for node in (*self.workers, self.master):
+            node.kill()
+
+
+def main() -> None:
+    """Run a cluster until it is interrupted, in a folder that goes with it."""
+    parser = argparse.ArgumentParser(description="Run a cluster of Spark until Ctrl-C; print the address for --master.")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="each with one core (default: 2)")
+    workers = parser.parse_args().workers
+    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        with Cluster(Path(folder), workers) as cluster, suppress(KeyboardInterrupt):
+            print(cluster.url, flush=True)  # noqa: T201
+            cluster.master.wait()
+
+
+if __name__ == "__main__":
+    main()

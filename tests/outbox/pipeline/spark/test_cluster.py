@@ -1,0 +1,169 @@
+"""Jobs on a real cluster: a master and two workers, whose executors know neither this checkout nor Django."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.spark.config import PipelineConfig, Source
+from outbox.pipeline.spark.executors import find_faults
+from outbox.pipeline.spark.jobs.audit_report import make_report
+from outbox.pipeline.spark.version import source_digest
+from project.servers.spark import Cluster, Master
+from tests.database_url import url_of
+from tests.outbox.pipeline.spark.tcp import reached_by_tcp
+from tests.outbox.pipeline.spark.test_postgres import outbox
+
+__all__ = ["outbox"]  # a fixture
+
+ROOT = Path(__file__).resolve().parents[4]
+NEEDED = ("dateutil", "numpy", "pandas", "psycopg", "pyarrow", "pytz", "six", "typing_extensions", "tzdata")  # by executors
+BARE = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
+
+OTHER_VERSION = """
+import collections, sys
+sys.version_info = collections.namedtuple("version_info", "major minor micro releaselevel serial")(3, 99, 0, "final", 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if not Master.is_here():
+        pytest.skip("no Java: apt-get install default-jre-headless")
+    with Cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a Python for executors that has what the page says, and nothing else that is installed here."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in Path(np.__file__).parents[1].iterdir():
+        if entry.name.startswith(NEEDED):
+            (packages / entry.name).symlink_to(entry)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages}:$PYTHONPATH exec {BARE} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@pytest.fixture
+def of_page(cluster: Cluster, tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that finds a command of the page by its beginning, with this cluster and this folder in it."""
+    section = (ROOT / "docs/pipeline.md").read_text().split("## On a cluster")[1]
+    joined = re.sub(r"\\\n *", "", section)
+
+    def of_page(begins: str) -> str:
+        [line] = re.findall(rf"^\$ ({begins}.*?)(?: +#.*)?$", joined, re.MULTILINE)
+        return line.replace("spark://host:7077", cluster.url).replace("/shared/", f"{tmp_path}/")
+
+    return of_page
+
+
+def audit(line: str, *more: str, log: io.StringIO | None = None) -> tuple[str, Any]:
+    """Run a command of the page in this process. Return what it printed, and its exit code."""
+    _, _, command, *arguments = shlex.split(line)
+    out = io.StringIO()
+    try:
+        call_command(command, *arguments, *more, stdout=out, stderr=log or io.StringIO())
+    except SystemExit as error:
+        return out.getvalue(), error.code
+    except CommandError as error:
+        return str(error), error.returncode
+    return out.getvalue(), 0
+
+
+def shape(report: dict[str, Any]) -> Any:
+    names = ("kind", "stage", "topic", "group", "first", "last", "ids")
+    return report["digest"], report["counts"], sorted([one[name] for name in names] for one in report["findings"])
+
+
+@pytest.fixture
+def local(spark: Any, outbox: Any, tmp_path: Path) -> Any:
+    """Return what a local master finds in the same tables."""
+    config = pipeline_config(settle=timedelta(minutes=5), reader="python", shuffle_partitions=2)
+    return shape(make_report(spark, config, str(tmp_path / "local"), print))
+
+
+class TestTheCommandsOfThePage:
+    def test_find_what_a_local_master_finds(self, local, of_page):
+        log = io.StringIO()
+
+        said, code = audit(of_page("python manage.py outbox_audit --master"), "--json", log=log)
+
+        assert code == 1, said + log.getvalue()
+        assert shape(json.loads(said)) == local
+
+    def test_find_it_under_spark_submit(self, local, of_page, with_jar, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert audit(of_page("python manage.py outbox_audit --write-config"))[1] == 0
+        with reached_by_tcp(url_of(connection.settings_dict)) as url:
+            read_by_jdbc(url, tmp_path / "audit.json")
+
+            outcome = subprocess.run(
+                ["bash", "-c", of_page("spark-submit")],
+                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+            )
+
+        assert outcome.returncode == 1, outcome.stdout
+        assert shape(json.loads((tmp_path / "report.json").read_text())) == local
+
+
+def read_by_jdbc(url: str, file: Path) -> None:
+    """Put another URL of the same database into a configuration."""
+    config = PipelineConfig.from_file(file)
+    file.write_text(replace(config, outbox=Source(url), brokers=[Source(url) for _ in config.brokers]).to_json())
+
+
+class TestAWrongPython:
+    def test_is_one_error_before_any_work(self, outbox, of_page, monkeypatch):
+        monkeypatch.setenv("PYSPARK_PYTHON", str(BARE))
+
+        log = io.StringIO()
+
+        said, code = audit(of_page("python manage.py outbox_audit --master"), log=log)
+
+        assert code == 2
+        assert re.search(
+            r"The executors cannot run the job\. .*No module named 'numpy'; .*No module named 'pyarrow'.*PYSPARK_PYTHON", said
+        )
+        assert "reading" not in log.getvalue()
+
+    def test_of_another_minor_version_is_named(self, outbox, of_page, monkeypatch, tmp_path):
+        other = tmp_path / "other"
+        other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {BARE} "$@"\n')
+        other.chmod(0o755)
+        (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+        monkeypatch.setenv("PYSPARK_PYTHON", str(other))
+
+        said, code = audit(of_page("python manage.py outbox_audit --master"))
+
+        assert code == 2
+        assert re.search(r"The executors cannot run Python 3\.\d+\.\d+ as '.*/other': .*different version: 3\.99", said)
+
+    def test_with_another_release_of_the_package_is_named(self):
+        assert list(find_faults(["json"], source_digest(), [])) == []
+
+        [fault] = find_faults([], "of another release", [])
+
+        assert fault.endswith("executors.py is of another release of django-transactional-outbox")
