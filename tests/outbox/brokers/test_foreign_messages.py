@@ -25,7 +25,7 @@ from tests.outbox.brokers.foreign import KINDS, Foreign, good, odd
 from tests.waiting import wait_until
 
 SEED = int(os.environ.get("FUZZ_SEED", 20))
-GOOD, ODD = 200, int(os.environ.get("FUZZ_ODD", 2000))
+GOOD, ODD = 200, int(os.environ.get("FUZZ_ODD", 600))
 SECONDS = 60
 MARK = re.compile(r"(?:good|odd) \d+\.")
 
@@ -104,8 +104,10 @@ def test_odd_messages_are_handled_ignored_or_dead_and_hold_up_no_good_one(write,
     written = mixed(topics)
 
     messages = write(written)
-    with closing(conf.make_broker("default")) as broker, suppress(AssertionError):
-        wait_until(lambda: troubles or is_done(consumers, broker, len(messages)), SECONDS)
+    with closing(conf.make_broker("default")) as broker:
+        with suppress(AssertionError):
+            wait_until(lambda: troubles or is_done(consumers, broker, len(messages)), SECONDS)
+        was_done = is_done(consumers, broker, len(messages))
     was_working = consumers.is_working()
     consumers.stop()
     consumers.join()
@@ -116,7 +118,7 @@ def test_odd_messages_are_handled_ignored_or_dead_and_hold_up_no_good_one(write,
     assert was_working
     assert [message.text() for message in messages if message.mark and len(became[message.mark]) != 1] == []
     assert [message.text() for message in messages if message.kind == "good" and became[message.mark] != ["handled"]] == []
-    assert len(became[""]) >= len([message for message in messages if not message.mark])
+    assert was_done, consumers.counts()
     assert not Deferred.objects.filter(error="").exists()
 
 
