@@ -38,6 +38,9 @@ logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 5.0
 CHANNEL_SECONDS = 30.0  # an idle channel is not used for longer; see `_is_outdated`
+# Of an ordered queue, the same in each process. The server puts messages that a lost process gives back behind those that it got
+# back before: a process with a smaller prefetch than the one before it would leave some of these, and change their order.
+ORDERED_PREFETCH = 100
 DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
 CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT, after which the server takes back all that came over a channel
 
@@ -76,7 +79,6 @@ class RabbitMQReceiver:
         self._refused: dict[Source, float] = {}  # queue that cannot be read -> when it is tried again
         self._names = itertools.count(1)  # of subscriptions
         self._first = 0  # the queue that is read first, by turns
-        self._largest = 1  # the largest limit of a receive
         self._received_at = 0.0  # by `monotonic`
         self._has_ended = False  # a subscription ended since all were opened
         self._is_interrupted = False
@@ -192,11 +194,9 @@ class RabbitMQReceiver:
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
             queues = [(topic, queue_name(topic, group)) for topic in readable]
             self._received_at = time.monotonic()
-            self._largest = max(self._largest, limit)
             subscriptions = []
             for topic, queue in queues:
-                hand = self._largest if self._is_ordered(topic) else limit
-                share = min(max(1, hand // len(queues)), MOST_AT_ONCE)
+                share = ORDERED_PREFETCH if self._is_ordered(topic) else min(max(1, limit // len(queues)), MOST_AT_ONCE)
                 subscriptions.append(self._subscribed(connection, (group, topic), queue, share))
             return [subscription for subscription in subscriptions if subscription is not None]
 
@@ -362,7 +362,7 @@ def _brings_too_few(subscription: Subscription, share: int) -> bool:
     """
     Return whether another consumer is needed beside the one that there is; not for a few more messages than it brings.
 
-    The queue of an ordered topic has one active consumer, which brings the largest hand from the beginning.
+    The queue of an ordered topic has one active consumer.
     """
     return not subscription.is_ordered and share + 2 * subscription.count_out() >= 2 * subscription.prefetch
 

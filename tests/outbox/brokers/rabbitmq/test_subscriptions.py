@@ -186,6 +186,20 @@ class TestOrderedMessages:
 
         assert [(one.body, one.delivery_count) for one in again] == [(b"a2", 2), (b"a3", 2), (b"b1", 2)]
 
+    def test_begin_again_at_the_first_where_a_process_with_a_smaller_hand_was_lost_meanwhile(
+        self, open_broker: Open, message: NewMessage, topic
+    ):
+        """The server puts what it gets back behind what was already given back."""
+        lost, small, last = open_broker(FIFO), open_broker(FIFO), open_broker(FIFO)
+        lost.send([message(b"%d" % number, key="k") for number in range(6)])
+        receive(lost, topic)
+        lost.close()
+        before = receive(small, topic, limit=2)
+        small.close()
+
+        assert bodies(before) == [b"0", b"1"]
+        assert bodies(receive(last, topic)) == [b"%d" % number for number in range(6)]
+
     def test_begin_again_in_their_order_where_a_process_that_waits_gets_them(self, open_broker: Open, message: NewMessage, topic):
         now = [0.0]
         busy, free = open_broker(FIFO, clock=lambda: now[0]), open_broker(FIFO)
