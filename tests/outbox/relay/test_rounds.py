@@ -80,8 +80,8 @@ class TestDrain:
 
         assert len(broker.halves()) == 1
 
-    def test_sends_whole_messages_to_a_broker_without_half_messages(self, make_relay, broker, make_topic, monkeypatch):
-        monkeypatch.setattr(broker, "lacks", (HalfMessages,))
+    def test_sends_whole_messages_to_a_broker_without_half_messages(self, make_relay, broker, make_topic):
+        broker.lacks = (*broker.lacks, HalfMessages)
         topic = make_topic("transaction")
         broker.fail("send", SendStatus.ACCEPTED, times=None)  # the memory broker itself insists on half messages
         TicketFactory(topic=topic)
