@@ -163,12 +163,12 @@ CHECKED = [
     checked(
         "a handler's arguments are swapped",
         "The first argument of shop.consumers.add_points is the message, but is named 'context'. Write handler(message, context)",
-        (CONSUMERS, "(message, context)", "(context, message)"),
+        (CONSUMERS, "(message)", "(context, message)"),
     ),
     checked(
-        "a handler takes one argument",
+        "a handler takes no argument",
         "shop.consumers.add_points cannot be called as handler(message, context)",
-        (CONSUMERS, "(message, context)", "(message)"),
+        (CONSUMERS, "(message)", "()"),
     ),
     checked(
         "a group has two handlers of a type",
