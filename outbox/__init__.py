@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from outbox.consuming.idempotency_key import RedisIdempotencyKey
     from outbox.consuming.precondition import update_if, update_or_raise
     from outbox.consuming.register import RetryPolicy, consumer
-    from outbox.errors import (
-        Reject,
-        RetryLater,
-    )
+    from outbox.errors import Reject, RetryLater
     from outbox.message import Message, Receipt
     from outbox.publishing.decorator import transactional
     from outbox.publishing.functions import Envelope, apublish, publish, publish_many, publish_raw
@@ -45,14 +42,19 @@ _HOMES = {
     "check_back": "outbox.check_backs.register",
 }
 
+_TO_ERRORS = (
+    "BrokenTransaction",
+    "HalfNotStored",
+    "NotAwaited",
+    "NotInTransaction",
+    "NotOutermost",
+    "OutboxError",
+    "TimeLimitExceeded",
+)
 _MOVED = {
     "Retry": "outbox.RetryPolicy",
     **{name: f"outbox.check_backs.{name}" for name in ("COMMIT", "ROLLBACK", "UNKNOWN", "Resolution")},
-    **{
-        name: f"outbox.errors.{name}"
-        for name in ("BrokenTransaction", "HalfNotStored", "NotAwaited", "NotInTransaction", "NotOutermost", "OutboxError")
-    },
-    "TimeLimitExceeded": "outbox.errors.TimeLimitExceeded",
+    **{name: f"outbox.errors.{name}" for name in _TO_ERRORS},
 }
 
 __all__ = [

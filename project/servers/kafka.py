@@ -16,11 +16,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from project.servers.jars import are_programs_here, fetch_jars, java
-from project.servers.program import HOST, Program, ServerError, free_port
+from project.servers.program import HOST, Program, ProgramCluster, ServerError, free_port
 
 POM = Path(__file__).with_name("kafka_pom.xml")
 FOLDER = Path("var/kafka")
@@ -153,7 +151,7 @@ class Kafka(Program):
         return False
 
 
-class Cluster:
+class Cluster(ProgramCluster[Kafka]):
     """
     Nodes of one cluster, all on this machine; leave the block to stop them.
 
@@ -173,29 +171,6 @@ class Cluster:
     def addresses(self) -> list[str]:
         """Where clients find its nodes."""
         return [node.address for node in self.nodes]
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
-    def start(self) -> Self:
-        """Start all nodes. Raises ServerError."""
-        try:
-            for node in self.nodes:
-                node.begin()
-            for node in self.nodes:
-                node.finish()
-        except ServerError:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """End all nodes."""
-        for node in self.nodes:
-            node.kill()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Generic, Self, TypeVar
 
 HOST = "127.0.0.1"
 STOP_SECONDS = 15
@@ -210,3 +210,35 @@ def free_port() -> int:
             if port not in _given:
                 _given.add(port)
                 return port
+
+
+AnyProgram = TypeVar("AnyProgram", bound=Program)
+
+
+class ProgramCluster(Generic[AnyProgram]):
+    """Programs that belong together, all on this machine; leave the block to stop them."""
+
+    nodes: list[AnyProgram]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all of them. Raises ServerError."""
+        try:
+            for node in self.nodes:
+                node.begin()
+            for node in self.nodes:
+                node.finish()
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all of them."""
+        for node in self.nodes:
+            node.kill()

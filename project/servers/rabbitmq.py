@@ -21,10 +21,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from project.servers.program import HOST, Program, ServerError, free_port, tie
+from project.servers.program import HOST, Program, ProgramCluster, ServerError, free_port, tie
 
 BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's; what stands on PATH there insists on its own user
 NAMES_SECONDS = 1.5  # without a change, the file is on the disk
@@ -167,7 +166,7 @@ class RabbitMQ(Program):
             return False
 
 
-class Cluster:
+class Cluster(ProgramCluster[RabbitMQ]):
     """
     Nodes that have joined to one cluster, all on this machine; leave the block to stop them.
 
@@ -182,12 +181,6 @@ class Cluster:
         for number in range(2, count + 1):
             node = RabbitMQ(home / f"node-{number}", settings=PAUSE_MINORITY, erlang=erlang, beside=self.nodes[0])
             self.nodes.append(node)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
     def start(self) -> Self:
         """Start all nodes, and join them. Raises ServerError."""

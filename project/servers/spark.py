@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.request import urlopen
 
-from project.servers.program import HOST, Program, ServerError, free_port
+from project.servers.program import HOST, Program, ProgramCluster, free_port
 
 PYSPARK = find_spec("pyspark")
 HOME = Path(PYSPARK.origin).parent if PYSPARK and PYSPARK.origin else Path()
@@ -120,7 +119,7 @@ class Worker(_Node):
         return False
 
 
-class Cluster:
+class Cluster(ProgramCluster[Worker]):
     """
     A master and its workers, all on this machine; leave the block to stop them.
 
@@ -131,36 +130,22 @@ class Cluster:
 
     def __init__(self, home: Path, workers: int = 2) -> None:
         self.master = Master(home / "master")
-        self.workers = [Worker(home / f"worker-{number}", self.master) for number in range(1, workers + 1)]
+        self.nodes = [Worker(home / f"worker-{number}", self.master) for number in range(1, workers + 1)]
 
     @property
     def url(self) -> str:
         """The address for --master."""
         return self.master.url
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
     def start(self) -> Self:
         """Start all of them. Raises ServerError."""
-        try:
-            self.master.start()  # a worker that finds none tries again after 10 s
-            for worker in self.workers:
-                worker.begin()
-            for worker in self.workers:
-                worker.finish()
-        except ServerError:
-            self.stop()
-            raise
-        return self
+        self.master.start()  # a worker that finds none tries again after 10 s
+        return super().start()
 
     def stop(self) -> None:
         """End all of them."""
-        for node in (*self.workers, self.master):
-            node.kill()
+        super().stop()
+        self.master.kill()
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ class Permissions:
             unbind = partial(channel.exchange_unbind, topic, topic, routing_key=uuid.uuid4().hex)  # there is no such binding
             yield from self._refused(f"Topic {topic!r}", unbind)
         for spec, group in groups:
-            for queue in (topology.queue_name(spec.name, group), topology.inlet_name(spec.name, group)):
+            for queue in topology.group_queues(spec.name, group):
                 consume = partial(channel.basic_consume, queue, arguments=REFUSED)
                 yield from self._refused(f"Group {group!r} of topic {spec.name!r}", consume)
 

@@ -85,17 +85,11 @@ class ServerChecks:
                 found += self._problems_of_owners(channel)
                 found += self._problems_of_earlier_queues(channel)
                 channel.close()
-            found += problems_of_queues(self._options, set(self._group_queues()))
+            queues = {queue for topic, group in self._groups() for queue in topology.group_queues(topic.name, group)}
+            found += problems_of_queues(self._options, queues)
             return found + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
-
-    def _group_queues(self) -> list[str]:
-        return [
-            queue
-            for topic, group in self._groups()
-            for queue in (topology.queue_name(topic.name, group), topology.inlet_name(topic.name, group))
-        ]
 
     def _groups(self) -> list[tuple[TopicSpec, str]]:
         return [(topic, group) for topic in self._topics for group in self._options.groups.get(topic.name, ())]

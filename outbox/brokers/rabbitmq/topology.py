@@ -37,6 +37,11 @@ def inlet_name(topic: str, group: str) -> str:
     return f"{topic}:{group}:given-up"
 
 
+def group_queues(topic: str, group: str) -> list[str]:
+    """Return the queues of a group: that of its messages, and its inlet."""
+    return [queue_name(topic, group), inlet_name(topic, group)]
+
+
 def earlier_queues(topic: str, group: str) -> list[str]:
     """Return the queues that earlier releases declared for a group, and that nothing uses now."""
     return [f"{queue_name(topic, group)}:{last}" for last in ("due", "dead")]
@@ -44,7 +49,7 @@ def earlier_queues(topic: str, group: str) -> list[str]:
 
 def all_group_queues(topic: str, group: str) -> list[str]:
     """Return all queues that a group may have of a topic, those of earlier releases included."""
-    return [queue_name(topic, group), inlet_name(topic, group), *earlier_queues(topic, group)]
+    return [*group_queues(topic, group), *earlier_queues(topic, group)]
 
 
 def earlier_queues_of_delays() -> list[str]:

@@ -24,7 +24,7 @@ import amqp
 from amqp.exceptions import AMQPError
 from django.db import connection
 
-from outbox.brokers.rabbitmq.topology import inlet_name, queue_name
+from outbox.brokers.rabbitmq.topology import group_queues, queue_name
 from outbox.models import Deferred, Gap, MessageState
 from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
@@ -342,7 +342,7 @@ class Storm:
     def _queues(self) -> list[str]:
         """Return the names of the queues that an operator may delete while they are empty."""
         pairs = [(topic, group) for topic, groups in self.names.groups.items() for group in groups]
-        return [name(*pair) for pair in pairs for name in (queue_name, inlet_name)]
+        return [queue for pair in pairs for queue in group_queues(*pair)]
 
     def _node(self) -> RabbitMQ:
         return self.chance.choice(self.cluster.nodes)
