@@ -225,7 +225,6 @@ TABLES = {
     "outbox_deferred": "A group keeps what it could not handle, so that its broker is done with it.",
     "outbox_inbox_row": "Django's admin needs a single key.",
     "outbox_message_state": "One definition of a message's state, for all that read it.",
-    "outbox_embedded_delayed": "As `outbox_delayed`, at the broker.",
     "outbox_embedded_delivery": "What a group has read and not finished.",
     "outbox_embedded_half": "Half messages stay hidden until they are ended.",
     "outbox_embedded_message": "The log that all groups read.",

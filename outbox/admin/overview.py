@@ -18,7 +18,7 @@ from outbox.models import MessageRow
 from outbox.monitoring.attention import find_attention
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import Status, TopicStatus, delays, read_status, read_throughput
+from outbox.monitoring.status import Status, TopicStatus, read_status, read_throughput
 from outbox.monitoring.text import age
 
 
@@ -46,7 +46,6 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "processes": [_process(process) for process in status.processes if not _is_history(process, status)],
         "replaced": [_process(process) for process in status.processes if _is_history(process, status)],
         "groups": [row for group in status.groups for row in _group(group)],
-        "delays": delays(status),
         "failures": [
             {"group": one.consumer_group, "topic": one.topic, "deliveries": one.deliveries, "messages": one.messages}
             | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds)}

@@ -209,10 +209,6 @@ class Broker(abc.ABC):
         """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
         return {}
 
-    def delayed(self) -> int | None:
-        """Return the number of messages whose delay is not over, and that `backlog` does not count. None: it cannot tell."""
-        return None
-
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
         Return those of the messages that may be delivered to a group again, because their deliveries have not ended.

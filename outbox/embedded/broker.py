@@ -31,7 +31,7 @@ from outbox.brokers.capabilities import DeliversAgain, ListsResources, NeedsChec
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
-from outbox.embedded import checks, halves, log, lookup, monitoring, producer, receiver, retention, settlement, wakeup
+from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.results import Act, results_of
@@ -53,7 +53,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
     end_semantics = EndSemantics.IDEMPOTENT
     confirms_ends = True  # the statement that ends half messages is committed before the answer
     supports_order: ClassVar[bool] = True
-    supports_delay: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
 
     def __init__(
@@ -110,7 +109,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
 
     @classmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
-        """Return what groups have not read or not finished, delayed and half messages. May raise NotMigrated."""
+        """Return what groups have not read or not finished, and half messages. May raise NotMigrated."""
         settings = read_options(EmbeddedOptions, options)
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
@@ -138,7 +137,7 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
             return list(resources(connection, self.topics, self._create_topic))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Make messages visible, delayed ones at their time. A message that was sent before is not stored again."""
+        """Make messages visible. A message that was sent before is not stored again."""
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send(connection, self._stored, good, now=self._now())
@@ -244,17 +243,13 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
         with self._client.translated() as connection:
             return lookup.backlog(connection, group)
 
-    def delayed(self) -> int:
-        with self._client.translated() as connection:
-            return log.count_delayed(connection)
-
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._client.translated() as connection:
             return lookup.open_ids(connection, group, message_ids)
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         with self._client.translated() as connection:
-            return lookup.find(connection, message_id, now=self._now())
+            return lookup.find(connection, message_id)
 
     def prune(self, *, keep_since: datetime | None = None, limit: int = 10_000) -> int:
         """Delete rows past their retention, as `retention.py` describes; return how many."""

@@ -78,16 +78,12 @@ SELECT m.half_id, {HalfState.COMMITTED} FROM {GIVEN} JOIN outbox_embedded_messag
 ON m.half_id = g.id AND m.message_id = g.message_id AND g.source IN ('', m.source)
 """
 
-# Whether the message is visible, by any half message, or delayed; the state of the half message; the current time.
+# Whether the message is visible, by any half message; the state of the half message; the current time.
 LOOK_UP = f"""
 SELECT EXISTS (
     SELECT FROM outbox_embedded_message m WHERE m.message_id = g.message_id AND g.source IN ('', m.source)
-) OR EXISTS (
-    SELECT FROM outbox_embedded_topic t JOIN outbox_embedded_delayed d ON d.topic_id = t.id
-    WHERE t.name = g.topic AND d.message_id = g.message_id AND g.source IN ('', d.source)
 ), h.state, {NOW}
-FROM unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[], %(topics)b::text[]) WITH ORDINALITY
-    AS g (id, message_id, source, topic, n)
+FROM unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[]) WITH ORDINALITY AS g (id, message_id, source, n)
 LEFT JOIN outbox_embedded_half h ON {IS_GIVEN}
 ORDER BY g.n
 """
@@ -156,7 +152,7 @@ def look_up(
     Args:
         retention: topic -> minimum time for which its messages are kept.
     """
-    rows = connection.execute(LOOK_UP, {**_given(halves), "topics": [half.topic for half in halves], "now": now})
+    rows = connection.execute(LOOK_UP, {**_given(halves), "now": now})
     return [
         _status(is_visible, state, proves_absence=_is_kept(half, retention, time))
         for half, (is_visible, state, time) in zip(halves, rows, strict=True)

@@ -12,7 +12,7 @@ Writers that change several queues lock their rows in one order (ORDER BY), so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from outbox.database import Connection
@@ -43,8 +43,7 @@ shown AS (
 # Notifies waiting consumers to scan all their queues, once per statement.
 NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_wakeup LIMIT 1)"
 
-# Notifies waiting consumers of each queue in `numbered`, which has new messages. Without new messages no notification may be
-# sent: a consumer that moves delayed messages listens, too, and would wake itself for ever.
+# Notifies waiting consumers of each queue in `numbered`, which has new messages.
 NOTIFY_QUEUE = "(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_wakeup LIMIT 1)"
 
 # A one-phase send. Messages get their positions in the order of the arrays.
@@ -57,45 +56,7 @@ WITH leaving AS (
 SELECT {NOTIFY_QUEUE} FROM numbered
 """
 
-DELAY = f"""
-INSERT INTO outbox_embedded_delayed ({MESSAGE_COLUMNS}, deliver_at)
-SELECT * FROM unnest({MESSAGE_ARRAYS}, %(times)b::timestamptz[])
-"""
-
-# Concurrent consumers move different messages: each locks its rows and skips locked ones.
-MOVE_DELAYED = f"""
-WITH leaving AS (
-    DELETE FROM outbox_embedded_delayed WHERE id IN (
-        SELECT id FROM outbox_embedded_delayed
-        WHERE topic_id = ANY(%(topic_ids)s) AND deliver_at <= {NOW}
-        ORDER BY deliver_at, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    )
-    RETURNING id AS n, NULL::bigint AS half_id, {MESSAGE_COLUMNS}
-),
-{SHOW}
-SELECT topic_id, queue, {NOTIFY_QUEUE} FROM numbered
-"""
-
 
 def send(connection: Connection, rows: Sequence[EmbeddedRow], *, now: datetime | None) -> None:
     """Make messages visible, in the order given within each queue."""
     connection.execute(SEND, {**arrays(rows), "now": now})
-
-
-def delay(connection: Connection, rows: Sequence[EmbeddedRow], times: Sequence[datetime]) -> None:
-    """Store messages that become visible at their times."""
-    connection.execute(DELAY, {**arrays(rows), "times": list(times)})
-
-
-def count_delayed(connection: Connection) -> int:
-    """Return the number of messages that are not visible yet."""
-    [count] = connection.execute("SELECT count(*) FROM outbox_embedded_delayed").fetchone() or (0,)
-    return int(count)
-
-
-def move_delayed(
-    connection: Connection, topic_ids: Collection[int], *, limit: int, now: datetime | None
-) -> list[tuple[int, int]]:
-    """Make delayed messages of topics visible that are due; return the topic id and queue of each."""
-    moved = connection.execute(MOVE_DELAYED, {"topic_ids": list(topic_ids), "limit": limit, "now": now})
-    return [(topic_id, queue) for topic_id, queue, _ in moved]

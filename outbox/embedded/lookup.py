@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
 
 from outbox.brokers.base import StoredCopy
 from outbox.database import Connection
-from outbox.embedded.clock import NOW
 
 # Messages after the offsets, of any tag, and messages that were read but not finished.
 BACKLOG = """
@@ -32,13 +30,10 @@ UNION
 SELECT a.message_id FROM asked a JOIN outbox_embedded_delivery d USING (topic_id, queue, pos) WHERE d.consumer_group = %(group)s
 """
 
-FIND = f"""
+FIND = """
 SELECT t.name, f.state, f.half_id, f.stored_at FROM (
     SELECT topic_id, CASE state WHEN 3 THEN 'rolled_back' ELSE 'half' END AS state, id::text AS half_id, born_at AS stored_at
     FROM outbox_embedded_half WHERE message_id = %(message_id)s AND state <> 2
-    UNION ALL
-    SELECT topic_id, CASE WHEN deliver_at > {NOW} THEN 'delayed' ELSE 'visible' END, '', NULL
-    FROM outbox_embedded_delayed WHERE message_id = %(message_id)s
     UNION ALL
     SELECT topic_id, 'visible', coalesce(half_id::text, ''), stored_at
     FROM outbox_embedded_message WHERE message_id = %(message_id)s
@@ -57,7 +52,7 @@ def open_ids(connection: Connection, group: str, message_ids: Collection[str]) -
     return {message_id for (message_id,) in rows}
 
 
-def find(connection: Connection, message_id: str, *, now: datetime | None) -> list[StoredCopy]:
-    """Return the copies of a message among half messages, delayed messages and visible ones."""
-    rows = connection.execute(FIND, {"message_id": message_id, "now": now})
+def find(connection: Connection, message_id: str) -> list[StoredCopy]:
+    """Return the copies of a message among half messages and visible ones."""
+    rows = connection.execute(FIND, {"message_id": message_id})
     return [StoredCopy(message_id, topic, state, half_id, stored_at) for topic, state, half_id, stored_at in rows]

@@ -2,7 +2,7 @@
 Models of the embedded broker's tables, which may be in a database of their own. The broker writes them with SQL; the models
 are for reading. Indexes are in the migration.
 
-Each message is written at most twice: as a half message or a delayed message, then into its queue. A queue is a log: messages
+Each message is written at most twice: as a half message, then into its queue. A queue is a log: messages
 are appended at its end, and retention deletes them from its beginning.
 """
 
@@ -96,29 +96,6 @@ class EmbeddedHalf(models.Model):
 
     def __str__(self) -> str:
         return f"half message {self.id}"
-
-
-class EmbeddedDelayed(models.Model):
-    """A delayed message. When it is due, a consumer of its topic moves it into its queue."""
-
-    id = models.BigAutoField(primary_key=True)
-    topic_id = models.IntegerField()
-    queue = models.SmallIntegerField()
-    message_id = models.TextField()
-    source = models.TextField()
-    key = models.TextField()
-    tag = models.TextField()
-    headers = models.TextField()
-    body = models.BinaryField()
-    deliver_at = models.DateTimeField()
-
-    class Meta:
-        app_label = "outbox_embedded"
-        db_table = "outbox_embedded_delayed"
-        verbose_name_plural = "embedded delayed"
-
-    def __str__(self) -> str:
-        return f"{self.message_id} at {self.deliver_at}"
 
 
 class EmbeddedOffset(models.Model):

@@ -51,10 +51,6 @@ JOIN outbox_embedded_message m USING (topic_id, queue, pos) JOIN outbox_embedded
 WHERE d.consumer_group = %(group)s AND d.id > %(after)s
 ORDER BY d.id {order} LIMIT %(limit)s
 """
-DELAYED = """
-SELECT d.id, '', t.name, d.message_id, d.tag, d.headers, d.body FROM outbox_embedded_delayed d
-JOIN outbox_embedded_topic t ON t.id = d.topic_id WHERE d.id > %(after)s ORDER BY d.id {order} LIMIT %(limit)s
-"""
 HALVES = f"""
 SELECT h.id, '', t.name, h.message_id, h.tag, h.headers, h.body FROM outbox_embedded_half h
 JOIN outbox_embedded_topic t ON t.id = h.topic_id WHERE h.state IN {OPEN} AND h.id > %(after)s
@@ -77,7 +73,7 @@ def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]
 
 def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_from_first: bool) -> list[StoredList]:
     """
-    Return what is still to be delivered: to each group, then what is delayed, and what may still be committed.
+    Return what is still to be delivered: to each group, and what may still be committed.
 
     Args:
         reads_from_first: groups of topics that have not read yet begin at the first message, not after the last.
@@ -95,7 +91,6 @@ def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_fr
     ]
     for (group,) in connection.execute(HOLDING_GROUPS).fetchall():
         lists.append(_stored_list(connection, "unfinished message", HELD, 0, group=group))
-    lists.append(_stored_list(connection, "delayed message", DELAYED, 0))
     lists.append(_stored_list(connection, "half message", HALVES, 0))
     return lists
 

@@ -24,11 +24,11 @@ class EmbeddedOptions(BrokerOptions, frozen=True):
     check_after: timedelta = timedelta(seconds=6)  # age at the first check-back; longer than a relay takes to commit a batch
     check_interval: timedelta = timedelta(seconds=10)  # time until the second check-back; doubled each time, up to 16-fold
     check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # number of check-backs after which a half message is parked
-    statement_timeout: timedelta = timedelta(seconds=10)  # of each statement; a batch is stored with at most two
+    statement_timeout: timedelta = timedelta(seconds=10)  # of each statement
 
     @property
     def max_send_duration(self) -> timedelta:
-        """The longest duration of a send: the connection is opened, and a batch with delayed messages takes two statements."""
+        """The longest duration of a send: the connection is opened, topics are read, and the batch is stored."""
         return CONNECT_TIMEOUT + 2 * self.statement_timeout
 
     @property

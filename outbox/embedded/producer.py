@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import datetime, timedelta
 
 from outbox.brokers.base import ACCEPTED, Outgoing, SendResult, SendStatus
@@ -14,17 +13,10 @@ from outbox.embedded.topics import Topics
 
 
 def send(connection: Connection, topics: Topics, messages: Sequence[Outgoing], *, now: datetime | None) -> list[SendResult]:
-    """Make messages visible, delayed ones at their time."""
+    """Make messages visible."""
     rows, outcomes = _rows(connection, topics, messages)
-    at_once = [row for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is None]
-    later = [
-        (row, message.deliver_at) for row, message in zip(rows, messages, strict=True) if row and message.deliver_at is not None
-    ]
-    with connection.transaction() if at_once and later else nullcontext():
-        if at_once:
-            log.send(connection, at_once, now=now)
-        if later:
-            log.delay(connection, [row for row, _ in later], [time for _, time in later])
+    if good := [row for row in rows if row]:
+        log.send(connection, good, now=now)
     return [outcome or ACCEPTED for outcome in outcomes]
 
 

@@ -17,13 +17,12 @@ from datetime import datetime, timedelta
 
 from outbox.database import Connection
 from outbox.database.locks import Lock
-from outbox.embedded import log, orphans
+from outbox.embedded import orphans
 from outbox.embedded.clock import NOW
 from outbox.embedded.rows import ReadRow
 from outbox.embedded.topics import StoredTopic
 from outbox.message import TopicType
 
-MOVE_LIMIT = 500  # delayed messages in one statement; more where a call receives more
 MAX_WAITING = 10_000  # messages of a fifo queue that may wait for those in a handler; each look takes 1 ms for 2,000
 UNREAD_SHARE = 4  # when redeliveries are due, too, one in this number of received messages is an unread one
 
@@ -52,20 +51,18 @@ AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
 ))
 """
 
-# Whether deliveries are due, whether delayed messages are due, which queues have messages that the group has not read, and after
-# how many seconds the next delivery or delayed message is due, which no notification announces (NULL: none).
+# Whether deliveries are due, which queues have messages that the group has not read, and after how many seconds the next delivery
+# is due, which no notification announces (NULL: none).
 SCAN = f"""
 SELECT
     EXISTS (SELECT FROM outbox_embedded_delivery d WHERE {IS_DUE}),
-    EXISTS (SELECT FROM outbox_embedded_delayed WHERE topic_id = ANY(%(delay_ids)s) AND deliver_at <= {NOW}),
     ARRAY(
         SELECT ARRAY[o.topic_id, o.queue] FROM outbox_embedded_offset o JOIN outbox_embedded_queue q USING (topic_id, queue)
         WHERE o.consumer_group = %(group)s AND o.topic_id = ANY(%(topic_ids)s) AND o.pos < q.last_pos
     ),
-    extract(epoch FROM least(
-        (SELECT min(due_at) FROM outbox_embedded_delivery
-         WHERE consumer_group = %(group)s AND topic_id = ANY(%(topic_ids)s) AND due_at > {NOW}),
-        (SELECT min(deliver_at) FROM outbox_embedded_delayed WHERE topic_id = ANY(%(delay_ids)s) AND deliver_at > {NOW})
+    extract(epoch FROM (
+        SELECT min(due_at) FROM outbox_embedded_delivery
+        WHERE consumer_group = %(group)s AND topic_id = ANY(%(topic_ids)s) AND due_at > {NOW}
     ) - {NOW})::float8
 """
 
@@ -175,16 +172,15 @@ class ScanResult:
 
     Args:
         unread: topic id and number of each queue with unread messages.
-        seconds_to_next: time until the next delivery or delayed message is due; None if there is none.
+        seconds_to_next: time until the next delivery is due; None if there is none.
     """
 
     is_due: bool
-    is_delayed_due: bool
     unread: list[tuple[int, int]]
     seconds_to_next: float | None
 
     def __bool__(self) -> bool:
-        return bool(self.is_due or self.is_delayed_due or self.unread)
+        return bool(self.is_due or self.unread)
 
 
 @dataclass(slots=True)
@@ -202,17 +198,13 @@ def join(connection: Connection, reader: Reader, *, at_end: bool) -> None:
 
 def scan(connection: Connection, reader: Reader) -> ScanResult:
     """Return what is available for a group."""
-    parameters = reader.parameters(delay_ids=list(reader.of_type(TopicType.DELAY)))
-    [(is_due, is_delayed_due, unread, seconds)] = connection.execute(SCAN, parameters, binary=True).fetchall()
-    return ScanResult(is_due, is_delayed_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
+    [(is_due, unread, seconds)] = connection.execute(SCAN, reader.parameters(), binary=True).fetchall()
+    return ScanResult(is_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
 
 
 def take(connection: Connection, reader: Reader, seen: ScanResult, limit: int) -> Received:
     """Take up to `limit` messages of those that a scan found: redeliveries first, except for the share of unread ones."""
     unread = list(seen.unread)
-    if seen.is_delayed_due:
-        moved = log.move_delayed(connection, reader.of_type(TopicType.DELAY), limit=max(limit, MOVE_LIMIT), now=reader.now())
-        unread = list({*unread, *moved})
     received = Received([])
     room = reader.due_limit(limit) if unread else limit
     if seen.is_due and room:

@@ -66,4 +66,4 @@ def _read_notifications(validity: ScanValidity | None, reader: Reader, payloads:
         return None
     queues = [(int(topic_id), int(queue)) for topic_id, _, queue in (payload.partition(":") for payload in payloads)]
     _, topic_ids = reader.reads
-    return ScanResult(False, False, [(topic_id, queue) for topic_id, queue in queues if topic_id in topic_ids], left)
+    return ScanResult(False, [(topic_id, queue) for topic_id, queue in queues if topic_id in topic_ids], left)

@@ -149,9 +149,9 @@ def read_groups(
     processes: Sequence[ProcessStatus],
     brokers: Mapping[str, BrokerStatus],
     deferred: Iterable[DeferredCount],
-) -> tuple[list[GroupStatus], dict[str, int]]:
+) -> list[GroupStatus]:
     """
-    Return the status of the consumer groups whose inbox is in a database, and what is delayed at their brokers on servers.
+    Return the status of the consumer groups whose inbox is in a database.
 
     Groups without code in this process are among them while messages wait for them, at the broker or deferred.
 
@@ -161,11 +161,11 @@ def read_groups(
     mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
     mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
     if not mine:
-        return [], {}
-    answers, delayed = _ask_brokers({(one.name, alias) for one, alias in mine})
+        return []
+    answers = _ask_brokers({(one.name, alias) for one, alias in mine})
     facts = _read_facts(connection, deferred)
     found = (_group_status(one, alias, answers[one.name, alias], facts, processes) for one, alias in mine)
-    return [one for one in found if one.has_code or one.topics], delayed
+    return [one for one in found if one.has_code or one.topics]
 
 
 def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _Facts:
@@ -262,11 +262,11 @@ def _brokers_of(group: Group) -> list[str]:
         return []
 
 
-def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> tuple[dict[tuple[str, str], _Answer], dict[str, int]]:
+def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
     """
-    Ask all brokers at once for their groups, and for what is delayed there.
+    Ask all brokers at once for their groups.
 
-    A broker that does not answer in time has an answer that says so, and none about delays.
+    A broker that does not answer in time has an answer that says so.
     """
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
@@ -275,8 +275,7 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> tuple[dict[tuple[str, str
     deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
     for asking in asked.values():
         asking.join(max(0.0, deadline - time.monotonic()))
-    answers = {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
-    return answers, {alias: asking.delayed for alias, asking in asked.items() if asking.delayed is not None}
+    return {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
 
 
 _NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
@@ -288,7 +287,6 @@ class _Asking(threading.Thread):
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
         self.found: dict[str, _Answer] = {}
-        self.delayed: int | None = None
         self._alias = alias
         self._names = names
         self.start()
@@ -298,7 +296,6 @@ class _Asking(threading.Thread):
             with closing(conf.make_broker(self._alias)) as broker:
                 for name in self._names:
                     self.found[name] = _ask(broker, name)
-                self.delayed = broker.delayed()
         except Exception as error:  # any error, since the other brokers are shown anyway
             trouble = _Answer(trouble=str(error).strip() or repr(error))
             self.found |= {name: trouble for name in self._names if name not in self.found}

@@ -119,16 +119,13 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
     up = _gauge("outbox_backlog_up", "Whether the broker of the group can be reached.", "consumer_group", "broker")
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
-    delayed = _gauge("outbox_delayed_messages", "Messages at a broker whose delay is not over.", "broker")
-    for alias, found in {alias: found for status in statuses for alias, found in status.delayed.items()}.items():
-        delayed.add_metric([alias], found)
     for group in (one for status in statuses for one in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
         live.add_metric(labels, group.consumers)
         for topic, number in group.waiting.items():
             lag.add_metric([*labels, topic], number)
-    return iter((up, live, lag, delayed))
+    return iter((up, live, lag))
 
 
 def _deferred(statuses: list[Status]) -> Iterator[Metric]:

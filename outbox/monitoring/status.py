@@ -22,7 +22,7 @@ from outbox.monitoring.deferred import DeferredCount, read_deferred
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.promises import Promise, promise_of
-from outbox.monitoring.text import age, count
+from outbox.monitoring.text import age
 from outbox.relay.maintenance import overdue
 
 FAILURES_WITHIN = timedelta(hours=1)
@@ -181,7 +181,6 @@ class Status:
         lacks_tomorrow: whether the partition of tomorrow does not exist.
         overdue: days of messages that are kept past their retention, oldest first.
         check_backs: answer -> number of check-backs in the last hour.
-        delayed: broker -> messages there whose delay is not over, or that have no consumer group; of brokers that count them.
         risks: what may be lost with the settings of brokers, a sentence each.
         promises: topic -> what is promised about its messages; of the topics in the settings whose broker's client is installed.
         is_read_only: whether transactions are read-only by default, so that nothing can be published.
@@ -203,7 +202,6 @@ class Status:
     check_backs: dict[str, int]
     risks: list[str] = field(default_factory=list)
     promises: dict[str, Promise] = field(default_factory=dict)
-    delayed: dict[str, int] = field(default_factory=dict)
     is_read_only: bool = False
 
 
@@ -212,7 +210,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     brokers = _read_brokers(connection, alias)
     deferred = read_deferred(connection)
     processes = read_processes(connection)
-    groups, delayed = read_groups(connection, alias, processes, brokers, deferred)
+    groups = read_groups(connection, alias, processes, brokers, deferred)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
     return Status(
@@ -232,7 +230,6 @@ def read_status(connection: Connection, alias: str) -> Status:
         dict(connection.execute(CHECK_BACKS).fetchall()),
         list(_risks()),
         _promises(),
-        delayed,
         cannot_write,
     )
 
@@ -240,13 +237,6 @@ def read_status(connection: Connection, alias: str) -> Status:
 def is_read_only(connection: Connection) -> bool:
     """Return whether the database makes the transactions of this connection read-only."""
     return connection.execute(IS_READ_ONLY).fetchone() == (True,)
-
-
-def delays(status: Status) -> list[str]:
-    """Return a sentence for each broker with messages that are not in the backlog of a group."""
-    return [
-        f"Broker {alias!r}: {count(number, 'message')} in a delay." for alias, number in sorted(status.delayed.items()) if number
-    ]
 
 
 def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:

@@ -40,7 +40,6 @@ WAITING = f"""
 SELECT {UNSENT}
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))
     + (SELECT count(*) FROM outbox_embedded_half WHERE state = 0)
-    + (SELECT count(*) FROM outbox_embedded_delayed)
     + (SELECT count(*) FROM reads JOIN outbox_embedded_topic t ON t.name = reads.topic
         JOIN outbox_embedded_message m ON m.topic_id = t.id
         LEFT JOIN outbox_embedded_offset o ON (o.consumer_group, o.topic_id, o.queue) = (reads.consumer_group, t.id, m.queue)

@@ -250,7 +250,7 @@ class EmbeddedHarness(Harness):
         with database.connect("default") as connection:
             connection.execute(
                 "TRUNCATE outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
-                " outbox_embedded_delayed, outbox_embedded_offset, outbox_embedded_delivery, outbox_embedded_wakeup"
+                " outbox_embedded_offset, outbox_embedded_delivery, outbox_embedded_wakeup"
             )
 
 

@@ -37,24 +37,11 @@ class TestManyThatWait:
 
 
 class TestCounts:
-    @pytest.mark.needs("supports_delay")
-    def test_have_delayed_messages_where_the_broker_counts_them(self, acts: Acts, broker: Broker, harness: Harness):
-        before = broker.delayed()
-        acts.send(*[acts.message(DELAY, deliver_at=harness.now + LONG) for _ in range(3)])
-
-        for _ in harness.tries():
-            after = broker.delayed()
-            if before is None or after == before + 3:
-                break
-
-        assert after == (None if before is None else before + 3)
-
     def test_change_nothing(self, acts: Acts, broker: Broker):
         acts.send_bodies(b"a")
 
         for _ in range(5):
             broker.backlog("group")
-            broker.delayed()
 
         [delivery] = acts.receive(count=1)
         assert (delivery.body, delivery.delivery_count) == (b"a", 1)

@@ -46,7 +46,7 @@ OLD = datetime(2001, 2, 3, 12, tzinfo=UTC)
 @pytest.fixture(autouse=True)
 def _outbox(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
-    settings.OUTBOX = {"BROKERS": {"default": embedded}, "TOPICS": {"made": {"TYPE": "delay"}}, "CELERY_WAKEUP": False}
+    settings.OUTBOX = {"BROKERS": {"default": embedded}, "TOPICS": {"made": {}}, "CELERY_WAKEUP": False}
     monkeypatch.setattr(register, "registered", {})
 
 
@@ -238,12 +238,15 @@ class TestARelayThatMayNotCreatePartitions:
             return [str(one) for one in read_attention(own, "default") if one.kind is AttentionKind.NO_MAINTENANCE]
 
     def _as_owner(self) -> None:
-        options = connections["default"].settings_dict["OPTIONS"]
-        given = options.pop("assume_role")
+        ours = connections["default"]
+        owner = ours.copy()
+        del owner.settings_dict["OPTIONS"]["assume_role"]
+        connections["default"] = owner  # in this thread only: the relay's remain those of the role
         try:
             call_command("outbox_maintenance", "--database", "default")
         finally:
-            options["assume_role"] = given
+            owner.close()
+            connections["default"] = ours
 
 
 class TestAConsumerWhoseInboxIsRefused:

@@ -38,7 +38,7 @@ OUTBOX = {
         "orders": {"TYPE": "transaction"},
         "notes": {"TYPE": "normal"},
         "steps": {"TYPE": "fifo"},
-        "alarms": {"TYPE": "delay"},
+        "alarms": {"TYPE": "normal"},
         "held": {"TYPE": "normal"},
         "moods": {"TYPE": os.environ.get("MOODS", "normal")},
         "entries": {"TYPE": "normal", "BROKER": "ledger"},

@@ -30,7 +30,6 @@ SELECT (SELECT count(*) FROM outbox_ticket JOIN outbox_topic topic ON topic.id =
         WHERE state IN (0, 1, 2) AND broker = 'default'),
     (SELECT count(*) FROM outbox_embedded_half WHERE state = 0 AND ask_at <= clock_timestamp()),
     (SELECT count(*) FROM outbox_embedded_delivery),
-    (SELECT count(*) FROM outbox_embedded_delayed),
     (SELECT count(*) FROM outbox_deferred WHERE dead_at IS NULL),
     (SELECT count(*) FROM outbox_embedded_offset o JOIN outbox_embedded_queue q USING (topic_id, queue)
         JOIN outbox_embedded_topic t ON t.id = topic_id

@@ -209,11 +209,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
             known = self._store.groups.get(group, MemoryGroup())
             return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
 
-    def delayed(self) -> int:
-        with self._store.changed:
-            now = self._now()
-            return sum(copy.visible_at > now for copies in self._store.copies.values() for copy in copies)
-
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._store.changed:
             return receiver.open_ids(self._store, group).intersection(message_ids)

@@ -25,7 +25,7 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.find import parse
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import FailureStatus, Status, delays, read_status
+from outbox.monitoring.status import FailureStatus, Status, read_status
 from outbox.monitoring.text import age
 from outbox.relay.hosts import databases
 
@@ -143,7 +143,6 @@ def _as_text(status: Status, attention: Sequence[Attention]) -> str:
         _topics(status),
         _processes(status.processes) if status.processes else "No process is running.",
         *([_groups(status.groups)] if status.groups else []),
-        *delays(status),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
         "\n".join(["Needs attention:", *(f"! {one_line(str(one))}" for one in attention)])

@@ -103,18 +103,6 @@ class TestCost:
         assert set(sent) == {receiver.SCAN}
         assert len(sent) < 10  # of 50: what is still on its way is told together
 
-    @pytest.mark.usefixtures("unpolled")
-    def test_of_waiting_on_a_topic_of_delayed_messages_is_the_same(
-        self, acts: Acts, harness: EmbeddedHarness, statements: Statements
-    ):
-        acts.send(acts.message(TopicType.DELAY, deliver_at=harness.now + timedelta(minutes=1)))
-        acts.receive(TopicType.DELAY, wait=MOMENT)
-
-        with statements.counted() as sent:
-            acts.receive(TopicType.DELAY, wait=timedelta(seconds=0.3))
-
-        assert sent == [receiver.SCAN] * 2
-
     def test_of_closing_after_the_connection_broke_is_nothing(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements
     ):

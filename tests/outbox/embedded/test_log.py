@@ -103,27 +103,3 @@ class TestSend:
         found = connection.execute("SELECT queue, array_agg(pos ORDER BY pos) FROM outbox_embedded_message GROUP BY queue")
 
         assert all(positions == list(range(1, len(positions) + 1)) for _, positions in found)
-
-
-class TestMoveDelayed:
-    def test_moves_each_message_once_when_two_consumers_come(self, acts: Acts, harness: EmbeddedHarness):
-        due = harness.now + timedelta(minutes=1)
-        acts.send(*[acts.message(TopicType.DELAY, deliver_at=due) for _ in range(300)])
-        harness.pass_time(timedelta(minutes=1))
-        found: list[str] = []
-        start = threading.Barrier(2)
-
-        def read() -> None:
-            mine = harness.open()
-            start.wait(10)
-            while deliveries := acts.receive(TopicType.DELAY, broker=mine, limit=10):
-                found.extend(delivery.message_id for delivery in deliveries)
-
-        readers = [threading.Thread(target=read) for _ in range(2)]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join(20)
-        found.extend(delivery.message_id for delivery in acts.receive(TopicType.DELAY, limit=500))
-
-        assert len(found) == len(set(found)) == 300

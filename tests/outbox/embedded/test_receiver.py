@@ -128,7 +128,7 @@ class TestShares:
     ):
         acts.send(*[acts.message() for _ in range(300)])
         broker.release(acts.receive(limit=300))
-        acts.send(*[acts.message(TopicType.DELAY) for _ in range(30)])
+        acts.end(*acts.send_halves(*[acts.message(TopicType.TRANSACTION) for _ in range(30)]))
 
         taken = [take_of_both(acts, limit) for _ in range(receives)]
 
@@ -159,7 +159,7 @@ class TestShares:
         assert len(acts.receive(limit=20)) == 20
 
 
-def take_of_both(acts: Acts, limit: int, other: TopicType = TopicType.DELAY) -> list[Delivery]:
+def take_of_both(acts: Acts, limit: int, other: TopicType = TopicType.TRANSACTION) -> list[Delivery]:
     topics = [acts.harness.topic(TopicType.NORMAL), acts.harness.topic(other)]
     return acts.broker.receive("group", topics, limit=limit, invisible_for=INVISIBLE, wait=timedelta(0))
 

@@ -73,7 +73,7 @@ class TestLull:
         assert delivery.body == b"second"
         assert sent[0] == receiver.SCAN
 
-    @pytest.mark.parametrize("asked", [{"group": "other group"}, {"kind": TopicType.DELAY}, {"wait": timedelta()}], ids=str)
+    @pytest.mark.parametrize("asked", [{"group": "other group"}, {"kind": TopicType.TRANSACTION}, {"wait": timedelta()}], ids=str)
     def test_is_of_one_group_and_its_topics_and_of_who_waits(self, acts: Acts, other: Acts, statements: Statements, asked: dict):
         acts.receive(wait=MOMENT)
 

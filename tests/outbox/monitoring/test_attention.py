@@ -320,14 +320,6 @@ class TestWakeupsByCelery:
         assert read() == []
 
 
-class TestDelayedMessages:
-    def test_need_none_while_their_delay_is_not_over(self, read, relay, cart, monkeypatch):
-        a_process("consumer", consumer_group="cart")
-        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: 7)
-
-        assert read() == []
-
-
 class TestGroups:
     @pytest.fixture(autouse=True)
     def _relay(self, relay, cart):

@@ -55,14 +55,6 @@ def scrape():
     return scrape
 
 
-class TestDelayedMessages:
-    def test_are_counted_by_broker(self, scrape, monkeypatch):
-        consumer(Parcel, group="cart")(lambda message, context: None)
-        monkeypatch.setattr(MemoryBroker, "delayed", lambda broker: 7)
-
-        assert scrape("outbox_delayed_messages", "broker") == {("default",): 7}
-
-
 class TestMessages:
     def test_are_counted_by_where_they_stand(self, scrape):
         topic = TopicFactory(name="parcels")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -354,15 +354,6 @@ class TestOnTheEmbeddedBroker:
         assert [text for text, _ in problems()] == [
             f"1 unfinished message of group 'mail' of OrderPlaced version 1 has {NO_UPGRADE[0]}"
         ]
-
-    def test_what_is_delayed_is_named(self, problems, settings):
-        settings.OUTBOX["TOPICS"][self.topic]["TYPE"] = "delay"
-        release(topic=self.topic)
-        with closing(conf.make_broker("default")) as broker:
-            later = datetime.now(UTC) + timedelta(hours=1)
-            broker.send([Outgoing(str(uuid4()), self.topic, b"{}", headers=OLD, deliver_at=later)])
-
-        assert [text for text, _ in problems()] == [f"1 delayed message of OrderPlaced version 1 has {NO_UPGRADE[0]}"]
 
     def test_what_may_still_be_committed_is_named(self, problems, settings):
         settings.OUTBOX["TOPICS"][self.topic]["TYPE"] = "transaction"

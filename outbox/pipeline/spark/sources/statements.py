@@ -148,17 +148,12 @@ SOURCES = "SELECT id FROM outbox_source"
 NOW = "SELECT clock_timestamp()"
 
 
-# A delayed message is stored, but has no time yet, so no group must have handled it.
 def _embedded(sql: Sql) -> str:
     return f"""
     SELECT m.pos AS part, m.source, t.name AS topic, {sql.header("m.headers", "ce-lane", "smallint")} AS lane,
         {sql.header("m.headers", "ce-number", "bigint")} AS number, m.message_id, m.key, m.queue::int AS queue, m.pos,
         {sql.time("m.stored_at")} AS at
     FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
-    UNION ALL
-    SELECT 0, d.source, t.name, {sql.header("d.headers", "ce-lane", "smallint")},
-        {sql.header("d.headers", "ce-number", "bigint")}, d.message_id, d.key, d.queue::int, 0, NULL
-    FROM outbox_embedded_delayed d JOIN outbox_embedded_topic t ON t.id = d.topic_id
     """
 
 
