@@ -61,7 +61,7 @@ class Broker(abc.ABC):
     # Properties of the calls below.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again; see `DeliversAgain`
+    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again
     is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first

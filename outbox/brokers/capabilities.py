@@ -200,14 +200,6 @@ class AsksProducers(HalfMessages):
         """
 
 
-class DeliversAgain(Capability):
-    """A group can be delivered messages again that it has finished, where a repeated send is not stored again."""
-
-    @abc.abstractmethod
-    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        """Deliver messages that a group has finished to it again, with deliveries counted from 1. Return their ids."""
-
-
 class GivesUp(Capability):
     """The server gives messages of a group up by itself (a delivery limit, a TTL), and keeps them where they can be read."""
 

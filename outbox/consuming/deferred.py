@@ -51,6 +51,7 @@ class Reason(enum.StrEnum):
     STOP = "stop"  # the worker was stopped
     SLOW = "slow"  # it waited behind a slow handler
     SERVER = "server"  # the broker's server gave it up
+    LOST = "lost"  # it was lost on the way to the group, and an operator sent it again
 
 
 @dataclass(frozen=True, slots=True)

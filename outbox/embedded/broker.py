@@ -27,7 +27,7 @@ from outbox.brokers.base import (
     StoredList,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeliversAgain, ListsResources, NeedsCheckLoop, StoredInDatabase
+from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, StoredInDatabase
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
-class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResources):
+class EmbeddedBroker(NeedsCheckLoop, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
@@ -234,10 +234,6 @@ class EmbeddedBroker(NeedsCheckLoop, DeliversAgain, StoredInDatabase, ListsResou
             if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
-
-    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        with self._client.translated() as connection:
-            return settlement.deliver_again(connection, group, message_ids, now=self._now())
 
     def backlog(self, group: str) -> dict[str, int]:
         with self._client.translated() as connection:

@@ -74,6 +74,7 @@ REASONS: dict[str, str] = {
     Reason.STOP: "its consumer was stopped",
     Reason.SLOW: "it waited behind a slow handler",
     Reason.SERVER: "the broker's server gave it up",
+    Reason.LOST: "it was lost on the way to the group, and sent again",
 }
 
 

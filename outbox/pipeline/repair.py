@@ -2,14 +2,13 @@
 Send lost messages again: exactly those that a finding names, as far as they still exist.
 
 A message that the broker or the group has by now is not sent. A message that is lost at the broker is sent by a relay, under its
-old number. A message that only one group lost is delivered to that group alone, if the broker deduplicates sends; otherwise it is
-sent again, and the inboxes of the other groups drop it.
+old number. A message that only one group lost is deferred in its inbox: its consumers handle it, and a copy that still comes from
+the broker is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -17,13 +16,18 @@ from uuid import UUID
 from django.utils import timezone
 
 from outbox import conf, database
+from outbox.batches.batch import ClaimedBatch
 from outbox.batches.operators import GONE, resend
-from outbox.brokers.capabilities import DeliversAgain
+from outbox.brokers.base import Delivery
+from outbox.consuming import subscriptions
+from outbox.consuming.deferred import Deferral, Reason, defer
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection, guarded
+from outbox.message import Header, TopicType
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import FindingKind, Stage
+from outbox.relay.cloudevents import OutgoingBuilder
 
 MAX_MESSAGES = 10_000  # of one finding
 
@@ -33,6 +37,13 @@ SELECT u.id FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest
 WHERE t.name = %(topic)s AND b.lane = %(lane)s AND u.n <> ALL(b.split)
 AND b.first_seq <= %(last)s AND b.first_seq + cardinality(b.message_ids) > %(first)s
 AND b.first_seq + u.n - 1 BETWEEN %(first)s AND %(last)s ORDER BY b.first_seq + u.n LIMIT %(limit)s
+"""
+
+# Messages as the relay sent them, in the order of their numbers.
+SENT = """
+SELECT m.id::text, m.key, m.headers, m.about, m.body, s.lane, s.number, s.sent_at
+FROM outbox_message_state s JOIN outbox_message m ON m.id = s.id AND m.created_at = s.created_at
+WHERE s.id = ANY(%s) ORDER BY s.lane, s.number, s.created_at
 """
 
 KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
@@ -52,7 +63,6 @@ NO_TOPIC = "The topic is no longer in settings."
 NO_GROUP = "The consumer group is no longer in the code."
 HANDLED_SINCE = "The group has handled them since."
 DEFERRED_SINCE = "The group has deferred them since."
-NOT_THERE = "The broker no longer has them, or is about to deliver them to the group."
 
 
 @dataclass(slots=True)
@@ -86,8 +96,9 @@ def plan(finding: AuditFinding, using: str) -> ResendPlan:
     known = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
     again.refuse(GONE, len(ids) - len(known))
     if finding.stage == Stage.INBOX:
+        inbox = database.raw(groups()[finding.consumer_group].using)
         for question, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
-            arrived = {row[0] for row in connection.execute(question, [finding.consumer_group, list(known)]).fetchall()}
+            arrived = {row[0] for row in inbox.execute(question, [finding.consumer_group, list(known)]).fetchall()}
             again.refuse(reason, len(arrived))
             known -= arrived
     again.ids = [one for one in ids if one in known]
@@ -106,8 +117,11 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
         again = plan(finding, using)
         if not again.ids:
             return again
-        done = _deliver(again) if _is_by_group(finding) else _send(again, database.raw(using), _lost_before(finding))
-        again.ids = [one for one in again.ids if one in done]
+        connection = database.raw(using)
+        if finding.stage == Stage.INBOX:
+            _defer(again, connection)
+        else:
+            _send(again, connection, finding.run.as_of or finding.run.started_at)
         if again.ids:
             finding.resent_at, finding.resent_by, finding.resent_count = timezone.now(), by, len(again.ids)
             finding.save(update_fields=["resent_at", "resent_by", "resent_count"])
@@ -153,34 +167,32 @@ def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> li
     return [row[0] for row in rows]
 
 
-def _is_by_group(finding: AuditFinding) -> bool:
-    alias = conf.topic_settings(finding.topic).broker
-    return finding.stage == Stage.INBOX and DeliversAgain.has(conf.broker_class(alias))
+def _defer(again: ResendPlan, connection: Connection) -> None:
+    """Put the messages into the inbox of the group that lost them, as a relay sends them."""
+    group, topic = groups()[again.finding.consumer_group], again.finding.topic
+    kind = conf.topic_settings(topic).type or TopicType.NORMAL
+    [source] = connection.execute(SOURCE).fetchone() or ("",)
+    deliveries = []
+    for message_id, key, headers, about, body, lane, number, sent_at in connection.execute(SENT, [again.ids]).fetchall():
+        batch = ClaimedBatch(0, 0, topic, kind, lane, number, [message_id])
+        sent = OutgoingBuilder(batch, source=source, is_half=False).build(1, key, headers, about, bytes(body))
+        deliveries.append(
+            Delivery(group.name, sent.topic, sent.message_id, sent.body, "", sent.key, sent.tag, sent.headers, stored_at=sent_at)
+        )
+    unhandled = [one for one in deliveries if group.find(one.topic, one.headers.get(Header.TYPE, ""), one.tag) is None]
+    ignored = set(range(len(unhandled))) - (subscriptions.ignore(group, unhandled) if unhandled else set())
+    ends = {unhandled[place].message_id for place in ignored}
+    if handled := [(one, Deferral.unhandled(Reason.LOST, one)) for one in deliveries if one.message_id not in ends]:
+        defer(database.raw(group.using), group.name, handled)
 
 
-def _lost_before(finding: AuditFinding) -> datetime:
-    return finding.run.as_of or finding.run.started_at
-
-
-def _deliver(again: ResendPlan) -> set[UUID]:
-    """Ask the broker to deliver the messages to one group again."""
-    finding = again.finding
-    with closing(conf.make_broker(conf.topic_settings(finding.topic).broker)) as broker:
-        done = DeliversAgain.of(broker).deliver_again(finding.consumer_group, [str(one) for one in again.ids])
-    again.refuse(NOT_THERE, len(again.ids) - len(done))
-    return _uuids(done)
-
-
-def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> set[UUID]:
+def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> None:
     """Schedule the messages to be sent again by a relay."""
     settled = resend(connection, again.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         again.refuse(reason, 1)
-    return set(again.ids) - _uuids(settled.refused)
-
-
-def _uuids(texts: Iterable[str]) -> set[UUID]:
-    return {UUID(text) for text in texts}
+    refused = {UUID(message_id) for message_id in settled.refused}
+    again.ids = [message_id for message_id in again.ids if message_id not in refused]
 
 
 def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:

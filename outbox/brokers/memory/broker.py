@@ -21,13 +21,13 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import DeliversAgain, GivesUp, NeedsCheckLoop, TransactionalSends
+from outbox.brokers.capabilities import GivesUp, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver, transactions
 from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.ends import end_half, half_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Item
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import HalfRecord, LaneKey, MemoryGroup, UnfinishedCopy, store
+from outbox.brokers.memory.store import HalfRecord, LaneKey, MemoryGroup, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.message import Half, Resolution
@@ -42,7 +42,7 @@ def _now() -> datetime:
 R = TypeVar("R")
 
 
-class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, TransactionalSends):
+class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     """A broker in the memory of the process; brokers with the same OPTIONS["NAME"] share it, across threads."""
 
     supports_order: ClassVar[bool] = True
@@ -182,15 +182,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, DeliversAgain, GivesUp, Transaction
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         with self._store.changed:
             return [receiver.finish(self._store, delivery) for delivery in deliveries]
-
-    def deliver_again(self, group: str, message_ids: Sequence[str]) -> set[str]:
-        with self._store.changed:
-            known = self._store.groups.get(group, MemoryGroup())
-            copies = [copy for message_id in message_ids for copy in known.done.pop(message_id, [])]
-            for copy in copies:
-                known.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, self._now())
-            self._store.changed.notify_all()
-            return {copy.message.message_id for copy in copies}
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """Receive messages that a test gave up; each comes again until it is acknowledged."""

@@ -106,31 +106,6 @@ class TestAGroupThatBeginsDuringAPrune:
         assert found == [b"young"]
         assert connection.execute(ORPHANS).fetchone() == (0,)
 
-    def test_is_handed_again_only_what_stays(
-        self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, connection: Connection
-    ):
-        sent = acts.send_bodies(*[b"old"] * 10, key="one queue")
-        broker.ack(acts.receive())
-        harness.pass_time(RETENTION)
-        sent += acts.send_bodies(b"young", key="one queue")
-        broker.ack(acts.receive())
-        pruning = threading.Thread(target=harness.open().prune)
-        given: list[set[str]] = []
-        ids = [message.message_id for message in sent]
-        asking = threading.Thread(target=lambda: given.append(broker.deliver_again("group", ids)))
-
-        with connection.transaction():
-            connection.execute(HOLD_ONE)
-            pruning.start()
-            wait_until_it_blocks(connection)
-            asking.start()
-            wait_until(lambda: connection.execute(WAIT_FOR_A_PRUNE).fetchone() or not asking.is_alive())
-        pruning.join(20)
-        asking.join(20)
-
-        assert given == [{sent[-1].message_id}]
-        assert connection.execute(ORPHANS).fetchone() == (0,)
-
     def test_is_not_waited_for(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
         acts.send(*[acts.message() for _ in range(10)])
         harness.pass_time(RETENTION)

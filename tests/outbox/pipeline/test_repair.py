@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
-from outbox.embedded.models import EmbeddedDelivery
-from outbox.models import MessageState, State
+from outbox import consumer
+from outbox.consuming import register
+from outbox.models import Deferred, Duplicate, Inbox, MessageState, State
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
@@ -84,6 +85,13 @@ class TestPlan:
         assert repair.plan(finding(**numbered(5, 7)), "default").refused == {repair.GONE: 2}
 
 
+@pytest.fixture
+def books(monkeypatch):
+    """Register a group that takes all messages of the topic, those without a type, too."""
+    monkeypatch.setattr(register, "registered", {**register.registered})
+    consumer(topic="orders", group="books")(lambda message, context: None)
+
+
 class TestSend:
     def test_brings_what_the_broker_lost_to_its_groups(self, finding):
         ids = relay(3)
@@ -100,19 +108,29 @@ class TestSend:
         assert MessageState.objects.get(id=ids[1]).number == 2
         assert AuditFinding.objects.get().resent_by == "ada"
 
-    def test_delivers_what_one_group_lost_to_that_group_alone(self, finding):
+    def test_delivers_what_one_group_lost_to_that_group_alone(self, finding, books):
         ids = relay(3)
-        handle("points")
+        handle("books")
         handle("cart")
-        with connection.cursor() as cursor:
-            cursor.execute("DELETE FROM outbox_inbox WHERE message_id = %s AND consumer_group = 'points'", [ids[1]])
+        Inbox.objects.filter(message_id=ids[1], consumer_group="books").delete()
 
-        done = repair.send(finding(**numbered(1, 3, stage="inbox", consumer_group="points")).pk, "default", by="ada")
+        done = repair.send(finding(**numbered(1, 3, stage="inbox", consumer_group="books")).pk, "default", by="ada")
 
         assert (done.ids, done.refused) == ([ids[1]], {repair.HANDLED_SINCE: 2})
         assert MessageState.objects.get(id=ids[1]).state == "sent"
-        assert list(EmbeddedDelivery.objects.values_list("consumer_group", "delivery_count")) == [("points", 0)]
-        assert (handle("points"), handle("cart")) == (1, 0)
+        assert list(Deferred.objects.values_list("consumer_group", "message_id", "reason")) == [("books", ids[1], "lost")]
+        assert (handle("books"), handle("cart")) == (1, 0)
+        assert Inbox.objects.get(consumer_group="books", message_id=ids[1]).number == 2
+
+    def test_ignores_what_the_group_has_no_handler_for(self, finding):
+        ids = relay(1)
+        handle("points")
+        Inbox.objects.filter(consumer_group="points").delete()
+
+        done = repair.send(finding(**numbered(1, stage="inbox", consumer_group="points")).pk, "default", by="ada")
+
+        assert (done.ids, Deferred.objects.count()) == (ids, 0)
+        assert Inbox.objects.get(consumer_group="points").delivery_count == 0
 
     def test_does_nothing_twice(self, finding, sent):
         one = finding(**numbered(2))
@@ -132,12 +150,13 @@ class TestSend:
 
         assert (second.ids, list(second.refused)) == ([], ["It was sent again after that audit."])
 
-    def test_does_not_deliver_what_the_broker_still_has_for_the_group(self, finding):
+    def test_brings_what_the_broker_still_has_for_the_group_once(self, finding, books):
         relay(1)
-        handle("points")
-        relay(2)
+        handle("books")
+        ids = relay(2)
 
-        done = repair.send(finding(**numbered(2, 3, stage="inbox", consumer_group="points")).pk, "default", by="ada")
+        done = repair.send(finding(**numbered(2, 3, stage="inbox", consumer_group="books")).pk, "default", by="ada")
 
-        assert (done.ids, done.refused) == ([], {repair.NOT_THERE: 2})
-        assert AuditFinding.objects.get().resent_at is None
+        assert done.ids == ids
+        assert handle("books") == 2
+        assert Duplicate.objects.filter(consumer_group="books").count() == 2
