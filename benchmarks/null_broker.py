@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from operator import attrgetter
 
 from outbox.brokers.base import (
     ACCEPTED,
-    Delivery,
     Ended,
     EndSemantics,
     HalfRef,
@@ -36,7 +35,6 @@ def _read_all(messages: Sequence[Outgoing]) -> None:
 
 class NullBroker(HalfMessages):
     end_semantics = EndSemantics.IDEMPOTENT
-    confirms_ends = True
     supports_order = True
     supports_delay = True
 
@@ -60,26 +58,6 @@ class NullBroker(HalfMessages):
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         return [HalfStatus.VISIBLE] * len(halves)
-
-    def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
-    ) -> list[Delivery]:
-        return []
-
-    def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        return [None] * len(deliveries)
-
-    def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        return [False] * len(deliveries)
-
-    def backlog(self, group: str) -> dict[str, int]:
-        return {}
 
     def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
         return []

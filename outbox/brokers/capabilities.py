@@ -65,9 +65,10 @@ class Capability(Broker):
         return cast("Self | type[Self]", broker)
 
 
-class SendOnly(Capability):
-    """Messages are only sent: who reads them, and what became of them, this package does not know."""
+class Receives(Capability):
+    """Consumer groups receive the messages, each group all of them."""
 
+    @abc.abstractmethod
     def receive(
         self,
         group: str,
@@ -77,23 +78,98 @@ class SendOnly(Capability):
         invisible_for: timedelta,
         wait: timedelta,
     ) -> list[Delivery]:
-        """Refuse: no consumer group reads here."""
-        raise self._refuse()
+        """
+        Receive messages for a consumer group. They are invisible to its other members for the given time.
 
+        Messages of all tags are returned: during a deployment, the members of a group want different ones. On topics of type fifo
+        a message is returned only if all earlier ones of its key are acknowledged, or stand before it in the same list. After a
+        loss or a release, a key begins again at its first message that is not acknowledged.
+
+        `Delivery.delivery_count` is 1 only where the message was certainly not returned to the group before. A higher number that
+        is wrong costs two statements of the database; a 1 that is wrong is a death of a process that is not counted.
+
+        Args:
+            topics: names of topics.
+            limit: the maximum number of messages (1 or more).
+            wait: return an empty list after this time if no message comes.
+        """
+
+    def set_owner(self, group: str, source: str, project: str) -> None:
+        """
+        Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
+
+        If the broker can, it stores the owner on its server when the group first receives from a topic. A group of the same name
+        with another inbox, that is, of another project, then receives nothing, and `refusals` and `check` name the owner. By
+        default nothing is compared.
+
+        Args:
+            source: the stable id of the outbox.
+            project: its project, for people.
+        """
+
+    def take_over(self, group: str) -> None:
+        """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
+
+    def interrupt(self) -> None:
+        """
+        End the wait of the current `receive`, and of all later ones: they return what is there. May be called from any thread.
+
+        By default `receive` returns when its wait is over. A broker whose waits take seconds overrides this, since the stop of a
+        consumer waits for it.
+        """
+
+    @abc.abstractmethod
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Refuse, as `receive`."""
-        raise self._refuse()
+        """
+        Keep deliveries invisible for the given time from now, and return them with their new receipts.
 
+        None in place of a delivery: it has ended, or the message was or may be delivered again. As for `ack`, an expired delivery
+        may still be renewed if the broker knows that nobody else has the message. After a renewal only the returned delivery may
+        be used, since its receipt may be a new one.
+        """
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand back deliveries that are still held: their messages can be received again at once. May be ignored."""
+        self.renew(deliveries, timedelta(0))
+
+    @abc.abstractmethod
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Refuse, as `receive`."""
-        raise self._refuse()
+        """
+        Acknowledge deliveries.
 
+        False in place of a delivery: too late, the message was or may be delivered again. An expired delivery may still be
+        acknowledged if the broker knows that nobody else has the message. Callers depend on nothing here: an acknowledgement may
+        be lost or late.
+        """
+
+    @abc.abstractmethod
     def backlog(self, group: str) -> dict[str, int]:
-        """Refuse, as `receive`."""
-        raise self._refuse()
+        """Return the number of messages that wait for a group, by topic, including those being handled."""
 
-    def _refuse(self) -> UnsupportedByBroker:
-        return UnsupportedByBroker(f"{type(self).__name__} only sends.", hint="Check SendOnly.has(broker) first.")
+    def refusals(self) -> dict[str, str]:
+        """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
+        return {}
+
+    def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
+        """
+        Return those of the messages that may be delivered to a group again, because their deliveries have not ended.
+
+        A broker that cannot tell of a message must forget it within `Limits.redelivery`, or a time that its `check` compares.
+        """
+        return set()
+
+    def forget_group(self, group: str, topics: Collection[str]) -> None:
+        """
+        Drop what waits for a group in these topics. If the group receives again, it begins as a new one.
+
+        The group's consumers have to be stopped before.
+
+        Raises:
+            UnsupportedByBroker: only the server's own tools can do that; the text names them.
+        """
+        raise UnsupportedByBroker(
+            f"{type(self).__name__} cannot drop what waits for a group.", hint="Use the server's own tools."
+        )
 
 
 class Lookups(Capability):
@@ -119,33 +195,14 @@ class HalfMessages(Lookups):
     end_semantics: EndSemantics = EndSemantics.STATELESS
 
     # Where ends are not idempotent: the process that decided a batch may end its half messages for this time, in which
-    # check-backs about them are UNKNOWN. Later, a batch must be taken over first (`batches/take_over.py`). None: no limit.
+    # check-backs about them are UNKNOWN. Later, a batch must be taken over first (`batches/take_over.py`). None: at any time.
     commit_window: timedelta | None = None
     # Whether several threads may call `new_half_id`, `send_halves` and `end` at once. If so, a process has one broker for all
     # threads that publish half first, otherwise one for each.
     is_thread_safe: ClassVar[bool] = False
-    # The age after which the broker no longer asks about a half message: it was ended, or it is lost.
-    check_horizon: timedelta = timedelta(minutes=10)
-
-    @property
-    @abc.abstractmethod
-    def confirms_ends(self) -> bool:
-        """
-        Whether an accepted end has certainly taken effect.
-
-        True: a message whose COMMIT was ACCEPTED is stored as durably as one that was sent in one phase. False: the answer only
-        says that the request was forwarded, so the message itself must be looked up. This may depend on the options.
-        """
-
-    @property
-    def end_window(self) -> timedelta | None:
-        """How long after its decision, or after it was taken over, a half message may be ended. None: at any time."""
-        return None if self.end_semantics is EndSemantics.IDEMPOTENT else self.commit_window
-
-    @classmethod
-    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return the maximum age of a half message in a check-back. The rows that decide the answer must be kept longer."""
-        return cls.check_horizon
+    # Whether an accepted end has certainly taken effect. False: the answer only says that the request was forwarded, so the
+    # message itself must be looked up before it counts as sent.
+    confirms_ends: bool = True
 
     @abc.abstractmethod
     def new_half_id(self, message_id: str) -> str:
@@ -200,7 +257,7 @@ class AsksProducers(HalfMessages):
         """
 
 
-class GivesUp(Capability):
+class GivesUp(Receives):
     """The server gives messages of a group up by itself (a delivery limit, a TTL), and keeps them where they can be read."""
 
     @abc.abstractmethod
@@ -351,7 +408,7 @@ class ListsResources(Capability):
         """
 
 
-class Seeks(Capability):
+class Seeks(Receives):
     """A consumer group without consumers can be moved to another place in a topic."""
 
     @abc.abstractmethod

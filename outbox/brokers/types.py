@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -32,6 +32,27 @@ class SendGuarantee(enum.StrEnum):
     ONCE_COMMITTED = "once if read_committed"  # uncommitted readers also see copies of transactions that were not committed
     AT_LEAST_ONCE = "at least once"
     UNCONFIRMED = "unconfirmed"  # perhaps never: the broker's answer proves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    What the messages of a topic are promised, and the times that callers must respect.
+
+    Args:
+        guarantee: how often readers see a published message.
+        send: how long a send of one batch takes if every request takes its full timeout. A lease must be longer.
+        handling: how long a delivery can be held, renewals included. None: for any time.
+        redelivery: how long after it was handled a message that `may_deliver_again` does not name may come to its group again.
+            Its inbox row must be kept as long. None: the options do not tell; then `check` compares with the server's settings.
+        check_back: the maximum age of a half message in a check-back. The rows that decide the answer must be kept longer.
+    """
+
+    guarantee: SendGuarantee = SendGuarantee.AT_LEAST_ONCE
+    send: timedelta = timedelta()
+    handling: timedelta | None = None
+    redelivery: timedelta | None = None
+    check_back: timedelta = timedelta(minutes=10)
 
 
 class EndSemantics(enum.StrEnum):

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus, TopicSpec
-from outbox.brokers.capabilities import SendOnly
+from outbox.brokers.base import Broker, Limits, Outgoing, Problem, SendResult, SendStatus, TopicSpec
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import validate
 from outbox.celery.confirms import ConfirmingProducer, Refusal
@@ -29,7 +28,7 @@ NO_ANSWER = (SendStatus.UNAVAILABLE, SendStatus.UNSURE)
 CONNECT_TIMEOUT = timedelta(seconds=4)  # Celery's default, broker_connection_timeout
 
 
-class CeleryBroker(SendOnly):
+class CeleryBroker(Broker):
     """Sends tasks to the broker of a Celery app. OPTIONS: `outbox.celery.options.CeleryOptions`."""
 
     system: ClassVar[str] = "celery"
@@ -44,8 +43,8 @@ class CeleryBroker(SendOnly):
         self._is_closed = False
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return which options are wrong, and what in Celery's settings does not go with the outbox."""
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+        """Return wrong options, else what in Celery's settings does not go with the outbox, else other topics than its own."""
         if found := problems_with(CeleryOptions, options):
             return found
         settings = read_options(CeleryOptions, options)
@@ -53,25 +52,20 @@ class CeleryBroker(SendOnly):
             app = find_app(settings)
         except ConfigurationError as error:
             return [Problem(error.message, error.hint)]
-        return list(_problems_of(app))
-
-    @classmethod
-    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
-        """Return the topics that it cannot carry: all but its own."""
-        return [
+        return list(_problems_of(app)) or [
             Problem(f"Topic {topic.name!r} cannot go there: tasks only are sent.", "Give the topic another BROKER.")
             for topic in topics
             if topic.name not in cls.reserved_topics or topic.type is not TopicType.NORMAL
         ]
 
     @classmethod
-    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """Return how long a batch may take: a connection, and its confirms."""
-        return CONNECT_TIMEOUT + read_options(CeleryOptions, options).timeout
+        return Limits(send=CONNECT_TIMEOUT + read_options(CeleryOptions, options).timeout)
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options; connect to Celery's broker."""
-        if found := self.check_options(self.options):
+        if found := self.check_settings(self.options):
             return found
         try:
             open_connection(self._app, self._settings.timeout).release()

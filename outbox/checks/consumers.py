@@ -15,7 +15,7 @@ from django.db import connections
 from psycopg import IsolationLevel
 
 from outbox import conf, database
-from outbox.brokers.capabilities import SendOnly
+from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Consumer, groups
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicType
@@ -121,7 +121,7 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
         broker = conf.broker_class(topic.broker)
     except ConfigurationError:  # E003 reports it
         return
-    if SendOnly.has(broker):
+    if not Receives.has(broker):
         yield Error(
             f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
             hint="Publish messages that a consumer handles to a topic of another broker.",

@@ -65,7 +65,7 @@ def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any)
 
 def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
     broker_class, options = conf.broker_class(alias), conf.settings().brokers[alias].options
-    if broker_class.check_options(options):  # another check reports it
+    if broker_class.check_settings(options):  # another check reports it
         return
     try:
         found = ask_broker(alias)

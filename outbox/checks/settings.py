@@ -61,8 +61,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
             hint = f"{_topics_hint(alias)} {error.hint}".strip()
             found.append(Error(error.message, hint=hint, id="outbox.E003"))
             continue
-        problems = backend.check_options(broker.options)
-        for problem in problems or backend.check_topics(broker.options, conf.topics_of(alias)):
+        for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
             text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
             kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W048")
             found.append(kind(text, hint=problem.hint, id=number))

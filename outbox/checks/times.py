@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
@@ -31,7 +30,7 @@ def check_leases(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     lease = known_settings().relay.lease
     for alias, broker, options in _brokers_in_use():
-        needed = broker.max_send_duration(options) + MARGIN
+        needed = max(broker.limits(options, topic).send for topic in conf.topics_of(alias)) + MARGIN
         if lease < needed:
             found.append(
                 Caution(
@@ -54,13 +53,13 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     two_phase = {topic.broker for _, topic, broker in known_topics() if _is_two_phase(topic, broker)}
     return [
         Error(
-            f'OUTBOX["RETENTION"] is {retention}, but broker {alias!r} may check back about a half message for '
-            f"{HalfMessages.of(broker).max_check_back_age(options)}.",
+            f'OUTBOX["RETENTION"] is {retention}, but broker {alias!r} may check back about a half message for {age}.',
             hint="Raise RETENTION above that time.",
             id="outbox.E020",
         )
         for alias, broker, options in _brokers_in_use()
-        if alias in two_phase and retention < HalfMessages.of(broker).max_check_back_age(options)
+        if alias in two_phase
+        and retention < (age := max(broker.limits(options, topic).check_back for topic in conf.topics_of(alias)))
     ]
 
 
@@ -73,7 +72,7 @@ def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for alias, broker, options in _brokers_in_use():
         for topic in conf.topics_of(alias):
-            kept = broker.redelivery_time(options, topic)
+            kept = broker.limits(options, topic).redelivery
             setting = f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"]'
             subject = f"Broker {alias!r} keeps messages of topic {topic.name!r} for {kept} ({setting})"
             if kept and (problem := problem_of_retention(subject, kept, topic.remembered, f"lower {setting}")):
@@ -89,17 +88,17 @@ def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
     only one of them commit. Lower the `time_limit`, or raise the broker's limit (RabbitMQ: `CONSUMER_TIMEOUT`).
     """
     topics = {name: topic for name, topic, _ in known_topics()}
-    brokers = {alias: partial(broker.max_handling_time, options) for alias, broker, options in _brokers_in_use()}
+    longest_of = {
+        topic.name: broker.limits(options, topic).handling
+        for alias, broker, options in _brokers_in_use()
+        for topic in conf.topics_of(alias)
+    }
     found: list[CheckMessage] = []
     for one in [one for group in groups().values() for one in group.consumers.values()]:
-        topic = topics.get(one.topic)
-        if topic is None or topic.broker not in brokers or one.time_limit is None:
-            continue
-        longest = brokers[topic.broker](topic.type or TopicType.NORMAL)
-        if longest is not None and longest < one.time_limit:
-            text = (
-                f"{one.name} has time_limit={one.time_limit}, but broker {topic.broker!r} lets a delivery be held for {longest}."
-            )
+        longest = longest_of.get(one.topic)
+        if longest is not None and one.time_limit is not None and longest < one.time_limit:
+            alias = topics[one.topic].broker
+            text = f"{one.name} has time_limit={one.time_limit}, but broker {alias!r} lets a delivery be held for {longest}."
             hint = f"Lower it to {longest}, or raise the limit in the broker's OPTIONS and on the server."
             found.append(Caution(text, hint=hint, id="outbox.W050"))
     return found
@@ -114,7 +113,7 @@ def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
     classes = {topic.broker: broker for _, topic, broker in known_topics()}
     for alias, broker in sorted(classes.items()):
         options = known_settings().brokers[alias].options
-        if not any(problem.is_error for problem in broker.check_options(options)):
+        if not any(problem.is_error for problem in broker.check_settings(options)):
             yield alias, broker, options
 
 

@@ -23,7 +23,7 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
 from outbox import conf, signals
-from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Group
 from outbox.database import guarded
 from outbox.database.locks import Lock
@@ -212,19 +212,19 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     awaited: list[Missing] = []
     for alias, mine in by_broker.items():
         try:
-            with closing(conf.make_broker(alias)) as broker:
+            with closing(Receives.of(conf.make_broker(alias))) as broker:
                 awaited += [missing for missing in mine if _is_before(broker, group, missing, cursor)]
         except BrokerUnavailable:
             awaited += [missing for missing in mine if _came_lately(group, missing, cursor)]
     return awaited
 
 
-def _is_before(broker: Broker, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
+def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
     cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
     ids = [str(row[0]) for row in cursor.fetchall()]
     if ids and broker.may_deliver_again(group.name, ids):
         return True
-    knows_all = broker.redelivery_time(broker.options, broker.topics[missing.topic]) == timedelta()
+    knows_all = broker.limits(broker.options, broker.topics[missing.topic]).redelivery == timedelta()
     return not knows_all and _may_wait(broker.backlog(group.name), group, missing, cursor)
 
 

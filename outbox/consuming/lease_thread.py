@@ -24,7 +24,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from outbox import conf, signals
-from outbox.brokers.base import Broker, Delivery
+from outbox.brokers.base import Delivery
+from outbox.brokers.capabilities import Receives
 from outbox.consuming.delivery_info import order_key_of
 from outbox.consuming.register import Consumer
 from outbox.database import heartbeats
@@ -80,7 +81,7 @@ class LeaseThread:
         self._unload = unload
         self._beat_at = 0.0
         self._invisible = conf.settings().consumer.invisible.total_seconds()
-        self._broker: Broker | None = None
+        self._broker: Receives | None = None
         self._waiting: deque[list[Held]] = deque()
         self._taken: list[Held] = []
         self._done: list[Held] = []
@@ -91,7 +92,7 @@ class LeaseThread:
         self._wake, self._closed = threading.Event(), threading.Event()
         self._is_asleep = True
 
-    def hold(self, broker: Broker, works: Iterable[Sequence[Delivery]], *, received_at: float) -> None:
+    def hold(self, broker: Receives, works: Iterable[Sequence[Delivery]], *, received_at: float) -> None:
         """Hold received deliveries; each sequence is handled together."""
         with self._lock:
             self._broker = broker

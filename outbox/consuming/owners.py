@@ -10,11 +10,12 @@ from django.db import Error as DatabaseError
 
 from outbox import conf, database
 from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Group, groups
 from outbox.database.identity import read_identity
 
 
-def set_owner(broker: Broker, group: str, using: str) -> None:
+def set_owner(broker: Receives, group: str, using: str) -> None:
     """Set the owner of a group at a broker: the outbox in the database of its inbox."""
     broker.set_owner(group, *read_identity(database.raw(using)))
 
@@ -31,7 +32,7 @@ def take_over(chosen: Sequence[Group]) -> None:
         database.ensure_fit(group.using, database.raw(group.using))
     for group in chosen:
         for alias in group.brokers:
-            with closing(conf.make_broker(alias)) as broker:
+            with closing(Receives.of(conf.make_broker(alias))) as broker:
                 set_owner(broker, group.name, group.using)
                 broker.take_over(group.name)
 
@@ -42,4 +43,4 @@ def set_owners(broker: Broker) -> None:
     for group in groups().values():
         if broker.alias in group.brokers and group.using in databases:
             with suppress(DatabaseError, psycopg.Error):
-                set_owner(broker, group.name, group.using)
+                set_owner(Receives.of(broker), group.name, group.using)

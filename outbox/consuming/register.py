@@ -187,7 +187,7 @@ class Group:
                 topic's broker only sends.
         """
         for one in self.consumers.values():
-            if conf.broker_has(conf.topic_settings(one.topic).broker, "SendOnly"):
+            if not conf.broker_has(conf.topic_settings(one.topic).broker, "Receives"):
                 raise ConfigurationError(
                     f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
                     hint="Publish messages that a consumer handles to a topic of another broker.",

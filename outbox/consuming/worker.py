@@ -19,8 +19,8 @@ from typing import Self
 from django.db import connections
 
 from outbox import conf, database, signals
-from outbox.brokers.base import Broker, Delivery
-from outbox.brokers.capabilities import GivesUp
+from outbox.brokers.base import Delivery
+from outbox.brokers.capabilities import GivesUp, Receives
 from outbox.consuming import deferred, limits, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import fields_of, order_key_of
@@ -111,7 +111,7 @@ class Worker:
         self._topics = group.topics_of(alias)
         self._settings = conf.settings().consumer
         self._stop = stop or threading.Event()
-        self._broker: Broker | None = None
+        self._broker: Receives | None = None
         self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
         self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
@@ -285,7 +285,7 @@ class Worker:
         seconds = deferred.seconds_to_next(self.group.name, self.group.using)
         self._due_at = float("inf") if seconds is None else time.monotonic() + seconds
 
-    def _receive_given_up(self, broker: Broker) -> int:
+    def _receive_given_up(self, broker: Receives) -> int:
         """Store what the server gave up as dead letters; return their number."""
         if not GivesUp.has(broker) or time.monotonic() - self._given_up_at < LOOK_SECONDS:
             return 0
@@ -307,7 +307,7 @@ class Worker:
             broker.ack(known)
         return len(given_up)
 
-    def _handle_received(self, broker: Broker, deliveries: Sequence[Delivery], received_at: float) -> None:
+    def _handle_received(self, broker: Receives, deliveries: Sequence[Delivery], received_at: float) -> None:
         self._behind = set()
         started_at = time.monotonic()
         self._lease_thread.hold(broker, plan(self.group, deliveries), received_at=received_at)
@@ -315,7 +315,7 @@ class Worker:
         # A slow message is remembered for some receives, so that fewer are received and deferred.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
 
-    def _handle_all(self, broker: Broker) -> int:
+    def _handle_all(self, broker: Receives) -> int:
         """Handle the received deliveries; return their number. After an outage the rest is released, after a stop deferred."""
         acked_at = time.monotonic()
         handled = 0
@@ -389,7 +389,7 @@ class Worker:
         )
         logger.warning(text, delivery.message_id, self.group.name, extra=fields_of(delivery))
 
-    def _end_all(self, broker: Broker, *, is_outage: bool) -> None:
+    def _end_all(self, broker: Receives, *, is_outage: bool) -> None:
         """Acknowledge what is known. Defer the rest and acknowledge it, too, or release it if the database is away."""
         left = self._lease_thread.end_waiting()
         stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in left]
@@ -403,7 +403,7 @@ class Worker:
             if not all(is_known):
                 broker.release([delivery for delivery, known in zip(left, is_known, strict=True) if not known])
 
-    def _ack(self, broker: Broker, more: Sequence[Delivery] = ()) -> None:
+    def _ack(self, broker: Receives, more: Sequence[Delivery] = ()) -> None:
         if done := [*self._lease_thread.end_done(), *more]:
             for delivery, is_acked in zip(done, broker.ack(done), strict=True):
                 if not is_acked:
@@ -480,9 +480,9 @@ class Worker:
         ) as connection:
             subscriptions.beat(self.group, self.alias, note=self._note, over=connection)
 
-    def _connected(self) -> Broker:
+    def _connected(self) -> Receives:
         if self._broker is None:
-            broker = conf.make_broker(self.alias)
+            broker = Receives.of(conf.make_broker(self.alias))
             set_owner(broker, self.group.name, self.group.using)
             self._broker = broker
             note_worker(self.alias, self.group.name, self._name, self)

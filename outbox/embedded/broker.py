@@ -19,15 +19,17 @@ from outbox.brokers.base import (
     EndSemantics,
     HalfRef,
     HalfStatus,
+    Limits,
     Outgoing,
     Problem,
+    SendGuarantee,
     SendResult,
     ServerResource,
     StoredCopy,
     StoredList,
     TopicSpec,
 )
-from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, StoredInDatabase
+from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, Receives, StoredInDatabase
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
 from outbox.database import Connection, raw
@@ -46,12 +48,11 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
-class EmbeddedBroker(NeedsCheckLoop, StoredInDatabase, ListsResources):
+class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
     end_semantics = EndSemantics.IDEMPOTENT
-    confirms_ends = True  # the statement that ends half messages is committed before the answer
     supports_order: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
 
@@ -73,7 +74,7 @@ class EmbeddedBroker(NeedsCheckLoop, StoredInDatabase, ListsResources):
         self._receives = itertools.count()
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
         return problems(options)
 
     @classmethod
@@ -81,12 +82,15 @@ class EmbeddedBroker(NeedsCheckLoop, StoredInDatabase, ListsResources):
         return BrokerInterface(cls.system, reading=INTERNAL)
 
     @classmethod
-    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        return read_options(EmbeddedOptions, options).max_send_duration
-
-    @classmethod
-    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        return read_options(EmbeddedOptions, options).max_check_back_age
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
+        """Return no time of redeliveries: `may_deliver_again` knows every message."""
+        settings = read_options(EmbeddedOptions, options)
+        return Limits(
+            SendGuarantee.ONCE,
+            send=settings.max_send_duration,
+            redelivery=timedelta(),
+            check_back=settings.max_check_back_age,
+        )
 
     @classmethod
     def stored_in(cls, options: Mapping[str, Any]) -> str:
@@ -114,14 +118,9 @@ class EmbeddedBroker(NeedsCheckLoop, StoredInDatabase, ListsResources):
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
 
-    @classmethod
-    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
-        """Return no time: `may_deliver_again` knows every message."""
-        return timedelta()
-
     def check(self) -> list[Problem]:
         """Return problems of the options, and differences between the stored topics and settings."""
-        found = self.check_options(self.options)
+        found = self.check_settings(self.options)
         if not found:
             with self._client.translated() as connection:
                 try:

@@ -59,7 +59,7 @@ class HalfFirstMessage:
             HalfNotStored: the message has a tombstone. The transaction is aborted.
         """
         self._began = monotonic()
-        window = self._broker.end_window
+        window = self._broker.commit_window
         prepared = write_prepared(self._draft, topic, self._using, half_id=self.half.half_id, about=about, window=window)
         self.half = replace(self.half, source=prepared.source)
         return prepared
@@ -143,7 +143,7 @@ class HalfFirstMessage:
 
     def _left(self) -> timedelta | None:
         """Return the remaining time in which this process may commit. None: it is not limited."""
-        window = self._broker.end_window
+        window = self._broker.commit_window
         return None if window is None else window - timedelta(seconds=monotonic() - self._began)
 
     def _end(self, resolution: Resolution, *, within: timedelta | None = None) -> SendResult:

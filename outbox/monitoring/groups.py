@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox import conf
-from outbox.brokers.base import Broker, BrokerStatus
-from outbox.brokers.capabilities import GivesUp, SendOnly, StoredInDatabase
+from outbox.brokers.base import BrokerStatus
+from outbox.brokers.capabilities import GivesUp, Receives, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
 from outbox.database import Connection
@@ -212,7 +212,7 @@ def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
             is_told_by_another = StoredInDatabase.has(kind) and alias not in brokers  # which has the same tables
-            if SendOnly.has(kind) or is_told_by_another:
+            if not Receives.has(kind) or is_told_by_another:
                 continue
             stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
             yield from ((name, alias) for name in sorted(known | stored))
@@ -293,7 +293,7 @@ class _Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            with closing(conf.make_broker(self._alias)) as broker:
+            with closing(Receives.of(conf.make_broker(self._alias))) as broker:
                 for name in self._names:
                     self.found[name] = _ask(broker, name)
         except Exception as error:  # any error, since the other brokers are shown anyway
@@ -301,7 +301,7 @@ class _Asking(threading.Thread):
             self.found |= {name: trouble for name in self._names if name not in self.found}
 
 
-def _ask(broker: Broker, group: str) -> _Answer:
+def _ask(broker: Receives, group: str) -> _Answer:
     try:
         waiting = dict(sorted(broker.backlog(group).items()))
     except BrokerCannotTell:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outbox import conf
 from outbox.brokers.base import SendGuarantee
-from outbox.brokers.capabilities import HalfMessages, SendOnly
+from outbox.brokers.capabilities import HalfMessages, Receives
 from outbox.message import TopicType
 from outbox.monitoring.text import age
 
@@ -55,15 +55,15 @@ def promise_of(topic: str) -> Promise:
     """
     found = conf.topic_settings(topic)
     kind, options = conf.broker_class(found.broker), conf.settings().brokers[found.broker].options
-    type_ = found.type or TopicType.NORMAL
-    how_often = kind.send_guarantee(options, type_)
+    spec = next(one for one in conf.topics_of(found.broker) if one.name == topic)
+    limits = kind.limits(options, spec)
     check_backs = NOT_CHECKED_BACK
-    if type_ is TopicType.TRANSACTION and HalfMessages.has(kind):
-        check_backs = CHECKED_BACK.format(age=age(HalfMessages.of(kind).max_check_back_age(options).total_seconds()))
+    if spec.type is TopicType.TRANSACTION and HalfMessages.has(kind):
+        check_backs = CHECKED_BACK.format(age=age(limits.check_back.total_seconds()))
     return Promise(
-        how_often,
-        PUBLISHED[how_often],
-        ORDERED if type_ is TopicType.FIFO else UNORDERED,
-        DROPPED.format(kept=age(conf.settings().retention.total_seconds())) if not SendOnly.has(kind) else ONLY_SENT,
+        limits.guarantee,
+        PUBLISHED[limits.guarantee],
+        ORDERED if spec.type is TopicType.FIFO else UNORDERED,
+        DROPPED.format(kept=age(conf.settings().retention.total_seconds())) if Receives.has(kind) else ONLY_SENT,
         check_backs,
     )

@@ -260,7 +260,7 @@ def _risks() -> Iterator[str]:
     """Yield what may be lost with the settings of brokers."""
     for name, broker in conf.settings().brokers.items():
         with suppress(ConfigurationError):  # check E003 reports it
-            for problem in conf.broker_class(name).check_topics(broker.options, conf.topics_of(name)):
+            for problem in conf.broker_class(name).check_settings(broker.options, conf.topics_of(name)):
                 yield f"Broker {name!r}: {problem.text}"
 
 

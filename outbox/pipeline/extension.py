@@ -10,7 +10,7 @@ from django.contrib.admin import ModelAdmin
 from django.http import HttpRequest, HttpResponse
 
 from outbox import conf, database
-from outbox.brokers.capabilities import SendOnly, SpeaksKafka, StoredInDatabase
+from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
 from outbox.database import Connection
 from outbox.extensions import Attention, Extension, Page
 from outbox.pipeline import attention
@@ -35,9 +35,7 @@ class PipelineExtension(Extension):
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
         kind = conf.broker_class(broker)
-        is_recorded = not SendOnly.has(kind) and not (
-            StoredInDatabase.has(kind) or SpeaksKafka.has(kind)
-        )  # else read by the audit
+        is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))  # else read by the audit
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:

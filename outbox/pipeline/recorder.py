@@ -19,7 +19,8 @@ import psycopg
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf, database
-from outbox.brokers.base import Broker, Delivery
+from outbox.brokers.base import Delivery
+from outbox.brokers.capabilities import Receives
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database import heartbeats
 from outbox.database.identity import read_identity
@@ -106,7 +107,7 @@ class Recorder:
         self.total = RecorderTotals()
         self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._invisible_for = conf.settings().consumer.invisible
-        self._broker: Broker | None = None
+        self._broker: Receives | None = None
         self._connection: database.Connection | None = None
         self._settled_at = 0.0  # monotonic; until then, lost deliveries may still be invisible
         self._empty: deque[tuple[float, datetime, list[str]]] = deque()  # (monotonic, database time, topics without a backlog)
@@ -189,7 +190,7 @@ class Recorder:
         patience = FROZEN_SECONDS + conf.settings().consumer.wait.total_seconds()
         connection.execute(SET_IDLE_TIMEOUT, [str(int(patience * 1000))])
         self._connection = connection
-        self._broker = conf.make_broker(self.alias)
+        self._broker = Receives.of(conf.make_broker(self.alias))
         self._broker.set_owner(self.group, *read_identity(connection))
         connection.execute(BEGIN, {"broker": self.alias, "group": self.group, "topics": self.topics})
         self._restart_settling()

@@ -105,7 +105,7 @@ class Committer:
     @property
     def window(self) -> timedelta | None:
         """How long the half messages of a decision may be ended. None: at any time."""
-        return HalfMessages.of(self.broker).end_window
+        return HalfMessages.of(self.broker).commit_window
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """

@@ -266,7 +266,8 @@ class RelayRunner:
     def _beat_beside(self, ended: threading.Event) -> None:
         broker = self.relay.broker
         sends = Breakers.TOPICS + 1  # in a step, until the breaker of the broker opens
-        longest = (SILENT_AFTER + sends * broker.max_send_duration(broker.options)).total_seconds()
+        send = max((broker.limits(broker.options, topic).send for topic in broker.topics.values()), default=timedelta())
+        longest = (SILENT_AFTER + sends * send).total_seconds()
         while not ended.wait(BEAT_SECONDS):
             if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
                 with _heartbeat_connection(self.target) as connection:

@@ -27,7 +27,7 @@ import psycopg
 
 from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
-from outbox.brokers.base import Broker
+from outbox.brokers.capabilities import Receives
 from outbox.conf.apps import explain_pipeline, is_pipeline_missing
 from outbox.database import Connection, heartbeats, partitions
 from outbox.database.locks import END_IDLE_SESSION, Lock
@@ -410,7 +410,7 @@ class _Brokers:
         self.unavailable: set[str] = set()  # topics whose broker could not be asked
         self._broker_of = broker_of
         self._stack = stack
-        self._made: dict[str, Broker] = {}
+        self._made: dict[str, Receives] = {}
 
     def without_redeliveries(self, rows: Iterable[_Row]) -> list[_Row]:
         """Return the rows without those whose messages may be delivered again, or whose broker cannot be asked."""
@@ -424,10 +424,10 @@ class _Brokers:
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
         try:
-            if conf.broker_class(alias).may_deliver_again is Broker.may_deliver_again:
+            if Receives.of(conf.broker_class(alias)).may_deliver_again is Receives.may_deliver_again:
                 return set()  # this broker cannot tell, so no client is made
             if alias not in self._made:
-                self._made[alias] = self._stack.enter_context(closing(conf.make_broker(alias)))
+                self._made[alias] = self._stack.enter_context(closing(Receives.of(conf.make_broker(alias))))
             return self._made[alias].may_deliver_again(group, ids)
         except OutboxError as error:
             self.unavailable |= {topic for topic, broker in self._broker_of.items() if broker == alias}

@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" in metafunc.fixturenames:
         flags = [flag for mark in metafunc.definition.iter_markers("needs") for flag in mark.args]
         if not metafunc.definition.get_closest_marker("sends_only"):
-            flags.append("not SendOnly")
+            flags.append("Receives")
         chosen = [name for name, harness in HARNESSES.items() if all(_flag(harness, flag) for flag in flags)]
         params = [pytest.param(name, marks=HARNESSES[name].marks) for name in chosen]
         metafunc.parametrize("harness", params or [pytest.param("none", marks=pytest.mark.unsupported)], indirect=True)

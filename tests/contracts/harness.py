@@ -42,7 +42,7 @@ def broker_of_page(page: str) -> type[Broker]:
     """Return the broker that the Python blocks of a page of docs/ define, the only one."""
     names: dict[str, Any] = {"__name__": f"docs.{page}"}
     exec(compile("\n\n".join(python_blocks(page)), page, "exec", dont_inherit=True), names)  # noqa: S102
-    [found] = [one for one in names.values() if isinstance(one, type) and issubclass(one, Broker) and one is not Broker]
+    [found] = [one for one in names.values() if isinstance(one, type) and issubclass(one, Broker) and not one.__abstractmethods__]
     return found
 
 

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from outbox.brokers.base import (
     Delivery,
     GroupPosition,
+    Limits,
     Outgoing,
     Problem,
     SendGuarantee,
@@ -38,14 +39,13 @@ from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable
-from outbox.message import TopicType
 
 T = TypeVar("T")
 
 NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
+class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     """
     Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
     promises.
@@ -79,14 +79,9 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
             self.lacks = (*self.lacks, TransactionalSends)
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return what is wrong with the OPTIONS, without a connection."""
-        return problems(options) or problems_of_client(read_options(KafkaOptions, options))
-
-    @classmethod
-    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
-        """Return topics whose names Kafka does not take."""
-        return [
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+        """Return what is wrong with the OPTIONS, without a connection, and topics whose names Kafka does not take."""
+        wrong = [
             Problem(
                 f"Kafka has no topic of the name {topic.name!r}.",
                 "A name has 1 to 249 letters, digits, dots, underscores and hyphens.",
@@ -94,6 +89,7 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
             for topic in topics
             if not NAME.fullmatch(topic.name) or topic.name in (".", "..")
         ]
+        return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or wrong
 
     @classmethod
     def interface(cls, options: Mapping[str, Any]) -> KafkaInterface:
@@ -101,19 +97,20 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         return KafkaInterface.of(read_options(KafkaOptions, options))
 
     @classmethod
-    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a transaction may take: to look topics up, to store messages and marker, and to commit."""
-        return timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
+        """
+        Return that committed readers see a message once, unless transactions are off.
+
+        A transaction looks topics up, stores messages and marker, and commits.
+        """
+        is_once = read_options(KafkaOptions, options).transactions
+        guarantee = SendGuarantee.ONCE_COMMITTED if is_once else SendGuarantee.AT_LEAST_ONCE
+        return Limits(guarantee, send=timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS))
 
     @classmethod
     def body_limit(cls, options: Mapping[str, Any]) -> int:
         """Return the limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
         return int(options.get("CLIENT", {}).get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
-
-    @classmethod
-    def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
-        """Return that committed readers see a message once, unless transactions are off."""
-        return SendGuarantee.ONCE_COMMITTED if read_options(KafkaOptions, options).transactions else SendGuarantee.AT_LEAST_ONCE
 
     @classmethod
     def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +125,7 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the cluster."""
-        if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
+        if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}

@@ -12,10 +12,13 @@ from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
     Delivery,
+    EndSemantics,
     HalfRef,
     HalfStatus,
+    Limits,
     Outgoing,
     Problem,
+    SendGuarantee,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -48,7 +51,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
     is_durable: ClassVar[bool] = False
-    confirms_ends = True  # the half message is ended before the answer
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
         super().__init__(alias, options, topics)
@@ -57,19 +59,19 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         self._now: Callable[[], datetime] = self._settings.clock or _now
         self._is_closed = False
         self.end_semantics = self._settings.end
-        self.commit_window = self._settings.commit_window or self.commit_window
+        self.commit_window = self._settings.commit_window if self.end_semantics is EndSemantics.STATELESS else None
         if not self._settings.transactions:
             self.lacks = (*self.lacks, TransactionalSends)
         self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
         return problems_with(MemoryOptions, options)
 
     @classmethod
-    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
-        """Return no time: `may_deliver_again` knows every message."""
-        return timedelta()
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
+        """Return no time of redeliveries: `may_deliver_again` knows every message."""
+        return Limits(SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE, redelivery=timedelta())
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         with self._store.changed:

@@ -11,15 +11,7 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import (
-    Delivery,
-    Outgoing,
-    Problem,
-    SendResult,
-    SendStatus,
-    ServerResource,
-    TopicSpec,
-)
+from outbox.brokers.base import Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
 from outbox.brokers.capabilities import GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
@@ -36,7 +28,6 @@ from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.logs import get_logger
-from outbox.message import TopicType
 
 logger = get_logger(__name__)
 
@@ -73,13 +64,10 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        """Return what is wrong with the OPTIONS, without a connection."""
-        return problems(options)
-
-    @classmethod
-    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
-        """Return topics that cannot be served, and groups of topics that are not there."""
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+        """Return what is wrong with the OPTIONS, else topics that cannot be served, and groups of topics that are not there."""
+        if found := problems(options):
+            return found
         names = {topic.name for topic in topics}
         found = [
             Problem(f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic.")
@@ -101,24 +89,22 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return RabbitMQInterface.of(read_options(RabbitMQOptions, options))
 
     @classmethod
-    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a send of one batch may take: to connect to any node, to declare, and to wait for the confirms."""
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
+        """
+        Return how long a send takes (to connect to any node, to declare, to wait for the confirms), and the times of deliveries.
+
+        A message stays in a group's queues for the topic's retention, then in the inlet, of which `may_deliver_again` knows.
+        """
         settings = read_options(RabbitMQOptions, options)
-        return (len(settings.nodes) + 2) * settings.request_timeout
-
-    @classmethod
-    def max_handling_time(cls, options: Mapping[str, Any], kind: TopicType) -> timedelta | None:
-        """Return how long a delivery is renewed before the server would take it back."""
-        return read_options(RabbitMQOptions, options).consumer_timeout * CONSUMER_MARGIN
-
-    @classmethod
-    def redelivery_time(cls, options: Mapping[str, Any], topic: TopicSpec) -> timedelta:
-        """Return how long a message stays in a group's queues; then it is in the inlet, of which `may_deliver_again` knows."""
-        return topic.retention
+        return Limits(
+            send=(len(settings.nodes) + 2) * settings.request_timeout,
+            handling=settings.consumer_timeout * CONSUMER_MARGIN,
+            redelivery=topic.retention,
+        )
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
-        if found := [*self.check_options(self.options), *self.check_topics(self.options, list(self.topics.values()))]:
+        if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         return ServerChecks(self._settings, self._questions, self.topics.values(), self._owners).problems()
 

@@ -16,6 +16,7 @@ from outbox.brokers.base import (
     EndSemantics,
     HalfRef,
     HalfStatus,
+    Limits,
     Outgoing,
     Problem,
     SendGuarantee,
@@ -83,14 +84,13 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         super().__init__(alias, options, topics)
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
-        self.check_horizon = self._settings.check_horizon
         self._client = RocketMQClient(self._settings, now, self.topics)
         proxies = ProxySender(self._client, clock, now)
         ports = PortSender(self._client, clock, now)
         self._producer = Producer(proxies, ports, clock)
         self._half_lookup = HalfLookup(self._client)
-        is_at_port = not self._settings.unconfirmed_ends
-        self._halves = PortHalfSender(ports, self._half_lookup, clock) if is_at_port else ProxyHalfSender(proxies, clock)
+        self.confirms_ends = not self._settings.unconfirmed_ends  # a broker's own port has answered, and not a proxy
+        self._halves = PortHalfSender(ports, self._half_lookup, clock) if self.confirms_ends else ProxyHalfSender(proxies, clock)
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
         self._given_up = GivenUpReader(self._client, clock)
@@ -98,38 +98,29 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
 
-    @property
-    def confirms_ends(self) -> bool:
-        """Whether an accepted end has certainly taken effect, because a broker's own port answered it and not a proxy."""
-        return not self._settings.unconfirmed_ends
-
     @classmethod
-    def check_options(cls, options: Mapping[str, Any]) -> list[Problem]:
-        return problems(options)
-
-    @classmethod
-    def send_guarantee(cls, options: Mapping[str, Any], kind: TopicType) -> SendGuarantee:
-        """Return that there may be rare copies; with UNCONFIRMED_ENDS, that nothing confirms the commit of a half message."""
-        is_unconfirmed = kind is TopicType.TRANSACTION and read_options(RocketMQOptions, options).unconfirmed_ends
-        return SendGuarantee.UNCONFIRMED if is_unconfirmed else SendGuarantee.AT_LEAST_ONCE
-
-    @classmethod
-    def check_topics(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> list[Problem]:
-        """Return what is missing in OPTIONS for half messages: the brokers' own ports."""
-        return problems_of_topics(read_options(RocketMQOptions, options), topics)
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+        """Return what is wrong with the OPTIONS, else what is missing there for half messages: the brokers' own ports."""
+        return problems(options) or problems_of_topics(read_options(RocketMQOptions, options), topics)
 
     @classmethod
     def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
         return BrokerInterface(cls.system, read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
     @classmethod
-    def max_send_duration(cls, options: Mapping[str, Any]) -> timedelta:
-        """Return how long a send of one batch may take, including a route query before the last message."""
-        return timedelta(seconds=SEND_SECONDS) + 2 * read_options(RocketMQOptions, options).request_timeout
+    def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
+        """
+        Return that there may be rare copies; with UNCONFIRMED_ENDS, that nothing confirms the commit of a half message.
 
-    @classmethod
-    def max_check_back_age(cls, options: Mapping[str, Any]) -> timedelta:
-        return read_options(RocketMQOptions, options).check_horizon
+        A send may query a route before the last message.
+        """
+        settings = read_options(RocketMQOptions, options)
+        is_unconfirmed = topic.type is TopicType.TRANSACTION and settings.unconfirmed_ends
+        return Limits(
+            SendGuarantee.UNCONFIRMED if is_unconfirmed else SendGuarantee.AT_LEAST_ONCE,
+            send=timedelta(seconds=SEND_SECONDS) + 2 * settings.request_timeout,
+            check_back=settings.check_horizon,
+        )
 
     def check(self) -> list[Problem]:
         """
@@ -137,9 +128,9 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
         Brokers and consumer groups are checked only if OPTIONS name the brokers' own ports.
         """
-        if found := self.check_options(self.options):
-            return found
-        found = self.check_topics(self.options, list(self.topics.values()))
+        if problems(self.options):
+            return problems(self.options)
+        found = self.check_settings(self.options, list(self.topics.values()))
         found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
         found += self._problems_of_owners()
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]

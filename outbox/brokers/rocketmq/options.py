@@ -62,7 +62,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of "host:port"."""
     found = read_address(text)
-    assert found is not None, f"{text!r} is not host:port, which check_options() reports"
+    assert found is not None, f"{text!r} is not host:port, which check_settings() reports"
     host, port = found
-    assert port is not None, f"{text!r} has no port, which check_options() reports"
+    assert port is not None, f"{text!r} has no port, which check_settings() reports"
     return host, port

@@ -13,6 +13,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import conf
+from outbox.brokers.capabilities import Receives
 from outbox.consuming import subscriptions
 from outbox.consuming.owners import set_owner
 from outbox.consuming.register import groups
@@ -136,7 +137,7 @@ def _drop(group: str, one: Dropped) -> None:
 
 
 def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = None) -> None:
-    with closing(conf.make_broker(alias)) as broker:
+    with closing(Receives.of(conf.make_broker(alias))) as broker:
         if using is not None:
             set_owner(broker, group, using)
         broker.forget_group(group, topics)

@@ -74,7 +74,7 @@ class Command(BaseCommand):
     def _seek(self, name: str, alias: str, topics: Sequence[str], options: dict[str, Any]) -> list[GroupPosition]:
         with closing(conf.make_broker(alias)) as broker:
             seeks = Seeks.of(broker)
-            set_owner(broker, name, find_group(name).using)
+            set_owner(seeks, name, find_group(name).using)
             found = [one for one in seeks.find_positions(name, topics, options["to"]) if one.pos != one.wanted]
             if not found:
                 return []

@@ -10,11 +10,11 @@ from django.db import transaction
 
 from outbox import conf
 from outbox.brokers.base import Outgoing, SendStatus
-from outbox.brokers.capabilities import SendOnly
+from outbox.brokers.capabilities import Receives
 from outbox.celery import CeleryBroker
 from outbox.celery.stored import TOPIC
 from outbox.consuming.register import consumer, group
-from outbox.errors import BrokerUnavailable, ConfigurationError, UnsupportedByBroker
+from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import TopicSpec, TopicType
 from outbox.models import MessageRow
 from outbox.monitoring import doctor
@@ -72,20 +72,6 @@ class TestSend:
 
 
 class TestConsumers:
-    @pytest.mark.parametrize(
-        "call",
-        [
-            lambda broker: broker.receive("g", [TOPIC], limit=1, invisible_for=A_MOMENT, wait=A_MOMENT),
-            lambda broker: broker.renew([], A_MOMENT),
-            lambda broker: broker.release([]),
-            lambda broker: broker.ack([]),
-            lambda broker: broker.backlog("g"),
-        ],
-    )
-    def test_have_no_call(self, broker: CeleryBroker, call: Any):
-        with pytest.raises(UnsupportedByBroker, match="only sends"):
-            call(broker)
-
     @pytest.mark.usefixtures("no_consumers")
     def test_cannot_have_its_topic(self):
         @consumer(topic=TOPIC, group="astray")
@@ -142,29 +128,29 @@ class TestTheTopic:
 class TestCheck:
     def test_finds_an_app_that_is_not_there(self):
         for app in ("tests.nowhere.app", "tests.outbox.celery.app.add"):
-            [problem] = CeleryBroker.check_options({"APP": app})
+            [problem] = CeleryBroker.check_settings({"APP": app})
             assert app in problem.text
 
     def test_finds_a_wrong_option(self):
-        assert "TIMEOUT" in CeleryBroker.check_options({**OPTIONS, "TIMEOUT": timedelta()})[0].text
-        assert "QUEUE" in CeleryBroker.check_options({**OPTIONS, "QUEUE": "x"})[0].text.upper()
+        assert "TIMEOUT" in CeleryBroker.check_settings({**OPTIONS, "TIMEOUT": timedelta()})[0].text
+        assert "QUEUE" in CeleryBroker.check_settings({**OPTIONS, "QUEUE": "x"})[0].text.upper()
 
     def test_finds_the_first_protocol(self, app: Celery):
         with configured(app, task_protocol=1):
-            [problem] = CeleryBroker.check_options(OPTIONS)
+            [problem] = CeleryBroker.check_settings(OPTIONS)
 
         assert "protocol 2 only" in problem.text
 
     def test_warns_of_tasks_that_no_restart_survives(self, app: Celery):
         with configured(app, task_default_delivery_mode="transient"):
-            [problem] = CeleryBroker.check_options(OPTIONS)
+            [problem] = CeleryBroker.check_settings(OPTIONS)
 
         assert not problem.is_error
 
     def test_finds_a_topic_of_others(self):
         topics = [TopicSpec(TOPIC, TopicType.NORMAL), TopicSpec("orders", TopicType.NORMAL)]
 
-        [problem] = CeleryBroker.check_topics(OPTIONS, topics)
+        [problem] = CeleryBroker.check_settings(OPTIONS, topics)
 
         assert "'orders'" in problem.text
 
@@ -179,7 +165,9 @@ class TestCheck:
         assert [finding.level for finding in found] == [doctor.Level.OK]
 
     def test_knows_how_long_a_send_may_take(self):
-        assert CeleryBroker.max_send_duration({"TIMEOUT": timedelta(seconds=7)}) == timedelta(seconds=11)
+        limits = CeleryBroker.limits({"TIMEOUT": timedelta(seconds=7)}, TopicSpec(TOPIC, TopicType.NORMAL))
+
+        assert limits.send == timedelta(seconds=11)
 
 
 @pytest.mark.django_db
@@ -197,4 +185,4 @@ class TestTheAdmin:
 
 
 def test_has_no_consumers():
-    assert SendOnly.has(CeleryBroker)
+    assert not Receives.has(CeleryBroker)

@@ -12,7 +12,7 @@ from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
 
 class FussyBroker(MemoryBroker):
     @classmethod
-    def check_options(cls, options):
+    def check_settings(cls, options, topics=()):
         return [
             Problem("COLOUR is no option.", "Take it out."),
             Problem("SPEED is low.", "Raise it.", is_error=False),
@@ -21,7 +21,7 @@ class FussyBroker(MemoryBroker):
 
 class BrokerWithoutPorts(MemoryBroker):
     @classmethod
-    def check_topics(cls, options, topics):
+    def check_settings(cls, options, topics=()):
         return [Problem(f"Topic {topic.name} needs PORTS.", "Give them.") for topic in topics if topic.type == "transaction"]
 
 

@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import consumer
+from outbox.brokers.base import Limits
 from outbox.brokers.memory import MemoryBroker
 
 SECOND = timedelta(seconds=1)
@@ -10,12 +11,8 @@ SECOND = timedelta(seconds=1)
 
 class SlowBroker(MemoryBroker):
     @classmethod
-    def max_send_duration(cls, options):
-        return 20 * SECOND
-
-    @classmethod
-    def max_check_back_age(cls, options):
-        return 100 * SECOND
+    def limits(cls, options, topic):
+        return Limits(send=20 * SECOND, check_back=100 * SECOND)
 
 
 def outbox(topics=("orders",), kind="transaction", options=None, **settings):

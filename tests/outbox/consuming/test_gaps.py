@@ -7,6 +7,7 @@ from django.db import connection
 
 from outbox import consumer, database, signals
 from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.capabilities import Receives
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.gaps import find_gaps, watched_topics
 from outbox.consuming.handle import handle
@@ -165,8 +166,8 @@ class TestFindGaps:
         ("backlog", "ago", "found"), [(2, LONG_AGO, []), (1, LONG_AGO, [(2, 3)]), (2, timedelta(hours=2), [(2, 3)])]
     )
     def test_waits_an_hour_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, ago, found, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
-        monkeypatch.setattr(MemoryBroker, "redelivery_time", Broker.redelivery_time)
+        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Receives.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "limits", Broker.limits)
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
         arrived(1, 4, ago=ago)
 
@@ -179,8 +180,8 @@ class TestFindGaps:
         def refuse(*_: object) -> None:
             raise BrokerUnavailable("gone")
 
-        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Broker.may_deliver_again)
-        monkeypatch.setattr(MemoryBroker, "redelivery_time", Broker.redelivery_time)
+        monkeypatch.setattr(MemoryBroker, "may_deliver_again", Receives.may_deliver_again)
+        monkeypatch.setattr(MemoryBroker, "limits", Broker.limits)
         monkeypatch.setattr(MemoryBroker, "backlog", refuse)
         arrived(1, 4, ago=ago)
 

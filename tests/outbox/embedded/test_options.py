@@ -9,11 +9,14 @@ from django.db import connections
 from outbox import database
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import ConfigurationError
+from outbox.message import TopicSpec, TopicType
+
+ORDERS = TopicSpec("orders", TopicType.NORMAL)
 
 
 class TestCheckOptions:
     def test_finds_nothing_wrong_with_none(self):
-        assert EmbeddedBroker.check_options({}) == []
+        assert EmbeddedBroker.check_settings({}) == []
 
     @pytest.mark.parametrize(
         ("options", "said", "hint"),
@@ -30,7 +33,7 @@ class TestCheckOptions:
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )
     def test_names_what_is_wrong(self, options: dict[str, Any], said: str, hint: str):
-        [problem] = EmbeddedBroker.check_options(options)
+        [problem] = EmbeddedBroker.check_settings(options)
 
         assert problem.is_error
         assert said in problem.text
@@ -39,26 +42,26 @@ class TestCheckOptions:
     def test_finds_a_database_that_is_not_postgresql(self, monkeypatch):
         monkeypatch.setattr(connections["other"], "vendor", "sqlite")
 
-        [problem] = EmbeddedBroker.check_options({"DATABASE": "other"})
+        [problem] = EmbeddedBroker.check_settings({"DATABASE": "other"})
 
         assert problem.text == "OPTIONS[\"DATABASE\"] is 'other', which is sqlite."
 
     def test_leave_a_default_that_was_not_named_to_the_check_of_databases(self, monkeypatch):
         monkeypatch.setattr(connections["default"], "vendor", "sqlite")
 
-        assert EmbeddedBroker.check_options({}) == []
+        assert EmbeddedBroker.check_settings({}) == []
 
 
 class TestTheTimes:
     def test_of_a_send_are_those_of_connecting_and_of_two_statements(self):
         options = {"STATEMENT_TIMEOUT": timedelta(seconds=8)}
 
-        assert EmbeddedBroker.max_send_duration(options) == timedelta(seconds=5 + 2 * 8)
+        assert EmbeddedBroker.limits(options, ORDERS).send == timedelta(seconds=5 + 2 * 8)
 
     def test_of_a_half_message_end_when_it_is_parked(self):
         options = {"CHECK_AFTER": timedelta(seconds=6), "CHECK_INTERVAL": timedelta(seconds=10), "CHECK_LIMIT": 7}
 
-        assert EmbeddedBroker.max_check_back_age(options) == timedelta(seconds=6 + 10 + 20 + 40 + 80 + 160 + 160 + 160)
+        assert EmbeddedBroker.limits(options, ORDERS).check_back == timedelta(seconds=6 + 10 + 20 + 40 + 80 + 160 + 160 + 160)
 
 
 class TestBroker:

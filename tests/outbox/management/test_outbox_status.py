@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 class CarelessBroker(MemoryBroker):
     @classmethod
-    def check_topics(cls, options, topics):
+    def check_settings(cls, options, topics=()):
         return [Problem(f"{topic.name} may be lost.", "Take care.", is_error=False) for topic in topics]
 
 

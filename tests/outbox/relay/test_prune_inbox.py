@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 from outbox import conf, consumer
-from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.base import Outgoing
+from outbox.brokers.capabilities import Receives
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
@@ -50,7 +51,7 @@ class TellingBroker(MemoryBroker):
 
 
 class SilentBroker(MemoryBroker):
-    may_deliver_again = Broker.may_deliver_again
+    may_deliver_again = Receives.may_deliver_again
 
     def __init__(self, *args: Any) -> None:
         raise AssertionError("A broker that cannot tell is not made to be asked.")

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import atomic, database, publish_raw
-from outbox.brokers.base import ACCEPTED
+from outbox.brokers.base import ACCEPTED, Limits
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
 from outbox.monitoring.attention import AttentionKind, read_attention
@@ -82,7 +82,7 @@ class TestASendThatTakesLong:
             return [ACCEPTED] * len(messages)
 
         monkeypatch.setattr(MemoryBroker, "send", send)
-        monkeypatch.setattr(MemoryBroker, "max_send_duration", classmethod(lambda kind, options: timedelta(seconds=30)))
+        monkeypatch.setattr(MemoryBroker, "limits", staticmethod(lambda options, topic: Limits(send=timedelta(seconds=30))))
         publish()
         relay()
         assert has_begun.wait(30)

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 
 from outbox import conf
-from outbox.brokers.capabilities import SendOnly
+from outbox.brokers.capabilities import Receives
 from outbox.errors import BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.management.exits import unable
 from outbox.management.greeting import greet
@@ -73,11 +73,11 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     group = options["group"] or recorder_group(using)
     readable = readable_brokers()
     unreadable = conf.settings().brokers.keys() - readable.keys() - set(kafka_brokers())
-    aliases = options["broker"] or sorted(alias for alias in unreadable if not SendOnly.has(conf.broker_class(alias)))
+    aliases = options["broker"] or sorted(alias for alias in unreadable if Receives.has(conf.broker_class(alias)))
     wanted = set(options["topic"] or ())
     found = []
     for alias in aliases:
-        if SendOnly.has(conf.broker_class(alias)):
+        if not Receives.has(conf.broker_class(alias)):
             raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
         if alias in readable:
             raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")

@@ -9,6 +9,7 @@ from outbox.brokers.kafka.broker import KafkaBroker
 from outbox.brokers.kafka.client import TRANSACTION_TIMEOUT
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
+from outbox.message import TopicSpec, TopicType
 from tests.outbox.brokers.kafka import cluster, secured
 from tests.outbox.brokers.kafka.secured import READ, WRITE
 from tests.waiting import wait_until
@@ -110,4 +111,4 @@ class TestLanes:
 
 
 def test_the_lease_that_is_asked_for_is_longer_than_the_time_out_of_a_transaction():
-    assert KafkaBroker.max_send_duration({}) > TRANSACTION_TIMEOUT
+    assert KafkaBroker.limits({"SERVERS": ["kafka:9092"]}, TopicSpec("orders", TopicType.NORMAL)).send > TRANSACTION_TIMEOUT

@@ -10,7 +10,7 @@ SERVERS = {"SERVERS": ["kafka-1:9092"]}
 
 
 def texts(**options) -> list[str]:
-    return [problem.text for problem in KafkaBroker.check_options({**SERVERS, **options})]
+    return [problem.text for problem in KafkaBroker.check_settings({**SERVERS, **options})]
 
 
 class TestServers:
@@ -52,7 +52,7 @@ class TestClient:
         assert "sasl.username and sasl.password must be set" in text
 
     def test_without_its_certificates_is_no_error_since_they_may_be_elsewhere(self):
-        [problem] = KafkaBroker.check_options({**SERVERS, "CLIENT": {"security.protocol": "SSL", "ssl.ca.location": "/missing"}})
+        [problem] = KafkaBroker.check_settings({**SERVERS, "CLIENT": {"security.protocol": "SSL", "ssl.ca.location": "/missing"}})
 
         assert "ssl.ca.location failed" in problem.text
         assert not problem.is_error

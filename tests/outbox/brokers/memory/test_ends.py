@@ -98,12 +98,12 @@ class TestCommitWindow:
     def test_is_an_option(self):
         broker = MemoryBroker("default", {"END": STATELESS, "COMMIT_WINDOW": timedelta(seconds=2)}, [])
 
-        assert broker.end_window == timedelta(seconds=2)
+        assert broker.commit_window == timedelta(seconds=2)
 
     def test_is_none_where_a_second_end_does_no_harm(self):
         broker = MemoryBroker("default", {"COMMIT_WINDOW": timedelta(seconds=2)}, [])
 
-        assert broker.end_window is None
+        assert broker.commit_window is None
 
     def test_that_is_over_lets_no_end_leave(self):
         broker, half = broker_with_half(STATELESS)

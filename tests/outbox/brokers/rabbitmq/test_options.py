@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {"NODES": ["rabbit-1:5672"]}
 
 class TestCheckOptions:
     def test_finds_nothing_in_good_ones(self):
-        assert RabbitMQBroker.check_options(GOOD) == []
+        assert RabbitMQBroker.check_settings(GOOD) == []
 
     @pytest.mark.parametrize(
         ("options", "text"),
@@ -33,7 +33,7 @@ class TestCheckOptions:
         ids=str,
     )
     def test_names_what_is_wrong(self, options: dict[str, Any], text: str):
-        [problem] = RabbitMQBroker.check_options(options)
+        [problem] = RabbitMQBroker.check_settings(options)
 
         assert text in f"{problem.text} {problem.hint}"
 
@@ -42,14 +42,14 @@ class TestCheckTopics:
     def test_names_a_group_of_a_topic_that_is_not_there(self):
         topics = [TopicSpec("orders", TopicType.NORMAL)]
 
-        [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"order": ["billing"]}}, topics)
+        [problem] = RabbitMQBroker.check_settings({**GOOD, "GROUPS": {"order": ["billing"]}}, topics)
 
         assert "'order'" in problem.text
 
     def test_names_a_group_that_is_spelt_otherwise_in_the_code(self):
         topics = [TopicSpec("orders", TopicType.NORMAL, groups=frozenset({"billing"}))]
 
-        [problem] = RabbitMQBroker.check_topics({**GOOD, "GROUPS": {"orders": ["biling", "billing", "elsewhere"]}}, topics)
+        [problem] = RabbitMQBroker.check_settings({**GOOD, "GROUPS": {"orders": ["biling", "billing", "elsewhere"]}}, topics)
 
         assert "the group 'biling'" in problem.text
         assert problem.hint.startswith("Did you mean 'billing'?")
@@ -57,7 +57,7 @@ class TestCheckTopics:
 
     @pytest.mark.parametrize(("days", "is_refused"), [(3650, False), (3651, True)])
     def test_refuses_a_retention_that_no_queue_can_have(self, days: int, is_refused: bool):
-        found = RabbitMQBroker.check_topics(GOOD, [TopicSpec("orders", TopicType.NORMAL, retention=timedelta(days=days))])
+        found = RabbitMQBroker.check_settings(GOOD, [TopicSpec("orders", TopicType.NORMAL, retention=timedelta(days=days))])
 
         assert ['OUTBOX["TOPICS"]["orders"]["RETENTION"]' in problem.text for problem in found] == [True] * is_refused
 

@@ -239,12 +239,12 @@ class TestRights:
     def test_are_not_asked_for_without_topics_of_type_transaction(self, port: PortStub):
         options = {"ENDPOINTS": "127.0.0.1:1", "NAME_SERVERS": [port.address]}
 
-        assert RocketMQBroker.check_topics(options, [TopicSpec("orders", TopicType.NORMAL)]) == []
+        assert RocketMQBroker.check_settings(options, [TopicSpec("orders", TopicType.NORMAL)]) == []
 
 
 class TestTopicsOfTypeTransaction:
     def test_need_the_brokers_own_ports(self):
-        [problem] = RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081"}, TOPICS)
+        [problem] = RocketMQBroker.check_settings({"ENDPOINTS": "proxy:8081"}, TOPICS)
 
         assert problem.is_error
         assert "transaction" in problem.text
@@ -254,11 +254,11 @@ class TestTopicsOfTypeTransaction:
         "options", [{"NAME_SERVERS": ["namesrv:9876"]}, {"BROKER_ADDRESSES": {"broker-a": "broker:10911"}}], ids=str
     )
     def test_are_served_where_these_are_known(self, options: dict[str, Any]):
-        assert RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081", **options}, TOPICS) == []
+        assert RocketMQBroker.check_settings({"ENDPOINTS": "proxy:8081", **options}, TOPICS) == []
 
     @pytest.mark.parametrize("options", [{}, {"NAME_SERVERS": ["namesrv:9876"]}], ids=str)
     def test_may_be_lost_with_unconfirmed_ends(self, options: dict[str, Any]):
-        [problem] = RocketMQBroker.check_topics({"ENDPOINTS": "proxy:8081", "UNCONFIRMED_ENDS": True, **options}, TOPICS)
+        [problem] = RocketMQBroker.check_settings({"ENDPOINTS": "proxy:8081", "UNCONFIRMED_ENDS": True, **options}, TOPICS)
 
         assert not problem.is_error
         assert "lost" in problem.text
@@ -272,7 +272,7 @@ class TestTopicsOfTypeTransaction:
     def test_are_none_of_a_broker_of_others(self, options: dict[str, Any]):
         topics = [topic for topic in TOPICS if topic.type is not TopicType.TRANSACTION]
 
-        assert RocketMQBroker.check_topics(options, topics) == []
+        assert RocketMQBroker.check_settings(options, topics) == []
 
 
 class TestConfirmedEnds:

@@ -25,7 +25,7 @@ class TestOptions:
     def test_are_right(self):
         options = {"ENDPOINTS": "127.0.0.1:8081;proxy:8081", "NAME_SERVERS": ["namesrv:9876", "[::1]:9876"]}
 
-        assert RocketMQBroker.check_options({**options, "BROKER_ADDRESSES": {"broker-a": "broker:10911"}}) == []
+        assert RocketMQBroker.check_settings({**options, "BROKER_ADDRESSES": {"broker-a": "broker:10911"}}) == []
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -44,7 +44,7 @@ class TestOptions:
         ],
     )
     def test_are_wrong(self, options: dict[str, object], words: str):
-        [problem] = RocketMQBroker.check_options(options)
+        [problem] = RocketMQBroker.check_settings(options)
 
         assert words.lower() in problem.text.lower()
 
