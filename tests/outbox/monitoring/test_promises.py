@@ -45,7 +45,7 @@ class TestAPromise:
         assert promised(EMBEDDED).check_backs.endswith("while that is not decided; for 32 min.")
 
     def test_says_at_least_once_where_it_may_store_copies(self, promised):
-        promise = promised(RABBITMQ, URL="amqp://guest@localhost/")
+        promise = promised(RABBITMQ, NODES=["amqp://guest@localhost/"])
 
         assert promise.how_often is SendGuarantee.AT_LEAST_ONCE
         assert promise.order == "Messages are delivered in any order."
