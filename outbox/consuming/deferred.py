@@ -235,9 +235,16 @@ UPDATE outbox_deferred d SET due_at = clock_timestamp() FROM head h WHERE h.due_
     AND d.dead_at IS NULL
 """
 
-SECONDS_TO_NEXT = """
-SELECT extract(epoch FROM min(due_at) - statement_timestamp())::float8 FROM outbox_deferred
-WHERE consumer_group = %s AND dead_at IS NULL AND due_at > statement_timestamp()
+# Whether a message of a group is due, whether one of any group is asleep, and the time until the next one of the group is due.
+LOOK = """
+SELECT EXISTS (
+    SELECT FROM outbox_deferred WHERE consumer_group = %(group)s AND dead_at IS NULL AND due_at <= statement_timestamp()
+), EXISTS (
+    SELECT FROM outbox_deferred WHERE order_key IS NOT NULL AND dead_at IS NULL AND due_at IS NULL
+), (
+    SELECT extract(epoch FROM min(due_at) - statement_timestamp())::float8 FROM outbox_deferred
+    WHERE consumer_group = %(group)s AND dead_at IS NULL AND due_at > statement_timestamp()
+)
 """
 
 # A row of some size for each table, to be rolled back.
@@ -387,10 +394,10 @@ def sweep(using: str) -> None:
         connection.execute(SWEEP)
 
 
-def seconds_to_next(group: str, using: str) -> float | None:
-    """Return the time until the next deferred message of a group is due; None where none is."""
-    row = database.raw(using).execute(SECONDS_TO_NEXT, [group]).fetchone()
-    return row[0] if row else None
+def look(group: str, using: str) -> tuple[bool, bool, float | None]:
+    """Return whether a message of a group is due, whether any is asleep, and the seconds until the group's next one is due."""
+    row = database.raw(using).execute(LOOK, {"group": group}).fetchone()
+    return row or (False, False, None)
 
 
 def probe(group: str, body: bytes, using: str) -> None:

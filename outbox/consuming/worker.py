@@ -243,12 +243,11 @@ class Worker:
         if now < min(self._looked_at + LOOK_SECONDS, self._due_at):
             return 0
         number = 0
-        while number < self._settings.batch_size and not self._stop.is_set():
-            if not self._run_one():
-                self._look_ahead()
-                return number
-            number += 1
-        self._due_at = 0.0
+        if self._look_for_due():
+            while number < self._settings.batch_size and not self._stop.is_set() and self._run_one():
+                number += 1
+        if number:
+            self._due_at = 0.0  # look again at once
         return number
 
     def _run_one(self) -> bool:
@@ -276,14 +275,15 @@ class Worker:
             raise result.ends_with
         return True
 
-    def _look_ahead(self) -> None:
-        """Note when the next deferred message is due, and wake those that nobody else wakes."""
+    def _look_for_due(self) -> bool:
+        """Return whether a deferred message is due, note when the next one is, and wake those that nobody else wakes."""
         self._looked_at = time.monotonic()
-        if self._looked_at - self._swept_at > SWEEP_SECONDS:
+        is_due, is_asleep, seconds = deferred.look(self.group.name, self.group.using)
+        self._due_at = float("inf") if seconds is None else self._looked_at + seconds
+        if is_asleep and self._looked_at - self._swept_at > SWEEP_SECONDS:
             deferred.sweep(self.group.using)
             self._swept_at = self._looked_at
-        seconds = deferred.seconds_to_next(self.group.name, self.group.using)
-        self._due_at = float("inf") if seconds is None else time.monotonic() + seconds
+        return is_due
 
     def _receive_given_up(self, broker: Receives) -> int:
         """Store what the server gave up as dead letters; return their number."""

@@ -4,12 +4,14 @@ import threading
 from collections import Counter
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
+import psycopg
 import pytest
 
 from outbox import Reject, RetryPolicy, conf, consumer, failpoints, signals
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import holdings, subscriptions
+from outbox.consuming import deferred, holdings, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.lease_thread import affordable
 from outbox.consuming.register import group
@@ -98,6 +100,22 @@ class TestWorker:
         assert received == 2
         assert applied() == ["A1", "A2"]
         assert broker.backlog("cart") == {"orders": 0}
+
+    def test_asks_for_due_messages_with_one_statement_while_none_is(self, worker, monkeypatch):
+        worker.step(NO_WAIT)
+        worker._due_at = 0.0
+        sent: list[str] = []
+        execute = psycopg.Cursor.execute
+
+        def noted(cursor: Any, query: Any, *rest: Any, **more: Any) -> Any:
+            sent.append(str(query))
+            return execute(cursor, query, *rest, **more)
+
+        monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+
+        worker.step(NO_WAIT)
+
+        assert [query for query in sent if "outbox_deferred" in query] == [deferred.LOOK]
 
     def test_drops_a_copy_of_a_message(self, worker, broker):
         twin = outgoing(Placed("A1"))
