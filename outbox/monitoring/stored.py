@@ -34,7 +34,7 @@ PAGE = 100  # bodies that are read at once
 SAMPLE = 1000  # messages of a list: the oldest, and a page of the newest
 MOST_PROBLEMS = 100  # different ones
 
-TOPICS = "SELECT id FROM outbox_topic WHERE id <> 0 ORDER BY id"
+TOPICS = "SELECT id FROM outbox_topic ORDER BY id"
 
 # Pages of keys and message ids, each by an index that has its key. The key of a message in a batch is made of both places.
 WAITING = """

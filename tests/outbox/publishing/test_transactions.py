@@ -12,7 +12,7 @@ from outbox import atomic as outbox_atomic
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
 from outbox.publishing.transactions import describe
 from tests.outbox.publishing.conftest import OUTBOX
-from tests.outbox.publishing.rows import OrderMade, ParcelMoved, bodies, message_rows
+from tests.outbox.publishing.rows import OrderMade, bodies, message_rows
 
 BOTH = {"default", "other"}
 
@@ -197,18 +197,6 @@ class TestTheDatabase:
         assert [body["order_id"] for body in bodies()] == [1, 3]
         assert [body["order_id"] for body in bodies("other")] == [2]
         assert [receipt.key for receipt in receipts] == ["1", "2", "3"]
-
-    @pytest.mark.django_db(transaction=True, databases=BOTH)
-    def test_has_its_own_ids_for_topics(self):
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT setval(pg_get_serial_sequence('outbox_topic', 'id'), 1000000)")
-            cursor.execute("DELETE FROM outbox_topic WHERE name = 'moved'")
-
-        with transaction.atomic(), transaction.atomic(using="other"):
-            publish(ParcelMoved(parcel="A"))
-            publish(ParcelMoved(parcel="A"), using="other")
-
-        assert message_rows()[0].topic_id < 1_000_000 < message_rows("other")[0].topic_id
 
 
 class ToOther:
