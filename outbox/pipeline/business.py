@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -12,7 +12,7 @@ from django.db.models import DateTimeField, Field
 from django.db.models.options import Options
 
 from outbox.errors import ConfigurationError
-from outbox.message import message_type
+from outbox.message import Message, message_type
 from outbox.pipeline.conf import PLACE, AuditSettings
 from outbox.pipeline.spark.config import Business
 
@@ -71,8 +71,7 @@ def _owner(meta: Options[Any], field: Field[Any, Any]) -> Options[Any] | None:
 
 def _concrete(meta: Options[Any]) -> Options[Any]:
     """Return the model that has the table of a model; a proxy has none."""
-    assert meta.concrete_model is not None
-    return meta.concrete_model._meta
+    return (meta.concrete_model or meta.model)._meta
 
 
 def business_of(name: str, entry: AuditSettings) -> Business:
@@ -84,13 +83,11 @@ def business_of(name: str, entry: AuditSettings) -> Business:
     """
     for text, hint in problems_with(entry):
         raise ConfigurationError(f"{place_of(name)} {text}", hint)
-    meta, kind = _concrete(apps.get_model(entry.model)._meta), message_type(entry.expects)
-    assert kind is not None
+    meta, kind = _concrete(apps.get_model(entry.model)._meta), cast("type[Message]", message_type(entry.expects))
     quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
     table, key, at = quoted(meta.db_table), quoted(_key(meta)), ""
     if entry.at:
-        field = meta.get_field(entry.at)
-        assert isinstance(field, DateTimeField)
+        field = cast("DateTimeField[Any, Any]", meta.get_field(entry.at))
         at, owner = quoted(str(field.column)), _owner(meta, field)
         if owner is not None and owner is not meta:  # the column is in the table of a parent
             join = f"{quoted(owner.db_table)} parent ON parent.{quoted(_key(owner))} = child.{key}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -17,6 +18,8 @@ from outbox import atomic, consumer, database, publish_raw
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.embedded import topics as embedded_topics
+from outbox.embedded.models import EmbeddedMessage
+from outbox.errors import NotMigrated
 from outbox.ids import topic_number
 from outbox.models import MessageState, Ticket, Topic
 from outbox.monitoring.attention import AttentionKind, read_attention
@@ -26,7 +29,7 @@ from outbox.monitoring.why import why
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.loops import RelayThread
-from outbox.topics import topic_id
+from outbox.topics import forget, topic_id
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -205,3 +208,45 @@ class TestARunningRelayAndConsumer:
 
         wait_until(lambda: len(handled) == 5)
         assert sorted(handled[2:]) == [("apples", "apples"), ("pears", "pears"), ("plums", "plums")]
+
+
+class TestAnOutboxWithoutItsId:
+    """Its row is in no model's table, so `flush` leaves it; a cleaner of all tables does not."""
+
+    @pytest.fixture(autouse=True)
+    def _emptied(self, operator) -> Iterator[None]:
+        before = operator.execute("SELECT id, project FROM outbox_source").fetchone()
+        publish("apples")
+        forget("default")
+        operator.execute("TRUNCATE outbox_source")
+        yield
+        operator.execute("TRUNCATE outbox_source")
+        operator.execute("INSERT INTO outbox_source (id, project) VALUES (%s, %s)", before)
+
+    @pytest.mark.parametrize("act", [relay, partial(publish, "apples")])
+    def test_says_which_command_writes_it_anew(self, act):
+        with pytest.raises(NotMigrated, match=r"outbox_source in database .* is empty") as caught:
+            act()
+
+        assert caught.value.hint.startswith("Run manage.py migrate,")
+
+    def test_gets_a_new_one_by_migrate(self, handled):
+        call_command("migrate", verbosity=0)
+
+        publish("pears")
+        relay()
+        consume()
+
+        assert sorted(handled) == [("apples", "apples"), ("pears", "pears")]
+
+    @pytest.mark.usefixtures("relay_thread")
+    def test_replaces_the_old_one_in_what_a_running_relay_sends(self, operator):
+        call_command("migrate", verbosity=0)
+        wait_until(EmbeddedMessage.objects.exists)
+        operator.execute("UPDATE outbox_source SET id = 'urn:uuid:another'")
+
+        def is_sent_anew() -> bool:
+            publish("apples")
+            return EmbeddedMessage.objects.filter(source="urn:uuid:another").exists()
+
+        wait_until(is_sent_anew)
