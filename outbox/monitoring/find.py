@@ -297,6 +297,6 @@ def _within(connection: Connection, seconds: float, query: str, arguments: dict[
         before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"
         connection.execute(set_to, [f"{max(1, int(seconds * 1000))}ms"])
-        rows = connection.execute(query.encode(), arguments).fetchall()
+        rows = connection.execute(query, arguments).fetchall()
         connection.execute(set_to, before)
     return rows

@@ -292,7 +292,7 @@ def _delete_rows(connection: Connection, table: str, old: str, *, before: dateti
     statement = DELETE_FROM.format(table=table, old=old)
     deleted = 0
     while True:
-        count = connection.execute(statement.encode(), {"before": before, "now": now, "limit": SLICE}).rowcount
+        count = connection.execute(statement, {"before": before, "now": now, "limit": SLICE}).rowcount
         deleted += count
         if count < SLICE:
             return deleted

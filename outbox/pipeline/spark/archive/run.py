@@ -206,7 +206,7 @@ class Archiver:
 
 
 def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
-    [row] = reading.execute(digest_query(frame, frame.query(span)).encode()).fetchall()
+    [row] = reading.execute(digest_query(frame, frame.query(span))).fetchall()
     return Written(*row)
 
 
