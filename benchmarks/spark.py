@@ -229,7 +229,7 @@ def _read_bare(spark: Any, config: PipelineConfig) -> None:
     url, login = jdbc.jdbc_url(config.outbox.url)
     with database.connect("default") as connection:
         for statement in statements.OUTBOX.values():
-            low, high = connection.execute(statement.bounds.encode()).fetchone() or (0, 0)
+            low, high = connection.execute(statement.bounds).fetchone() or (0, 0)
             reader = spark.read.format("jdbc").options(url=url, driver=jdbc.DRIVER, fetchsize=10_000, **login)
             reader = reader.options(dbtable=f"({statement.query}) AS frame")
             if (high or 0) > (low or 0):

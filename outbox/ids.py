@@ -1,7 +1,13 @@
-"""Message ids: uuid7, whose first 48 bits are the milliseconds since 1970."""
+"""
+Ids of messages and topics.
+
+That of a message is a uuid7, whose first 48 bits are the milliseconds since 1970. That of a topic follows from its name, so that
+processes and tables cannot differ about it, whatever was emptied, restored or loaded meanwhile.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
@@ -12,11 +18,17 @@ if hasattr(uuid, "uuid7"):  # Python 3.14 and later
 else:
     from uuid_utils.compat import uuid7
 
-__all__ = ["day_at", "day_of", "first_id", "first_id_at", "made_at", "midnight", "published_at", "uuid7"]
+__all__ = ["day_at", "day_of", "first_id", "first_id_at", "made_at", "midnight", "published_at", "topic_number", "uuid7"]
 
 LAST_DAY = date(9999, 12, 30)  # the day after it is still a date
 
 MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]  # how each of them ends a time
+
+
+@lru_cache(maxsize=4096)
+def topic_number(name: str) -> int:
+    """Return the id of a topic: 31 bits of a hash of its name. The tables of topics check it."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) & 0x7FFFFFFF
 
 
 def first_id_at(moment: datetime) -> UUID:

@@ -1,4 +1,4 @@
-"""Topic rows: written from settings, their ids remembered per database."""
+"""Topic rows, which are written from settings. The id of a topic follows from its name (`ids.topic_number`)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from outbox import conf, database
 from outbox.database.identity import require_own_tables
 from outbox.database.wakeup import wake_relay
 from outbox.errors import ConfigurationError
+from outbox.ids import topic_number
 from outbox.message import TopicType
-
-# A topic by its name.
-FIND_TOPIC = "SELECT id FROM outbox_topic WHERE name = %s"
 
 # What its row says.
 READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 
 IS_PAUSED = "SELECT paused FROM outbox_topic WHERE id = %s"
 
-READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic WHERE id <> 0"
+READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic"
 
-READ_PAUSES = "SELECT name, paused, paused_at, paused_by, pause_reason FROM outbox_topic WHERE id <> 0"
+READ_PAUSES = "SELECT name, paused, paused_at, paused_by, pause_reason FROM outbox_topic"
 
-# A topic that is new or changed. Each call takes a number of the identity column, whether it inserts or not.
+# A topic that is new or changed. Where another process inserts its row at the same time, id and name are taken: ON CONFLICT names
+# neither of them.
 WRITE_TOPIC = """
-INSERT INTO outbox_topic (name, broker, type, ordered) VALUES (%s, %s, %s, %s)
-ON CONFLICT (name) DO UPDATE SET broker = excluded.broker, type = excluded.type, ordered = excluded.ordered
-WHERE (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered)
-   IS DISTINCT FROM (excluded.broker, excluded.type, excluded.ordered)
+WITH t (id, name, broker, type, ordered) AS (VALUES (%s::int, %s, %s, %s, %s::boolean)),
+new AS (INSERT INTO outbox_topic (id, name, broker, type, ordered) SELECT * FROM t ON CONFLICT DO NOTHING)
+UPDATE outbox_topic SET broker = t.broker, type = t.type, ordered = t.ordered FROM t
+WHERE outbox_topic.name = t.name
+   AND (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered) IS DISTINCT FROM (t.broker, t.type, t.ordered)
 """
 
 # Pausing a topic that is paused changes nothing, nor does resuming one whose pause is not the one that the operator saw.
 PAUSE = """
 UPDATE outbox_topic SET paused = true, paused_at = clock_timestamp(), paused_by = %(by)s, pause_reason = %(reason)s
-WHERE name = %(name)s AND id <> 0 AND NOT paused
+WHERE name = %(name)s AND NOT paused
 """
 RESUME = """
 UPDATE outbox_topic SET paused = false, paused_at = NULL, paused_by = '', pause_reason = ''
-WHERE name = %(name)s AND id <> 0 AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
+WHERE name = %(name)s AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
 """
 
 # The schema in which this connection finds the outbox, and its search path, now and when the connection was opened.
@@ -60,8 +60,8 @@ class Pause(NamedTuple):
     reason: str
 
 
-# By alias, by the name of its database (a test's is another), and by topic.
-_ids: dict[tuple[str, str, str], int] = {}
+# Rows that this process has seen or written: alias, name of its database (a test's is another), topic.
+_seen: set[tuple[str, str, str]] = set()
 
 
 def write_topics(using: str) -> None:
@@ -70,23 +70,20 @@ def write_topics(using: str) -> None:
     forget(using)
 
 
-def match_topics(connection: database.Connection, *, inserts: bool = True) -> set[str]:
+def match_topics(connection: database.Connection) -> set[str]:
     """
-    Write the rows of topics that differ from the settings.
+    Write the rows of topics that are missing, or differ from the settings.
 
     Two releases that run side by side may have different settings for a topic. Each relay corrects the rows repeatedly, so that
     the release that stays wins, whichever started last.
-
-    Args:
-        inserts: whether missing rows are written, too.
 
     Returns:
         The names of topics that only the database has.
     """
     found = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
     for name in conf.settings().topics:
-        if (row := found.pop(name, None)) != _wanted(name) and (row or inserts):
-            connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
+        if found.pop(name, None) != _wanted(name):
+            connection.execute(WRITE_TOPIC, [topic_number(name), name, *_wanted(name)])
     return set(found)
 
 
@@ -98,15 +95,16 @@ def write_topic(connection: database.Connection, name: str) -> None:
         UnknownTopic: the topic is not in settings.
     """
     if connection.execute(READ_TOPIC, [name]).fetchone() != _wanted(name):
-        connection.execute(WRITE_TOPIC, [name, *_wanted(name)])
+        connection.execute(WRITE_TOPIC, [topic_number(name), name, *_wanted(name)])
 
 
 def topic_id(name: str, using: str) -> int:
     """
-    Return a topic's id, writing its row first where there is none.
+    Return a topic's id. The first call of a process writes its row where there is none.
 
-    The row is written over a connection of its own, since the caller's transaction may be rolled back. That connection bypasses
-    a pooler, whose server connections may all be held by transactions that wait for this row.
+    It is written over a connection of its own, since the caller's transaction may be rolled back. That connection bypasses a
+    pooler, whose server connections may all be held by transactions that wait for this row. A row that goes missing later is
+    written by a relay, within seconds (`match_topics`).
 
     Raises:
         UnknownTopic: the topic is not in settings.
@@ -115,13 +113,12 @@ def topic_id(name: str, using: str) -> int:
         django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
-    known = _ids.get((using, database_name, name))
-    if known is not None:
-        return known
+    if (using, database_name, name) in _seen:
+        return topic_number(name)
     conf.topic_settings(name)
     try:
         with connections[using].wrap_database_errors:  # in the caller's transaction, so the caller's errors
-            row = database.raw(using).execute(FIND_TOPIC, [name]).fetchone()
+            row = database.raw(using).execute(READ_TOPIC, [name]).fetchone()
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
             raise
@@ -133,10 +130,8 @@ def topic_id(name: str, using: str) -> int:
     if row is None:
         with database.connect(database.direct_alias(using)) as own:
             write_topic(own, name)
-            row = own.execute(FIND_TOPIC, [name]).fetchone()
-    assert row is not None
-    _ids[using, database_name, name] = row[0]
-    return int(row[0])
+    _seen.add((using, database_name, name))
+    return topic_number(name)
 
 
 def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
@@ -180,10 +175,9 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
 
 
 def forget(using: str) -> None:
-    """Forget the ids of a database under all its aliases, since its rows may have been flushed."""
+    """Forget which rows a database has, under all its aliases, since they may have been flushed."""
     database_name = str(connections[using].settings_dict["NAME"])
-    for found in [key for key in _ids if key[1] == database_name]:
-        del _ids[found]
+    _seen.difference_update([key for key in _seen if key[1] == database_name])
 
 
 def _require_visible_schema(using: str) -> None:

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import psycopg
 import pytest
 from django.conf import settings
 from django.test import TransactionTestCase
@@ -47,6 +49,21 @@ def _flush_what_was_filled() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", flush)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _statements_are_text() -> Iterator[None]:
+    """Refuse statements in bytes: agents that put comments into statements cannot."""
+    execute = psycopg.Cursor.execute
+
+    def refuse_bytes(cursor: psycopg.Cursor[Any], query: Any, *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
+        if isinstance(query, bytes):
+            raise TypeError(f"A statement in bytes: {query!r}")
+        return execute(cursor, query, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", refuse_bytes)
         yield
 
 

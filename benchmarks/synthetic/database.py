@@ -88,7 +88,7 @@ def _config(plan: Plan, url: str) -> PipelineConfig:
 def _require_empty(connection: psycopg.Connection[Any]) -> None:
     for table in EMPTY:
         try:
-            row = connection.execute(HAS_ROWS.format(table=table).encode()).fetchone()
+            row = connection.execute(HAS_ROWS.format(table=table)).fetchone()
         except errors.UndefinedTable as error:
             raise PipelineError(f"There is no table {table}: run manage.py migrate on that database first.") from error
         if row != (False,):
@@ -102,7 +102,7 @@ def _make_topics(connection: psycopg.Connection[Any], topics: list[str]) -> tupl
     for table, statement in (("outbox_topic", TOPIC), ("outbox_embedded_topic", BROKER_TOPIC)):
         for topic in topics:
             connection.execute(statement, [topic])
-        rows = connection.execute(TOPIC_IDS.format(table=table).encode(), [topics]).fetchall()
+        rows = connection.execute(TOPIC_IDS.format(table=table), [topics]).fetchall()
         ids = F.create_map(*(F.lit(value) for row in rows for value in row))
         found.append(F.element_at(ids, F.col("topic")))
     return found[0], found[1]

@@ -60,7 +60,7 @@ class MessagesAboutMixin(Base):
         """Return the messages about a row as a table."""
         alias = _database_of(row)
         connection = database.raw(alias)
-        found = find_about(connection, row, limit=SHOWN)
+        found = find_about(connection, row, alias, limit=SHOWN)
         ended = read_ends(found.ids, alias)
         has_pages = alias == router.db_for_write(MessageRow)
         rows = [
@@ -77,7 +77,7 @@ class MessagesAboutMixin(Base):
         return render_to_string("admin/outbox/_about.html", context)
 
     def _url_of_all(self, row: Model) -> str:
-        return f"{url_of(self.admin_site, 'outbox_messagerow_changelist')}?{urlencode({'q': describe(row)})}"
+        return f"{url_of(self.admin_site, 'outbox_messagerow_changelist')}?{urlencode({'q': describe(row, _database_of(row))})}"
 
     def _shows_messages(self, request: HttpRequest, obj: Model | None) -> bool:
         if obj is None or not may_see(self.admin_site, MessageRow, request):
@@ -87,7 +87,7 @@ class MessagesAboutMixin(Base):
 
 def _database_of(row: Model) -> str:
     """Return the database that has the messages about a row."""
-    return router.db_for_write(type(row), instance=row)
+    return router.db_for_write(row._meta.model, instance=row)
 
 
 def _without(fields: Any) -> list[Any]:

@@ -42,7 +42,7 @@ def topics(request: HttpRequest) -> list[Topic]:
     """Return all topics, read once per request."""
     known: list[Topic] | None = getattr(request, "_outbox_topics", None)
     if known is None:
-        known = list(Topic.objects.exclude(id=0).order_by("name"))
+        known = list(Topic.objects.order_by("name"))
         request._outbox_topics = known  # type: ignore[attr-defined]
     return known
 

@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -68,9 +68,6 @@ class OverviewAdmin(ReadOnlyAdmin):
 class TopicAdmin(ReadOnlyAdmin):
     list_display_links = None
     pages = ("changelist", "history")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
-        return super().get_queryset(request).exclude(id=0)
 
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
@@ -133,7 +130,7 @@ class TopicAdmin(ReadOnlyAdmin):
     def _topic(self, request: HttpRequest, topic_id: int) -> Topic:
         if not (self.has_view_permission(request) and self.may(request, "pause")):
             raise PermissionDenied
-        topic = self.get_queryset(request).filter(id=topic_id).first()
+        topic: Topic | None = self.get_queryset(request).filter(id=topic_id).first()
         if topic is None:
             raise Http404
         return topic

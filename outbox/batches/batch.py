@@ -153,7 +153,8 @@ class PreparedBatch:
     def half(self, position: int) -> HalfRef:
         """Return the reference to the half message at a position."""
         half_id = self.half_ids[position - 1]
-        assert half_id is not None, f"position {position} of batch {self.id} was split off"
+        if half_id is None:
+            raise ValueError(f"Position {position} of batch {self.id} was split off.")
         place = self.half_places.get(position, "")
         return HalfRef(self.topic, half_id, self.message_ids[position - 1], place, self.source, self.decided_at)
 

@@ -17,6 +17,7 @@ from django.db.backends.utils import CursorWrapper
 from psycopg.rows import class_row
 
 from outbox.database import Connection
+from outbox.database.identity import no_identity
 from outbox.database.locks import Lock
 from outbox.database.message_rows import INSERT_ROW, INSERT_TOMBSTONE
 from outbox.models import State
@@ -116,9 +117,9 @@ def insert_prepared(
     """
     values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window, str(message_id)]
     cursor.execute(INSERT_PREPARED, values)
-    row = cursor.fetchone()
-    assert row is not None, "outbox_source is empty; its row is written by the first migration"
-    return PreparedRow(*row)
+    if row := cursor.fetchone():
+        return PreparedRow(*row)
+    raise no_identity(cursor.connection)
 
 
 def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:

@@ -41,9 +41,8 @@ def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID
     after = 0
     deleted: int = 0
     while True:
-        row = connection.execute(PRUNE, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchone()
-        assert row is not None
-        last_id, is_all_old, count = row
+        rows = connection.execute(PRUNE, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchall()
+        [(last_id, is_all_old, count)] = rows
         deleted += count
         if not is_all_old:  # None: there were no batches
             return deleted

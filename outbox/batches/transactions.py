@@ -162,8 +162,7 @@ class NamedBatches:
 
 def read_named(connection: Connection, lane: int, named: Sequence[tuple[int, int]]) -> NamedBatches:
     """Compare the batches that a lane's marker names with the database, after the lane was settled."""
-    row = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchone()
-    assert row is not None
+    [row] = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchall()
     return NamedBatches(*row)
 
 

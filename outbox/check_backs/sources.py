@@ -102,9 +102,9 @@ def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
     primary_key = model._meta.pk
     if primary_key.column is None:  # a composite key: the message names one value only
         return About.NONE
-    primary_key.to_python(key)
     query = sql.SQL(IS_THERE).format(table=sql.Identifier(model._meta.db_table), key=sql.Identifier(primary_key.column))
-    row = connection.execute(query, [key]).fetchone()
+    with connection.transaction():  # PostgreSQL may refuse the key
+        row = connection.execute(query, [key]).fetchone()
     return About.EXISTS if row == (True,) else About.MISSING
 
 

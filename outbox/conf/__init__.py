@@ -172,8 +172,8 @@ def topics_of(alias: str) -> list[TopicSpec]:
     found = []
     for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
         topic = topic_settings(name)
-        assert topic.type is not None
-        kind = TopicType.NORMAL if topic.type is TopicType.TRANSACTION and not has_halves else topic.type
+        kind = topic.type or TopicType.NORMAL
+        kind = TopicType.NORMAL if kind is TopicType.TRANSACTION and not has_halves else kind
         found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name))))
     return found
 

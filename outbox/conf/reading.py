@@ -11,6 +11,7 @@ from outbox.conf.explain import explain
 from outbox.conf.sections import Section, Settings
 from outbox.durations import problem_of_duration
 from outbox.errors import ConfigurationError
+from outbox.ids import topic_number
 from outbox.message import prepare
 
 
@@ -22,12 +23,18 @@ def read(raw: object) -> Settings:
         ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
     """
     found = read_section(raw, Settings, "OUTBOX")
+    names: dict[int, str] = {}  # by the ids that follow from them
     for name, topic in found.topics.items():
         if topic.broker not in found.brokers:
             raise ConfigurationError(
                 f'OUTBOX["TOPICS"]["{name}"] names the broker {topic.broker!r}, which is not in OUTBOX["BROKERS"] '
                 f"({', '.join(sorted(found.brokers)) or 'empty'}).",
                 hint="Add it there, or correct the name.",
+            )
+        if (other := names.setdefault(topic_number(name), name)) != name:
+            raise ConfigurationError(
+                f'The topics {other!r} and {name!r} in OUTBOX["TOPICS"] have the same id, which is a hash of the name.',
+                hint="Call one of them by another name.",
             )
     return found
 

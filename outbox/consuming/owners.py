@@ -12,12 +12,12 @@ from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Group, groups
-from outbox.database.identity import read_identity
+from outbox.database.identity import require_identity
 
 
 def set_owner(broker: Receives, group: str, using: str) -> None:
     """Set the owner of a group at a broker: the outbox in the database of its inbox."""
-    broker.set_owner(group, *read_identity(database.raw(using)))
+    broker.set_owner(group, *require_identity(database.raw(using)))
 
 
 def take_over(chosen: Sequence[Group]) -> None:

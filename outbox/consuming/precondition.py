@@ -68,4 +68,4 @@ def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any],
 
 
 def _row_of(instance: Model) -> QuerySet[Any]:
-    return type(instance)._base_manager.using(instance._state.db).filter(pk=instance.pk)
+    return instance._meta.base_manager.using(instance._state.db).filter(pk=instance.pk)

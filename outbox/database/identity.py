@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 
 from outbox import conf
-from outbox.errors import OtherProject
+from outbox.errors import NotMigrated, OtherProject
 
 if TYPE_CHECKING:
     from outbox.database.connections import Connection
 
 READ = "SELECT id, project FROM outbox_source"
 
-# The first project that migrates; afterwards only an operator changes it.
-ADOPT = "UPDATE outbox_source SET project = %s WHERE project = ''"
+# A row that is gone gets a new id. The first project that migrates is noted; afterwards only an operator changes it.
+ADOPT = """
+INSERT INTO outbox_source (id, project) VALUES ('urn:uuid:' || gen_random_uuid(), %s)
+ON CONFLICT (is_only) DO UPDATE SET project = excluded.project WHERE outbox_source.project = ''
+"""
 
 
 class Identity(NamedTuple):
@@ -65,8 +68,28 @@ def read_identity(connection: Connection) -> Identity:
     return Identity(*(connection.execute(READ).fetchone() or ("", "")))
 
 
+def require_identity(connection: Connection) -> Identity:
+    """
+    Return the identity of the outbox that a connection sees.
+
+    Raises:
+        NotMigrated: its row is missing.
+    """
+    if not (identity := read_identity(connection)).source:
+        raise no_identity(connection)
+    return identity
+
+
+def no_identity(connection: Connection) -> NotMigrated:
+    """Return the error that the row with the identity is missing."""
+    return NotMigrated(
+        f"The table outbox_source in database {connection.info.dbname!r} is empty, so its outbox has no id.",
+        hint="Run manage.py migrate, with --database unless it is the default one: it writes a new id.",
+    )
+
+
 def adopt(connection: Connection) -> None:
-    """Note this project as the one that the tables belong to, unless one is noted."""
+    """Note this project as the one that the tables belong to, unless one is noted; write the row where it is missing."""
     connection.execute(ADOPT, [conf.project()])
 
 
@@ -84,10 +107,12 @@ def problem_of_project(alias: str, connection: Connection) -> tuple[str, str] | 
 
 def require_own_tables(alias: str, connection: Connection) -> None:
     """
-    Raise if the tables of the outbox belong to another project.
+    Raise unless the tables of the outbox have an id, and belong to this project or to none.
 
     Raises:
-        OtherProject: they do.
+        NotMigrated: they have no id.
+        OtherProject: they belong to another project.
     """
+    require_identity(connection)
     if problem := problem_of_project(alias, connection):
         raise OtherProject(*problem)

@@ -86,8 +86,7 @@ class Rights(NamedTuple):
 
 def rights(connection: Connection) -> Rights:
     """Return what a connection may do with the partitions."""
-    row = connection.execute(RIGHTS).fetchone()
-    assert row is not None
+    [row] = connection.execute(RIGHTS).fetchall()
     return Rights(*row)
 
 

@@ -27,7 +27,6 @@ END
 
 def find_holder(connection: psycopg.Connection[Any], first: object, end: object) -> str | None:
     """Return what holds messages with ids from `first` up to, but not including, `end`; None if nothing does."""
-    row = connection.execute(HOLDS_DAY, {"first": first, "end": end}).fetchone()
-    assert row is not None
-    holder: str | None = row[0]
+    holder: str | None
+    [(holder,)] = connection.execute(HOLDS_DAY, {"first": first, "end": end}).fetchall()
     return holder

@@ -70,7 +70,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         self._client = EmbeddedClient(self._settings)
         self._renewals = EmbeddedClient(self._settings)  # renew() and release() may come from a second thread
         self._stored = Topics(self.topics)
-        self._joined: set[tuple[str, int]] = set()
+        self._joined: dict[tuple[str, int], float] = {}  # group and topic -> when the topics had been read
         self._receives = itertools.count()
 
     @classmethod
@@ -255,7 +255,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         with self._client.translated() as connection:
             retention.forget_group(connection, group, topics)
-        self._joined = {joined for joined in self._joined if joined[0] != group}
+        self._joined = {joined: at for joined, at in self._joined.items() if joined[0] != group}
 
     def close(self) -> None:
         self._client.close()
@@ -285,8 +285,10 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]
         reader = receiver.Reader(group, stored, invisible_for, next(self._receives), self._now)
-        new = {(group, topic.id) for topic in stored} - self._joined
-        if new:
-            receiver.join(connection, reader, at_end=self._settings.start == "latest")
-            self._joined |= new
+        read_at, joined = self._stored.read_at, [(group, topic.id) for topic in stored]
+        if any(self._joined.get(one) != read_at for one in joined):
+            # What is in tables that were emptied after the group had joined, is all new.
+            is_new = any(one not in self._joined for one in joined)
+            receiver.join(connection, reader, at_end=is_new and self._settings.start == "latest")
+            self._joined |= dict.fromkeys(joined, read_at)
         return reader

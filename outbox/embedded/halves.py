@@ -95,9 +95,8 @@ CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between the data
 
 def new_id(connection: Connection) -> str:
     """Return a new id for a half message that is stored later."""
-    row = connection.execute(NEW_ID).fetchone()
-    assert row is not None
-    return str(row[0])
+    [(half_id,)] = connection.execute(NEW_ID).fetchall()
+    return str(half_id)
 
 
 def store(

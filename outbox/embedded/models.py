@@ -16,7 +16,7 @@ from outbox.embedded.half_state import HalfState
 class EmbeddedTopic(models.Model):
     """A topic of the embedded broker. Its number of queues never changes, because keys would move between them."""
 
-    id = models.AutoField(primary_key=True)
+    id = models.IntegerField(primary_key=True)  # `ids.topic_number` of its name
     name = models.TextField(unique=True)
     type = models.TextField()
     queues = models.SmallIntegerField()

@@ -103,7 +103,7 @@ def _read_page(
     connection: Connection, query: str, first: int, arguments: Mapping[str, object], after: Any, limit: int, newest: bool
 ) -> list[tuple[Any, Delivery | None]]:
     parameters = {**arguments, "after": first if after is None else after, "limit": limit}
-    rows = connection.execute(query.format(order="DESC" if newest else "ASC").encode(), parameters).fetchall()
+    rows = connection.execute(query.format(order="DESC" if newest else "ASC"), parameters).fetchall()
     return [
         (key, Delivery(group, topic, message_id, bytes(body), receipt="", tag=tag, headers=read_headers(headers)))
         for key, group, topic, message_id, tag, headers, body in rows

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from outbox.brokers.base import Problem, ServerResource
 from outbox.brokers.validation import known_topic
 from outbox.database import Connection
+from outbox.ids import topic_number
 from outbox.message import TopicSpec, TopicType
 
 # If two processes create a topic at once, the second finds the row of the first. An existing row is never changed.
 CREATE_TOPICS = """
-INSERT INTO outbox_embedded_topic (name, type, queues)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::int[]) ON CONFLICT (name) DO NOTHING
+INSERT INTO outbox_embedded_topic (id, name, type, queues)
+SELECT * FROM unnest(%s::int[], %s::text[], %s::text[], %s::int[]) ON CONFLICT DO NOTHING
 """
 
 READ_TOPICS = "SELECT id, name, type, queues FROM outbox_embedded_topic WHERE name = ANY(%s)"
@@ -40,23 +43,28 @@ class StoredTopic:
         return random.randrange(self.queues)  # noqa: S311  (it spreads load; security does not depend on it)
 
 
+READ_SECONDS = 5.0
+
+
 class Topics:
-    """The stored topics of one broker, read once."""
+    """The stored topics of one broker, read every few seconds: their rows go missing where all tables are emptied."""
 
     def __init__(self, specs: Mapping[str, TopicSpec]) -> None:
         self._specs = specs
         self._stored: dict[str, StoredTopic] = {}
+        self.read_at = -inf
 
     def stored(self, connection: Connection, name: str) -> StoredTopic:
         """
-        Return the row of a topic; the first call creates all missing topics of the broker.
+        Return the row of a topic; all missing topics of the broker are created when they are read.
 
         Raises:
             UnknownTopic: settings do not assign this topic to the broker.
         """
-        if name not in self._stored:
-            known_topic(self._specs, name)
+        known_topic(self._specs, name)
+        if name not in self._stored or time.monotonic() - self.read_at > READ_SECONDS:
             self._stored = write_topics(connection, self._specs.values())
+            self.read_at = time.monotonic()
         return self._stored[name]
 
     def difference(self, stored: StoredTopic) -> str:
@@ -74,7 +82,8 @@ def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str
     """Create the topics that are missing; return all of them by name."""
     specs = list(specs)
     names = [spec.name for spec in specs]
-    connection.execute(CREATE_TOPICS, [names, [str(spec.type) for spec in specs], [spec.queues for spec in specs]])
+    ids = [topic_number(name) for name in names]
+    connection.execute(CREATE_TOPICS, [ids, names, [str(spec.type) for spec in specs], [spec.queues for spec in specs]])
     return _read_topics(connection, names)
 
 

@@ -46,7 +46,7 @@ class HalfFirstMessage:
         self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
-        self._prepared: PreparedRow | None = None
+        self._prepared: PreparedRow  # since `send`
         self._began = 0.0  # when row and batch were about to be written
         self._is_stored = False
         self._is_committed = False
@@ -95,7 +95,6 @@ class HalfFirstMessage:
 
     def commit(self) -> None:
         """Commit the half message after the database commit, unless the time for it is over."""
-        assert self._prepared is not None
         self._is_committed = True
         failpoint("half_first.after_commit")
         within = self._left()

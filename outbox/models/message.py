@@ -11,9 +11,9 @@ from django.db.models.functions import Now
 
 
 class Topic(models.Model):
-    """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Id 0 is kept for tombstones."""
+    """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Its id follows from its name; tombstones have 0."""
 
-    id = models.AutoField(primary_key=True)
+    id = models.IntegerField(primary_key=True)  # `ids.topic_number` of its name
     name = models.TextField(unique=True)
     broker = models.TextField(default="default")
     type = models.TextField()

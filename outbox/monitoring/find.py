@@ -19,6 +19,7 @@ import msgspec
 import psycopg
 from django.apps import apps
 from django.core.exceptions import ValidationError
+from django.db import DatabaseError, router
 from django.db.models import CompositePrimaryKey, Model
 from psycopg.rows import class_row
 
@@ -141,9 +142,9 @@ def _rows(text: str) -> Iterator[str]:
     label, colon, key = text.partition(":")
     try:
         model = apps.get_model(label.strip()) if colon else None
-        if model is not None and (row := describe_key(model, _key(model, key.strip()))) != text:
+        if model is not None and (row := describe_key(model, _key(model, key.strip()), router.db_for_write(model))) != text:
             yield row
-    except (LookupError, ValueError, TypeError, ArithmeticError, ValidationError):
+    except (LookupError, ValueError, TypeError, ArithmeticError, ValidationError, DatabaseError):
         return
 
 
@@ -191,11 +192,11 @@ def find(
     return _find_indexed(connection, _indexed(search) | {"first": first, "end": end, "limit": limit + 1})
 
 
-def find_about(connection: Connection, row: Model, *, limit: int) -> Found:
+def find_about(connection: Connection, row: Model, alias: str, *, limit: int) -> Found:
     """Return at most `limit` messages about a row, or about the rows of its parents that are the same thing, the newest first."""
-    model = row._meta.concrete_model or type(row)
-    parents = [describe_key(parent, row.serializable_value(parent._meta.pk.attname)) for parent in model._meta.all_parents]
-    about = [describe(row), *parents]
+    model = row._meta.concrete_model or row._meta.model
+    keys = {parent: row.serializable_value(parent._meta.pk.attname) for parent in model._meta.all_parents}
+    about = [describe(row, alias), *(describe_key(parent, key, alias) for parent, key in keys.items())]
     return _find_indexed(connection, {"text": "", "about": about, "first": FIRST_ID, "end": LAST_ID, "limit": limit + 1})
 
 
@@ -297,6 +298,6 @@ def _within(connection: Connection, seconds: float, query: str, arguments: dict[
         before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"
         connection.execute(set_to, [f"{max(1, int(seconds * 1000))}ms"])
-        rows = connection.execute(query.encode(), arguments).fetchall()
+        rows = connection.execute(query, arguments).fetchall()
         connection.execute(set_to, before)
     return rows

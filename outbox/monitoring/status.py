@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
+from outbox.ids import topic_number
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.deferred import DeferredCount, read_deferred
 from outbox.monitoring.groups import GroupStatus, read_groups
@@ -30,8 +31,30 @@ FAILURES_SHOWN = 20
 
 # Waiting tickets are counted by an index, up to a million; batches by the partial indexes of unfinished and of dead ones. Counts
 # are of messages: a message that was split off counts in its current batch. Ages are by the database's clock, except where
-# a row is gone: the time in an id is by the clock of its publisher.
+# a row is gone: the time in an id is by the clock of its publisher. A topic without a row, to which messages refer, has its id as
+# its name. The ids of tickets are read in steps along the index, since there may be very many tickets.
 TOPICS = f"""
+WITH RECURSIVE waiting (topic_id) AS (
+    SELECT min(topic_id) FROM outbox_ticket UNION ALL
+    SELECT (SELECT min(topic_id) FROM outbox_ticket WHERE topic_id > waiting.topic_id) FROM waiting WHERE topic_id IS NOT NULL
+), b AS MATERIALIZED (
+    SELECT topic_id, max(failures) FILTER (WHERE state IN {UNFINISHED}) AS failures,
+        sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
+        sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
+        sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
+        max(id) FILTER (WHERE state = {State.RELEASED} AND last_error <> '') AS newest_failed,
+        (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
+    FROM (
+        SELECT id, topic_id, state, failures, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n
+        FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}) counted
+    GROUP BY topic_id
+), t AS (
+    SELECT id, name, broker, type, paused, paused_at, paused_by, pause_reason FROM outbox_topic UNION ALL
+    SELECT topic_id, '#' || topic_id, '', '', false, NULL, '', '' FROM (
+        SELECT topic_id FROM waiting WHERE topic_id IS NOT NULL UNION SELECT topic_id FROM outbox_delayed UNION
+        SELECT topic_id FROM b) known
+    WHERE NOT EXISTS (SELECT FROM outbox_topic WHERE id = topic_id)
+)
 SELECT name, broker, type, is_paused, paused_by, pause_reason, paused_seconds, has_sent,
     waiting, delayed, released, claimed, prepared, dead, failures, error,
     oldest::text AS oldest_id,
@@ -47,19 +70,7 @@ FROM (
         coalesce(b.dead, 0) AS dead, coalesce(b.failures, 0) AS failures,
         coalesce((SELECT last_error FROM outbox_batch WHERE id = b.newest_failed), '') AS error,
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
-    FROM outbox_topic t LEFT JOIN (
-        SELECT topic_id, max(failures) FILTER (WHERE state IN {UNFINISHED}) AS failures,
-            sum(n) FILTER (WHERE state = {State.RELEASED}) AS released,
-            sum(n) FILTER (WHERE state = {State.CLAIMED}) AS claimed,
-            sum(n) FILTER (WHERE state = {State.PREPARED}) AS prepared, sum(n) FILTER (WHERE state = {State.DEAD}) AS dead,
-            max(id) FILTER (WHERE state = {State.RELEASED} AND last_error <> '') AS newest_failed,
-            (array_agg(message_ids[1] ORDER BY message_ids[1]) FILTER (WHERE state IN {UNFINISHED}))[1] AS oldest
-        FROM (
-            SELECT id, topic_id, state, failures, last_error, message_ids, cardinality(message_ids) - cardinality(split) AS n
-            FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}) counted
-        GROUP BY topic_id
-    ) b ON b.topic_id = t.id
-    WHERE t.id <> 0
+    FROM t LEFT JOIN b ON b.topic_id = t.id
 ) topic ORDER BY name
 """
 
@@ -215,7 +226,7 @@ def read_status(connection: Connection, alias: str) -> Status:
     days = partitions.days(connection)
     return Status(
         alias,
-        connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall(),
+        _read_topics(connection),
         processes,
         groups,
         _read_failures(connection),
@@ -232,6 +243,16 @@ def read_status(connection: Connection, alias: str) -> Status:
         _promises(),
         cannot_write,
     )
+
+
+def _read_topics(connection: Connection) -> list[TopicStatus]:
+    """Return the topics that have a row, and those that messages refer to; by their names, as far as settings have them."""
+    found = connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall()
+    names = {f"#{topic_number(name)}": name for name in conf.settings().topics}
+    for place, topic in enumerate(found):
+        if name := names.get(topic.name):
+            found[place] = replace(topic, name=name, broker=conf.settings().topics[name].broker)
+    return found
 
 
 def is_read_only(connection: Connection) -> bool:

@@ -34,7 +34,7 @@ PAGE = 100  # bodies that are read at once
 SAMPLE = 1000  # messages of a list: the oldest, and a page of the newest
 MOST_PROBLEMS = 100  # different ones
 
-TOPICS = "SELECT id FROM outbox_topic WHERE id <> 0 ORDER BY id"
+TOPICS = "SELECT id FROM outbox_topic ORDER BY id"
 
 # Pages of keys and message ids, each by an index that has its key. The key of a message in a batch is made of both places.
 WAITING = """
@@ -218,7 +218,7 @@ def _read_page(
 ) -> list[tuple[Any, Delivery | None]]:
     """Return keys with their messages; None for a message that is in no table any more."""
     parameters = {**arguments, "after": first if after is None else after, "limit": limit}
-    keys = connection.execute(query.replace("{order}", "DESC" if newest else "ASC").encode(), parameters).fetchall()
+    keys = connection.execute(query.replace("{order}", "DESC" if newest else "ASC"), parameters).fetchall()
     rows = connection.execute(BODIES, {"ids": [message_id for _, message_id in keys]}).fetchall()
     deliveries = {message_id: _delivery("", topic, message_id, headers, body) for message_id, topic, headers, body in rows}
     return [(key, deliveries.get(message_id)) for key, message_id in keys]
@@ -228,7 +228,7 @@ def _read_deferred(
     connection: Connection, is_dead: bool, after: Any, limit: int, newest: bool
 ) -> list[tuple[Any, Delivery | None]]:
     query = DEFERRED.replace("{order}", "DESC" if newest else "ASC")
-    rows = connection.execute(query.encode(), {"is_dead": is_dead, "after": after or 0, "limit": limit}).fetchall()
+    rows = connection.execute(query, {"is_dead": is_dead, "after": after or 0, "limit": limit}).fetchall()
     return [(key, _delivery(*columns)) for key, *columns in rows]
 
 

@@ -25,8 +25,8 @@ from outbox.models.check_back import show_answer
 from outbox.monitoring.text import count
 
 MESSAGE_STATE = """
-SELECT message.topic, topic.broker, message.state, message.created_at, message.due_at FROM outbox_message_state message
-JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
+SELECT message.topic, coalesce(topic.broker, ''), message.state, message.created_at, message.due_at
+FROM outbox_message_state message LEFT JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 """
 
 # Batches that hold a message, or held it before it was split off. The newest message of such a batch is this one or a slightly
@@ -251,16 +251,14 @@ def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Timel
     entry = conf.settings().brokers.get(broker)
     if entry is not None and StoredInDatabase.has(kind := conf.broker_class(broker)):
         for copy in StoredInDatabase.of(kind).read_copies(entry.options, str(message_id), sorted(half_ids)):
-            yield from _of_copy(copy)
+            if copy.stored_at is not None:  # as always in tables
+                yield from _of_copy(copy, copy.stored_at)
 
 
-def _of_copy(copy: StoredCopy) -> Iterator[TimelineEntry]:
-    assert copy.stored_at is not None, "copies in tables have a time"
+def _of_copy(copy: StoredCopy, stored_at: datetime) -> Iterator[TimelineEntry]:
     if copy.state == "visible":
-        yield TimelineEntry(copy.stored_at, "Delivered", "visible to consumers", who="broker", severity=Severity.GOOD)
+        yield TimelineEntry(stored_at, "Delivered", "visible to consumers", who="broker", severity=Severity.GOOD)
         return
-    yield TimelineEntry(
-        copy.stored_at, "Half message stored", f"half message {copy.half_id}, check-backs: {copy.asked}", who="broker"
-    )
+    yield TimelineEntry(stored_at, "Half message stored", f"half message {copy.half_id}, check-backs: {copy.asked}", who="broker")
     if copy.state == "rolled_back" and copy.ended_at:
         yield TimelineEntry(copy.ended_at, "Half message rolled back", f"half message {copy.half_id}", who="broker")

@@ -19,15 +19,16 @@ from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count
 
 MESSAGE = """
-SELECT current.state, topic.id AS topic_id, topic.name AS topic, topic.broker, topic.type, topic.paused, topic.paused_by,
-    topic.pause_reason, current.key, current.batch_id, current.failures, coalesce(current.last_error, '') AS last_error,
-    batch.owner AS lane,
+SELECT current.state, current.topic_id, current.topic, coalesce(topic.broker, '') AS broker, coalesce(topic.type, '') AS type,
+    coalesce(topic.paused, false) AS paused, coalesce(topic.paused_by, '') AS paused_by,
+    coalesce(topic.pause_reason, '') AS pause_reason, current.key, current.batch_id, current.failures,
+    coalesce(current.last_error, '') AS last_error, batch.owner AS lane,
     extract(epoch FROM current.due_at - clock_timestamp())::float8 AS due_seconds,
     extract(epoch FROM batch.lease_until - clock_timestamp())::float8 AS lease_seconds,
     extract(epoch FROM clock_timestamp() - batch.decided_at)::float8 AS decided_seconds,
     coalesce(ticket.order_key, batch.order_keys[current.position]) AS order_key, ticket.pos, message.headers
 FROM outbox_message_state current
-JOIN outbox_topic topic ON topic.id = current.topic_id JOIN outbox_message message ON message.id = current.id
+LEFT JOIN outbox_topic topic ON topic.id = current.topic_id JOIN outbox_message message ON message.id = current.id
 LEFT JOIN outbox_batch batch ON batch.id = current.batch_id LEFT JOIN outbox_ticket ticket ON ticket.message_id = current.id
 WHERE current.id = %s
 """

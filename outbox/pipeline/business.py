@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -12,9 +12,10 @@ from django.db.models import DateTimeField, Field
 from django.db.models.options import Options
 
 from outbox.errors import ConfigurationError
-from outbox.message import message_type
+from outbox.message import Message, message_type
 from outbox.pipeline.conf import PLACE, AuditSettings
 from outbox.pipeline.spark.config import Business
+from outbox.publishing.transactions import key_text
 
 
 def place_of(name: str) -> str:
@@ -60,19 +61,21 @@ def _problem_with_at(meta: Options[Any], at: str) -> tuple[str, str] | None:
 
 def _owner(meta: Options[Any], field: Field[Any, Any]) -> Options[Any] | None:
     """Return the model whose table has a field: this one, or a parent with the same key. None: a parent with another key."""
-    owner, current = _concrete(field.model._meta), _concrete(meta)
-    while current is not owner:
-        parent = getattr(current.pk, "remote_field", None)
-        if parent is None or not parent.parent_link:
-            return None
+    owner = _concrete(field.model._meta)
+    return owner if owner in (_concrete(meta), *_parents(meta)) else None
+
+
+def _parents(meta: Options[Any]) -> Iterator[Options[Any]]:
+    """Yield the models whose rows with the same key are parts of the rows of a model."""
+    current = _concrete(meta)
+    while (parent := getattr(current.pk, "remote_field", None)) is not None and parent.parent_link:
         current = parent.model._meta
-    return current
+        yield current
 
 
 def _concrete(meta: Options[Any]) -> Options[Any]:
     """Return the model that has the table of a model; a proxy has none."""
-    assert meta.concrete_model is not None
-    return meta.concrete_model._meta
+    return (meta.concrete_model or meta.model)._meta
 
 
 def business_of(name: str, entry: AuditSettings) -> Business:
@@ -84,24 +87,25 @@ def business_of(name: str, entry: AuditSettings) -> Business:
     """
     for text, hint in problems_with(entry):
         raise ConfigurationError(f"{place_of(name)} {text}", hint)
-    meta, kind = _concrete(apps.get_model(entry.model)._meta), message_type(entry.expects)
-    assert kind is not None
+    meta = _concrete(apps.get_model(entry.model)._meta)
+    topic = cast("type[Message]", message_type(entry.expects))._meta.topic
     quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
     table, key, at = quoted(meta.db_table), quoted(_key(meta)), ""
+    kind = str(meta.pk.cast_db_type(connections[DEFAULT_DB_ALIAS]))
     if entry.at:
-        field = meta.get_field(entry.at)
-        assert isinstance(field, DateTimeField)
+        field = cast("DateTimeField[Any, Any]", meta.get_field(entry.at))
         at, owner = quoted(str(field.column)), _owner(meta, field)
         if owner is not None and owner is not meta:  # the column is in the table of a parent
             join = f"{quoted(owner.db_table)} parent ON parent.{quoted(_key(owner))} = child.{key}"
             table = f"(SELECT child.*, parent.{at} FROM {table} child JOIN {join})"  # noqa: S608
     return Business(
         name=name,
-        topic=kind._meta.topic,
+        topic=topic,
         type=entry.expects,
         about=meta.label_lower,
         table=table,
-        key=key,
+        key=key_text(f"b.{key}", kind),
         where=entry.where,
         at=at,
+        also=sorted(model._meta.label_lower for model in apps.get_models() if meta in _parents(model._meta)),
     )

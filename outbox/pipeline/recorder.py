@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -23,7 +24,7 @@ from outbox.brokers.base import Delivery
 from outbox.brokers.capabilities import Receives
 from outbox.consuming.delivery_info import DeliveryInfo
 from outbox.database import heartbeats
-from outbox.database.identity import read_identity
+from outbox.database.identity import require_identity
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
@@ -107,8 +108,7 @@ class Recorder:
         self.total = RecorderTotals()
         self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._invisible_for = conf.settings().consumer.invisible
-        self._broker: Receives | None = None
-        self._connection: database.Connection | None = None
+        self._opened: tuple[Receives, database.Connection] | None = None
         self._settled_at = 0.0  # monotonic; until then, lost deliveries may still be invisible
         self._empty: deque[tuple[float, datetime, list[str]]] = deque()  # (monotonic, database time, topics without a backlog)
         self._check_backlog_at = self._heartbeat_at = 0.0
@@ -137,86 +137,82 @@ class Recorder:
         """
         began: datetime | None = None
         while not is_stopped():
-            if not self.run_once():
+            if not self.run_once() or self._opened is None:
                 time.sleep(STAND_BY_SECONDS)
                 continue
-            began = began or self._now()
-            refusals = self._refusals()
-            if self._has_read(began, [topic for topic in self.topics if topic not in refusals]):
+            broker, connection = self._opened
+            began = began or _now(connection)
+            refusals = self._refusals(broker)
+            if _has_read(connection, began, [topic for topic in self.topics if topic not in refusals]):
                 if refusals:
                     raise BrokerUnavailable(next(iter(refusals.values())))
                 return
 
     def close(self) -> None:
         """Close the connections to broker and database. The next `run_once` opens them again."""
-        broker, connection = self._broker, self._connection
-        self._broker = self._connection = None
+        opened, self._opened = self._opened, None
         self._empty.clear()
-        try:
-            if broker is not None:
-                broker.close()
-        finally:
-            if connection is not None:
-                with connection:
-                    if not connection.broken:
-                        heartbeats.leave(connection, "recorder", broker=self.alias, consumer_group=self.group)
+        if opened is not None:
+            broker, connection = opened
+            with connection, closing(broker):
+                if not connection.broken:
+                    heartbeats.leave(connection, "recorder", broker=self.alias, consumer_group=self.group)
 
     def _record_once(self, wait: timedelta) -> bool:
-        if self._connection is None and not self._start():
+        self._opened = self._opened or self._start()
+        if self._opened is None:
             return False
-        assert self._broker is not None
-        moment, begun = self._now(), time.monotonic()
-        deliveries = self._broker.receive(
+        broker, connection = self._opened
+        moment, begun = _now(connection), time.monotonic()
+        deliveries = broker.receive(
             self.group, dict.fromkeys(self.topics), limit=BATCH_SIZE, invisible_for=self._invisible_for, wait=wait
         )
-        if not deliveries and len(refusals := self._refusals()) == len(self.topics):
+        if not deliveries and len(refusals := self._refusals(broker)) == len(self.topics):
             raise BrokerUnavailable(next(iter(refusals.values())))
         if deliveries:
-            self._write(deliveries)
+            self._write(connection, deliveries)
             failpoint("recorder.after_write")
-            self._broker.ack(deliveries)
+            broker.ack(deliveries)
             if time.monotonic() - begun > self._invisible_for.total_seconds() / 4 + wait.total_seconds():
                 self._restart_settling()  # so slow that deliveries may have expired
         elif begun >= self._settled_at:
-            self._write_read_until(moment, self.topics)
-        self._maintain()
+            self._write_read_until(broker, connection, moment, self.topics)
+        self._maintain(broker, connection)
         return True
 
-    def _start(self) -> bool:
+    def _start(self) -> tuple[Receives, database.Connection] | None:
+        """Connect, and begin to record; None if another recorder holds the lock."""
         connection = database.connect_session(self.using, application_name="outbox recorder")
         if connection.execute(TRY_LOCK, [f"{self.alias} {self.group}"]).fetchone() != (True,):
             connection.close()
-            return False
+            return None
         patience = FROZEN_SECONDS + conf.settings().consumer.wait.total_seconds()
         connection.execute(SET_IDLE_TIMEOUT, [str(int(patience * 1000))])
-        self._connection = connection
-        self._broker = Receives.of(conf.make_broker(self.alias))
-        self._broker.set_owner(self.group, *read_identity(connection))
+        self._opened = broker, _ = Receives.of(conf.make_broker(self.alias)), connection
+        broker.set_owner(self.group, *require_identity(connection))
         connection.execute(BEGIN, {"broker": self.alias, "group": self.group, "topics": self.topics})
         self._restart_settling()
-        return True
+        return self._opened
 
-    def _write(self, deliveries: Sequence[Delivery]) -> None:
+    def _write(self, connection: database.Connection, deliveries: Sequence[Delivery]) -> None:
         rows = [_row(delivery, is_fifo=delivery.topic in self._fifo_topics) for delivery in deliveries]
-        assert self._connection is not None
         self.total.received += len(rows)
-        self.total.written += self._connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
+        self.total.written += connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
 
     def _restart_settling(self) -> None:
         self._empty.clear()
         self._settled_at = time.monotonic() + (self._invisible_for + REDELIVERED_WITHIN).total_seconds()
 
-    def _maintain(self) -> None:
+    def _maintain(self, broker: Broker, connection: database.Connection) -> None:
         now = time.monotonic()
-        assert self._connection is not None
         if now >= self._heartbeat_at:
-            heartbeats.beat(self._connection, "recorder", broker=self.alias, consumer_group=self.group)
+            heartbeats.beat(connection, "recorder", broker=self.alias, consumer_group=self.group)
             self._heartbeat_at = now + HEARTBEAT_SECONDS
         if now >= self._check_backlog_at:
-            self._check_backlog(now)
+            self._check_backlog(broker, connection, now)
             self._check_backlog_at = time.monotonic() + BACKLOG_SECONDS
 
-    def _check_backlog(self, now: float) -> None:
+    def _check_backlog(self, broker: Broker, connection: database.Connection, now: float) -> None:
         """
         Ask the broker for the group's backlog, since on a busy topic `receive` never returns empty.
 
@@ -224,40 +220,35 @@ class Recorder:
         """
         while self._empty and self._empty[0][0] <= now - self._invisible_for.total_seconds() / 2:
             _, moment, topics = self._empty.popleft()
-            self._write_read_until(moment, topics)
-        assert self._broker is not None
-        moment = self._now()
+            self._write_read_until(broker, connection, moment, topics)
+        moment = _now(connection)
         try:
-            waiting = self._broker.backlog(self.group)
+            waiting = broker.backlog(self.group)
         except BrokerUnavailable:  # not every broker can tell
             return
         if now >= self._settled_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
             self._empty.append((now, moment, empty))
 
-    def _write_read_until(self, moment: datetime, topics: Sequence[str]) -> None:
+    def _write_read_until(self, broker: Broker, connection: database.Connection, moment: datetime, topics: Sequence[str]) -> None:
         """Record how far topics are read, except those that the broker refuses, where unread messages may wait."""
-        assert self._connection is not None
-        refusals = self._refusals()
+        refusals = self._refusals(broker)
         known = [topic for topic in topics if topic not in refusals]
-        values = {"moment": moment, "topics": known, "broker": self.alias, "group": self.group}
-        self._connection.execute(READ_UNTIL, values)
+        connection.execute(READ_UNTIL, {"moment": moment, "topics": known, "broker": self.alias, "group": self.group})
 
-    def _refusals(self) -> dict[str, str]:
+    def _refusals(self, broker: Broker) -> dict[str, str]:
         """Return the topics to record that the broker cannot receive from as configured, each with the reason."""
-        assert self._broker is not None
-        return {topic: reason for topic, reason in self._broker.refusals().items() if topic in self.topics}
+        return {topic: reason for topic, reason in broker.refusals().items() if topic in self.topics}
 
-    def _has_read(self, moment: datetime, topics: Sequence[str]) -> bool:
-        assert self._connection is not None
-        return self._connection.execute(COUNT_READ, [topics, moment]).fetchone() == (len(topics),)
 
-    def _now(self) -> datetime:
-        """Return the time by the clock of the database that also records when messages are sent."""
-        assert self._connection is not None
-        row = self._connection.execute(NOW).fetchone()
-        assert row is not None
-        now: datetime = row[0]
-        return now
+def _has_read(connection: database.Connection, moment: datetime, topics: Sequence[str]) -> bool:
+    return connection.execute(COUNT_READ, [topics, moment]).fetchone() == (len(topics),)
+
+
+def _now(connection: database.Connection) -> datetime:
+    """Return the time by the clock of the database that also records when messages are sent."""
+    now: datetime
+    [(now,)] = connection.execute(NOW).fetchall()
+    return now
 
 
 def _row(delivery: Delivery, *, is_fifo: bool) -> tuple[object, ...]:

@@ -155,17 +155,18 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         As `publish()`.
     """
     envelopes = [one if isinstance(one, Envelope) else Envelope(one) for one in messages]
-    entries = [_entry(one) for one in envelopes]
+    drafts = [_draft_of(one) for one in envelopes]
     homes: dict[str, list[int]] = {}
-    for place, (entry, envelope) in enumerate(zip(entries, envelopes, strict=True)):
-        homes.setdefault(choose_database(entry.draft.subject, using=using, about=envelope.about), []).append(place)
+    for place, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
+        homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)
     receipts: dict[int, Receipt] = {}
     for alias, places in homes.items():
-        receipts.update(zip(places, write_many([entries[place] for place in places], alias), strict=True))
+        entries = [Entry(drafts[place], _about(envelopes[place], alias), envelopes[place].dedupe_key) for place in places]
+        receipts.update(zip(places, write_many(entries, alias), strict=True))
         for place in places:
             if not receipts[place].is_duplicate:
-                _wake_for(entries[place].draft, alias)
-    return [receipts[place] for place in range(len(entries))]
+                _wake_for(drafts[place], alias)
+    return [receipts[place] for place in range(len(drafts))]
 
 
 def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list[Receipt]:
@@ -189,18 +190,22 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     return receipts
 
 
-def _entry(one: Envelope) -> Entry:
+def _draft_of(one: Envelope) -> Draft:
     draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
     if one.dedupe_key is not None:
         rules.check_dedupe_key(draft.subject, one.dedupe_key)
-    return Entry(draft, None if one.about is None else describe(one.about), one.dedupe_key)
+    return draft
+
+
+def _about(one: Envelope, alias: str) -> str | None:
+    return None if one.about is None else describe(one.about, alias)
 
 
 def _publish(draft: Draft, *, about: Model | None, dedupe_key: str | None, using: str | None) -> Receipt:
     if dedupe_key is not None:
         rules.check_dedupe_key(draft.subject, dedupe_key)
     alias = choose_database(draft.subject, using=using, about=about)
-    receipt = write(draft, alias, about=None if about is None else describe(about), dedupe_key=dedupe_key)
+    receipt = write(draft, alias, about=None if about is None else describe(about, alias), dedupe_key=dedupe_key)
     if not receipt.is_duplicate:
         _wake_for(draft, alias)
     return receipt

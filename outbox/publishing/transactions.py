@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from decimal import Decimal
 from functools import partial
+from uuid import UUID
 
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import DecimalField, Model
+from django.db.models import Model
+from django.db.transaction import atomic as atomic_block
 from psycopg.pq import TransactionStatus
 
 from outbox.database import guarded
@@ -62,7 +63,7 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
         return guarded.atomic(alias, durable=durable)
     from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
 
-    draft, row = compose(message), None if about is None else describe(about)
+    draft, row = compose(message), None if about is None else describe(about, alias)
     return open_transaction(draft, alias, publish=partial(_publish, draft, alias, row), about=row)
 
 
@@ -90,47 +91,63 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
     return alias
 
 
-def describe(row: Model) -> str:
-    """Write a row as the column `about` holds it: `shop.order:4711`, as its table has the key; a proxy by its table's model."""
-    return describe_key(type(row), row.pk)
+def describe(row: Model, using: str) -> str:
+    """
+    Write a row as the column `about` holds it: `shop.order:4711`, as its table has the key; a proxy by its table's model.
+
+    Args:
+        using: the row's database.
+    """
+    return describe_key(row._meta.model, row.pk, using)
 
 
-def describe_key(model: type[Model], key: object) -> str:
+def describe_key(model: type[Model], key: object, using: str) -> str:
     """
     Write the row with a primary key as `describe()` does. The key may be text, as a person types it.
 
     Raises:
-        ValidationError, ValueError, ArithmeticError: the model's primary key cannot have this value.
+        ValidationError, ValueError, ArithmeticError, DatabaseError: the model's primary key cannot have this value.
     """
-    return f"{(model._meta.concrete_model or model)._meta.label_lower}:{_stored_key(model, key)}"
+    return f"{(model._meta.concrete_model or model)._meta.label_lower}:{_stored_key(model, key, using)}"
 
 
-def _stored_key(model: type[Model], key: object) -> object:
-    """Return a primary key as it is stored: a program may have given a UUID, for example, as text without hyphens."""
+def _stored_key(model: type[Model], key: object, using: str) -> object:
+    """Return a primary key as PostgreSQL writes it, which is asked unless Python writes such a key in the same way."""
     field = model._meta.pk
     if isinstance(key, tuple) or field is None:
         return key
-    key = field.to_python(key)
-    while (remote := getattr(field, "target_field", None)) is not None:  # the key is that of a parent
+    while (remote := getattr(field, "target_field", None)) is not None:  # the key is that of a parent, or of another row
         field = remote
-    if isinstance(key, Decimal) and isinstance(field, DecimalField):
-        return key.quantize(Decimal(1).scaleb(-field.decimal_places))
-    return key
+    connection = connections[using]
+    value, kind = field.get_db_prep_value(field.to_python(key), connection), field.cast_db_type(connection) or ""
+    if isinstance(value, str) and kind.startswith(("varchar", "text")):
+        return str.__str__(value)
+    if (type(value), kind) == (UUID, "uuid") or (type(value) is int and kind in ("smallint", "integer", "bigint")):
+        return value
+    with atomic_block(using), connection.cursor() as cursor:  # PostgreSQL may refuse what a person typed
+        cursor.execute(f"SELECT {key_text(f'CAST(%s AS {kind})', kind)}", [value])
+        return cursor.fetchone()[0]
+
+
+def key_text(key: str, kind: str) -> str:
+    """Return the SQL that writes a key of a type as text, whatever the session's time zone."""
+    return f"({key} AT TIME ZONE 'UTC')::text || '+00'" if kind.startswith("timestamp with") else f"{key}::text"
 
 
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
     """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
     if not isinstance(about, Model):
         raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance.", hint="Pass the row itself.")
-    if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk):
+    if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk) or hasattr(about.pk, "resolve_expression"):
         raise InvalidMessage(
             f"{subject} is about a row of {about._meta.label} that has no primary key.",
-            hint="Publish after it is saved, and before it is deleted.",
+            hint="Publish after it is saved, and before it is deleted; after bulk_create(), read keys that the database made.",
         )
-    home = about._state.db and router.db_for_write(type(about), instance=about)  # it may have been read from a replica
+    home = about._state.db and router.db_for_write(about._meta.model, instance=about)  # it may have been read from a replica
     if using and home and using not in (home, about._state.db):
         raise WrongDatabase(
-            f"{subject} would go to database {using!r}, but {describe(about)} lives in {home!r}; no transaction spans both.",
+            f"{subject} would go to database {using!r}, but {describe(about, home)} lives in {home!r}; "
+            "no transaction spans both.",
             hint="Leave using= out, or publish about a row of that database.",
         )
     return home

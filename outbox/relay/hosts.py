@@ -21,8 +21,9 @@ from outbox import conf, database
 from outbox.brokers.base import Broker
 from outbox.database import Connection, heartbeats, loop_errors
 from outbox.database.heartbeats import BEAT_SECONDS, SILENT_AFTER, SWEEP, WAKEUP
+from outbox.database.identity import require_identity
 from outbox.database.loop_errors import Loop
-from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld
+from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld, NotMigrated
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
@@ -231,6 +232,7 @@ class RelayRunner:
         while move_due(self._connection) == MOVE_LIMIT and not self.stopped.is_set():
             pass
         self.relay.claims.foreign |= _foreign_topics(self.target.database, self._connection)
+        self._require_same_source()
         self.relay.sweep()
         forget_dead(self._connection)
         self._beat(self._connection)
@@ -238,6 +240,14 @@ class RelayRunner:
             self._waker.announce()
         self._maintenance_at = time.monotonic() + MAINTENANCE_SECONDS
         return True
+
+    def _require_same_source(self) -> None:
+        """Raise NotMigrated where the outbox lost its id, or has another one than the relay puts into messages and tokens."""
+        if (source := require_identity(self._connection).source) != self.relay.source:
+            raise NotMigrated(
+                f"The id of the outbox in database {self.target.database!r} is {source!r}, no longer {self.relay.source!r}.",
+                hint="The relay begins anew with it.",
+            )
 
     def _beat(self, connection: Connection) -> None:
         heartbeats.beat(

@@ -243,7 +243,7 @@ def read_keep_since() -> datetime | None:
     for alias in database.outbox_databases():
         try:
             with database.connect(alias, application_name="outbox maintenance") as connection:
-                row = connection.execute(KEEP_SINCE).fetchone()
+                [(keep_since,)] = connection.execute(KEEP_SINCE).fetchall()
         except psycopg.errors.UndefinedTable:  # no outbox there, so it has sent nothing
             continue
         except psycopg.Error as error:
@@ -253,8 +253,7 @@ def read_keep_since() -> datetime | None:
                 extra=log_fields(database=alias),
             )
             return None
-        assert row is not None
-        found.append(row[0])
+        found.append(keep_since)
     return min(found, default=datetime.now(UTC)) - CLOCK_DIFFERENCE
 
 
@@ -293,7 +292,7 @@ def _delete_rows(connection: Connection, table: str, old: str, *, before: dateti
     statement = DELETE_FROM.format(table=table, old=old)
     deleted = 0
     while True:
-        count = connection.execute(statement.encode(), {"before": before, "now": now, "limit": SLICE}).rowcount
+        count = connection.execute(statement, {"before": before, "now": now, "limit": SLICE}).rowcount
         deleted += count
         if count < SLICE:
             return deleted
@@ -347,7 +346,7 @@ DELETE FROM outbox_inbox inbox USING unnest(%s::text[], %s::text[]) AS old (cons
 WHERE inbox.consumer_group = old.consumer_group AND inbox.dedupe_key = old.dedupe_key AND inbox.handled_at < %s
 """
 
-READ_BROKERS = "SELECT name, broker FROM outbox_topic WHERE id <> 0"
+READ_BROKERS = "SELECT name, broker FROM outbox_topic"
 
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 

@@ -21,7 +21,7 @@ from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Una
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages, TransactionalSends
 from outbox.database import Connection
-from outbox.database.identity import read_identity
+from outbox.database.identity import require_identity
 from outbox.errors import FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
@@ -87,6 +87,9 @@ class Relay:
         clock: a monotonic clock, in seconds.
         random: returns a number from 0 to below 1.
         takes_over: as for `TransactionalSender`.
+
+    Raises:
+        NotMigrated: the outbox has no id.
     """
 
     def __init__(
@@ -120,8 +123,7 @@ class Relay:
         )
         self.breakers = breakers or make_breakers(clock, random)
         self._splitter = Splitter(connection, Backoff(RETRY_BASE, RETRY_LIMIT, random), MISCONFIGURED_RETRY)
-        source = read_identity(connection).source
-        assert source, "outbox_source is empty; its row is written by the first migration"
+        self.source = source = require_identity(connection).source
         self.committer = Committer(connection, broker, self._splitter, source, clock)
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         self._sender = Sender(connection, broker, self.breakers, source, lambda: self.is_stopping, clock)

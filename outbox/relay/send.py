@@ -358,8 +358,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
 
 
 def _key(batch: ClaimedBatch, position: int) -> OrderKey:
-    assert batch.order_keys is not None
-    return batch.id, batch.order_keys[position - 1]
+    return batch.id, (batch.order_keys or ())[position - 1]
 
 
 def _batch_ids(batches: Sequence[ClaimedBatch]) -> list[int]:

@@ -21,7 +21,7 @@ from django.db import connections
 
 from outbox import models
 from outbox.consuming.deferred import HELD
-from outbox.ids import made_at
+from outbox.ids import made_at, topic_number
 from outbox.message import Header, read_headers
 from outbox.models import State
 from outbox.publishing.draft import compose
@@ -80,6 +80,7 @@ class TopicFactory(IdentityFactory):
     class Params:
         of = None
 
+    id = factory.LazyAttribute(lambda topic: topic_number(topic.name))
     name = factory.LazyAttributeSequence(lambda topic, n: topic.of._meta.topic if topic.of is not None else f"topic-{n}")
     broker = "default"
     type = "normal"

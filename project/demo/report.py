@@ -233,6 +233,6 @@ def read(
 
 def number(connection: Connection, statement: str) -> int:
     """Return the count that a query returns."""
-    row = connection.execute(statement.encode()).fetchone()
+    row = connection.execute(statement).fetchone()
     assert row is not None
     return int(row[0])

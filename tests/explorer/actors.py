@@ -186,7 +186,7 @@ def operator(acts: Sequence[str]) -> Work:
                 if act == "pause":
                     topics.pause(connection, topic, by="operator", reason="")
                 elif act == "resume":
-                    connection.execute("UPDATE outbox_topic SET paused = false, paused_at = NULL WHERE id <> 0")
+                    connection.execute("UPDATE outbox_topic SET paused = false, paused_at = NULL")
                 else:
                     replay_all(connection, by="operator")
 

@@ -98,6 +98,10 @@ class TestSettings:
             ({"RELAY": {"SWEEP_AGE": timedelta(-1)}}, r'\["RELAY"\]\["SWEEP_AGE"\] is -1 day, 0:00:00; it must be'),
             ({"RETENTION": timedelta(0)}, r'OUTBOX\["RETENTION"\] is 0:00:00'),
             ({"TOPICS": {"a": {"RETENTION": timedelta(0)}}}, r'OUTBOX\["TOPICS"\]\["a"\]\["RETENTION"\] is 0:00:00'),
+            (
+                {"TOPICS": {"topic-5841": {}, "topic-22932": {}}},
+                r"'topic-5841' and 'topic-22932' in .* have the same id.*\. Call",
+            ),
             ({"TOPICS": {"a": {"BROKER": "b"}}}, r'\["a"\] names the broker \'b\', which is not in .* \(default\)\. Add it'),
         ],
     )

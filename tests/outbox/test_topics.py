@@ -1,12 +1,15 @@
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Barrier
 
 import psycopg
 import pytest
 from django.db import InternalError, transaction
 
 from outbox import database
+from outbox.ids import topic_number
 from outbox.models import Topic
-from outbox.topics import forget, pause, resume, topic_id, write_topics
+from outbox.topics import forget, pause, resume, topic_id, write_topic, write_topics
 
 pytestmark = pytest.mark.django_db
 
@@ -16,10 +19,6 @@ MEMORY = {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}
 @pytest.fixture(autouse=True)
 def _two_topics(settings):
     settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"drawn": {"TYPE": "normal"}, "queued": {"TYPE": "fifo"}}}
-
-
-def numbers_taken():
-    return database.raw("default").execute("SELECT pg_sequence_last_value('outbox_topic_id_seq')").fetchone()[0]
 
 
 class TestWriteTopics:
@@ -39,13 +38,21 @@ class TestWriteTopics:
         drawn = Topic.objects.get(name="drawn")
         assert (drawn.type, drawn.ordered) == ("fifo", True)
 
-    def test_takes_no_number_for_rows_that_are_there(self):
-        write_topics("default")
-        before = numbers_taken()
+    @pytest.mark.django_db(transaction=True)
+    def test_writes_a_row_once_though_many_do_so_at_once(self):
+        Topic.objects.all().delete()
+        start = Barrier(4)
 
-        write_topics("default")
+        def write(_):
+            with database.connect("default") as own:
+                start.wait(10)
+                for name in ("drawn", "queued"):
+                    write_topic(own, name)
 
-        assert numbers_taken() == before
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+
+        assert set(Topic.objects.values_list("name", flat=True)) == {"drawn", "queued"}
 
 
 class TestTopicId:
@@ -122,7 +129,10 @@ class TestResume:
             relay.execute("LISTEN outbox")
             relay.execute("INSERT INTO outbox_wakeup VALUES ('another', -1)")
             with database.connect("default") as own:
-                own.execute("INSERT INTO outbox_topic (name, type, paused) VALUES ('woken', 'normal', true)")
+                own.execute(
+                    "INSERT INTO outbox_topic (id, name, type, paused) VALUES (%s, 'woken', 'normal', true)",
+                    [topic_number("woken")],
+                )
                 resume(own, "woken", since=None)
                 own.execute("DELETE FROM outbox_topic WHERE name = 'woken'")
                 own.execute("DELETE FROM outbox_wakeup WHERE relay = -1")

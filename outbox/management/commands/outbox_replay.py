@@ -33,7 +33,7 @@ NEVER_SENT = "This cannot be undone: discarded messages are never sent again."
 NEVER_HANDLED = "This cannot be undone: discarded messages are never handled."
 
 # All topics; the row with id 0 is not a topic.
-TOPIC_NAMES = "SELECT name FROM outbox_topic WHERE id <> 0 ORDER BY name"
+TOPIC_NAMES = "SELECT name FROM outbox_topic ORDER BY name"
 
 # Dead messages by ids, by topics, or all.
 DEAD = f"""

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+from django.db import DEFAULT_DB_ALIAS
 from django.utils import timezone
 
 from outbox import database
@@ -128,8 +129,7 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     Raises:
         AuditFailed: the run has been marked as dead meanwhile.
     """
-    using = run._state.db
-    assert using is not None  # it was saved when it began
+    using = run._state.db or DEFAULT_DB_ALIAS
     with guarded.atomic(using):
         rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.RunState.RUNNING)
         if not rows.exists():

@@ -79,7 +79,8 @@ class Business:
         type: the type of the message as it is sent; empty: any.
         about: label of the model, as in `Message.about`: `shop.order`.
         table: its table, quoted for SQL.
-        key: the column of the primary key, quoted for SQL.
+        also: labels of the model's children, whose rows are rows of it.
+        key: the primary key as text, in SQL; the table is `b`.
         where: SQL condition that selects the rows; empty: all.
         at: the column with the time when the row was written; empty: unknown.
     """
@@ -89,9 +90,10 @@ class Business:
     about: str
     type: str = ""
     table: str = ""
-    key: str = "id"
+    key: str = "b.id::text"
     where: str = ""
     at: str = ""
+    also: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

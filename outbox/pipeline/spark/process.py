@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -105,9 +105,8 @@ def _path(inherited: IO[str]) -> str:
 
 def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log) -> tuple[str, timedelta | None]:
     """Pass on the job's log until it ends or is out of time. Return the last lines, and the time limit if it was exceeded."""
-    assert process.stderr is not None
     last: deque[str] = deque(maxlen=OUTPUT_LINES)
-    listener = threading.Thread(target=_pass_on, args=(process.stderr, last, log), daemon=True)
+    listener = threading.Thread(target=_pass_on, args=(process.stderr or (), last, log), daemon=True)
     listener.start()
     ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
     is_timed_out = False
@@ -120,7 +119,7 @@ def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log)
     return "\n".join(last), at_most if is_timed_out else None
 
 
-def _pass_on(stream: IO[str], last: deque[str], log: Log) -> None:
+def _pass_on(stream: Iterable[str], last: deque[str], log: Log) -> None:
     for line in stream:
         last.append(line.rstrip())
         log(line.rstrip())

@@ -49,11 +49,11 @@ INSERT INTO outbox_duplicate (consumer_group, message_id, topic, delivery_count)
 SELECT 'cart', id, 'orders', 2 FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason)
 SELECT n, 1, ARRAY[id], 'unsure', 'time-out' FROM numbered WHERE n <= %(books)s;
-INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (1, 'orders', 'transaction', 1) ON CONFLICT DO NOTHING;
+INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (%(orders)s, 'orders', 'transaction', 1) ON CONFLICT DO NOTHING;
 INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, half_id, key, tag, headers, body, stored_at)
-SELECT 1, 0, n, id::text, '', n, '', '', '{}', '', now() FROM numbered WHERE n <= %(books)s;
+SELECT %(orders)s, 0, n, id::text, '', n, '', '', '{}', '', now() FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_embedded_half (id, topic_id, queue, message_id, source, key, tag, headers, body, token, born_at, ask_at, state)
-SELECT n, 1, 0, id::text, '', '', '', '{}', '', '', now(), now(), CASE WHEN n %% 1000 = 0 THEN 1 ELSE 3 END
+SELECT n, %(orders)s, 0, id::text, '', '', '', '{}', '', '', now(), now(), CASE WHEN n %% 1000 = 0 THEN 1 ELSE 3 END
 FROM numbered WHERE n <= %(books)s;
 """
 

@@ -12,6 +12,7 @@ from django.urls import path, reverse
 
 from outbox.admin import MessagesAboutMixin
 from outbox.admin.messages import MessageAdmin
+from outbox.ids import topic_number
 from outbox.models import MessageRow, State, Topic
 from outbox.testing.factories import DeferredFactory
 from project.shop.models import Cancellation, Order, Shipment
@@ -200,7 +201,7 @@ class TestAnotherDatabase:
     def elsewhere(self):
         row = Shipment(pk=7)
         row._state.db = "other"
-        topic = Topic.objects.using("other").get_or_create(name="orders")[0]
+        topic = Topic.objects.using("other").get_or_create(id=topic_number("orders"), name="orders")[0]
         one = MessageRowFactory.build(topic=topic, about="shop.shipment:7")
         one.save(using="other")
         return row, one

@@ -133,11 +133,6 @@ class TestPermissions:
 
         assert strict.post(at("pause", orders), {"reason": "x"}).status_code == 403
 
-    def test_do_not_reach_the_topic_of_tombstones(self, operator):
-        Topic.objects.get_or_create(id=0, defaults={"name": "tombstones", "type": "normal"})
-
-        assert operator(*ALL).get(reverse("admin:outbox_topic_pause", args=[0])).status_code == 404
-
 
 class TestHistory:
     def test_shows_who_paused_and_why(self, orders, operator):

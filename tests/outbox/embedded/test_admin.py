@@ -9,6 +9,7 @@ from outbox import database
 from outbox.check_backs.register import check_back
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic
+from outbox.ids import topic_number
 from outbox.message import COMMIT, UNKNOWN
 from outbox.models import CheckBack
 
@@ -21,7 +22,7 @@ ALL = ["view_embeddedhalf", "ask_embeddedhalf"]
 @pytest.fixture
 def half(db):
     """Return a function that stores half messages of another producer, with check-backs."""
-    topic = EmbeddedTopic.objects.create(id=7, name="orders", type="transaction", queues=1)
+    topic = EmbeddedTopic.objects.create(id=topic_number("orders"), name="orders", type="transaction", queues=1)
 
     def half(number=1, state=HalfState.PARKED):
         now = datetime.now(UTC)

@@ -88,6 +88,7 @@ class TestParse:
         ],
         ids=["uuid", "decimal"],
     )
+    @pytest.mark.django_db  # which writes the decimal
     def test_takes_a_key_in_any_form(self, field, typed, stored, kept):
         class Kept(models.Model):  # noqa: DJ008
             key = field.__class__(primary_key=True, **field.deconstruct()[3])
@@ -283,7 +284,7 @@ class TestHasValue:
 
 class TestFindAbout:
     def about(self, row, limit=20):
-        return find_about(database.raw("default"), row, limit=limit)
+        return find_about(database.raw("default"), row, "default", limit=limit)
 
     def test_finds_the_messages_about_a_row_newest_first(self, message):
         rows = [message(second, about="shop.order:7") for second in range(3)]

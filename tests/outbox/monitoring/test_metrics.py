@@ -13,6 +13,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerUnavailable
+from outbox.ids import topic_number
 from outbox.message import Message
 from outbox.models import Gap, Process, State, Topic
 from outbox.monitoring import metrics
@@ -116,10 +117,10 @@ class TestAttention:
 
     def test_count_parked_halves(self, scrape, settings):
         settings.OUTBOX = {"TOPICS": {"parcels": {"TYPE": "transaction"}}}
-        EmbeddedTopic.objects.create(id=1, name="parcels", type="transaction", queues=1)
+        topic = EmbeddedTopic.objects.create(id=topic_number("parcels"), name="parcels", type="transaction", queues=1)
         times = {"born_at": datetime.now(UTC), "ask_at": datetime.now(UTC)}
         EmbeddedHalf.objects.create(
-            id=1, topic_id=1, queue=0, message_id="m", headers="{}", body=b"", state=HalfState.PARKED, **times
+            id=1, topic_id=topic.id, queue=0, message_id="m", headers="{}", body=b"", state=HalfState.PARKED, **times
         )
 
         assert scrape("outbox_parked_halves", "topic") == {("parcels",): 1}

@@ -6,6 +6,7 @@ import pytest
 from outbox import database
 from outbox.batches.operators import replay_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
+from outbox.ids import topic_number
 from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
 from outbox.testing.factories import DeferredFactory
@@ -40,7 +41,7 @@ def only(message, what, who=None):
 
 
 def a_half(message, **fields):
-    topic = EmbeddedTopic.objects.create(id=1, name="told", type="transaction", queues=1)
+    topic = EmbeddedTopic.objects.create(id=topic_number("told"), name="told", type="transaction", queues=1)
     shared = {
         "topic_id": topic.id,
         "queue": 0,
@@ -243,9 +244,9 @@ class TestReadTimeline:
         assert only(message, "Dead").text == "too large"
 
     def test_tells_what_the_embedded_broker_made_visible(self, message):
-        EmbeddedTopic.objects.create(id=1, name="told", type="transaction", queues=1)
+        topic = EmbeddedTopic.objects.create(id=topic_number("told"), name="told", type="transaction", queues=1)
         EmbeddedMessage.objects.create(
-            topic_id=1,
+            topic_id=topic.id,
             queue=0,
             pos=1,
             message_id=str(message.id),

@@ -27,7 +27,7 @@ class TestWhatTheJobIsTold:
 
         (orders,) = [entry for entry in config.business if entry.name == "orders"]
         assert (orders.topic, orders.type, orders.about) == ("orders", "OrderPlaced", "shop.order")
-        assert (orders.table, orders.key, orders.at) == ('"shop_order"', '"id"', '"placed_at"')
+        assert (orders.table, orders.key, orders.at) == ('"shop_order"', 'b."id"::text', '"placed_at"')
         groups = {group.name: group.topics for group in config.groups}
         assert groups["points"] == ["order-cancellations", "orders"]
         assert config.seen_topics == ["order-cancellations", "orders", "shipments"]

@@ -1,18 +1,16 @@
 import asyncio
 
 import pytest
-from django.apps import apps
 from django.contrib.auth.models import Group
-from django.db import connections, models, transaction
+from django.db import connections, transaction
 from django.db.models.signals import post_save
 from django.test import TestCase, override_settings
 
 from outbox import Envelope, apublish, publish, publish_many, publish_raw
 from outbox import atomic as outbox_atomic
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
-from outbox.publishing.transactions import describe
 from tests.outbox.publishing.conftest import OUTBOX
-from tests.outbox.publishing.rows import OrderMade, ParcelMoved, bodies, message_rows
+from tests.outbox.publishing.rows import OrderMade, bodies, message_rows
 
 BOTH = {"default", "other"}
 
@@ -198,18 +196,6 @@ class TestTheDatabase:
         assert [body["order_id"] for body in bodies("other")] == [2]
         assert [receipt.key for receipt in receipts] == ["1", "2", "3"]
 
-    @pytest.mark.django_db(transaction=True, databases=BOTH)
-    def test_has_its_own_ids_for_topics(self):
-        with connections["other"].cursor() as cursor:
-            cursor.execute("SELECT setval(pg_get_serial_sequence('outbox_topic', 'id'), 1000000)")
-            cursor.execute("DELETE FROM outbox_topic WHERE name = 'moved'")
-
-        with transaction.atomic(), transaction.atomic(using="other"):
-            publish(ParcelMoved(parcel="A"))
-            publish(ParcelMoved(parcel="A"), using="other")
-
-        assert message_rows()[0].topic_id < 1_000_000 < message_rows("other")[0].topic_id
-
 
 class ToOther:
     def db_for_write(self, model, **hints):
@@ -258,43 +244,6 @@ class WritesToDefault:
 
     def db_for_write(self, model, **hints):
         return "default"
-
-
-class TestTheKeyOfTheRow:
-    @pytest.mark.parametrize(
-        ("field", "given", "stored"),
-        [
-            (models.UUIDField(), "3F2504E04F8911D39A0C0305E82C3301", "3f2504e0-4f89-11d3-9a0c-0305e82c3301"),
-            (models.IntegerField(), " 6 ", "6"),
-            (models.DecimalField(max_digits=6, decimal_places=2), "6", "6.00"),
-            (models.CharField(), "A 1", "A 1"),
-        ],
-        ids=["uuid", "integer", "decimal", "text"],
-    )
-    def test_is_written_as_it_is_stored(self, field, given, stored):
-        class Kept(models.Model):  # noqa: DJ008
-            key = field.__class__(primary_key=True, **field.deconstruct()[3])
-
-            class Meta:
-                app_label = "kept"
-
-        assert describe(Kept(key=given)) == f"kept.kept:{stored}"
-        del apps.all_models["kept"]
-
-    def test_may_be_that_of_its_parent(self):
-        class Parent(models.Model):  # noqa: DJ008
-            key = models.UUIDField(primary_key=True)
-
-            class Meta:
-                app_label = "kept"
-
-        class Child(Parent):  # noqa: DJ008
-            class Meta:
-                app_label = "kept"
-
-        key = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
-        assert describe(Child(pk=key.replace("-", ""))) == f"kept.child:{key}"
-        del apps.all_models["kept"]
 
 
 @pytest.mark.django_db

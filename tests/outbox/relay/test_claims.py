@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ class TestClaim:
         assert len(batches) == 8
 
     def test_makes_a_batch_for_each_topic(self):
-        tickets = TicketFactory.create_batch(3)
+        tickets = sorted(TicketFactory.create_batch(3), key=attrgetter("topic_id"))
 
         batches = claims().claim()
 
@@ -96,7 +97,7 @@ class TestClaim:
 
         served = [[batch.topic for batch in mine.claim()] for _ in range(3)]
 
-        a, b, c = (topic.name for topic in topics)
+        a, b, c = (topic.name for topic in sorted(topics, key=attrgetter("id")))
         assert served == [[a, b], [c, a], [b, c]]
 
     @pytest.mark.parametrize("fields", [{"paused": True}, {"broker": "another"}, {"type": "fifo"}])

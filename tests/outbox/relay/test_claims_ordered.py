@@ -99,7 +99,7 @@ class TestManyBlockedTopics:
 
     @pytest.fixture(params=[16, 17, 33])
     def topics(self, request) -> list[Topic]:
-        topics = TopicFactory.create_batch(request.param, type="fifo")
+        topics = sorted(TopicFactory.create_batch(request.param, type="fifo"), key=lambda topic: topic.id)
         for topic in topics:
             BatchFactory(topic=topic, order_keys=[1], state=State.DEAD)
             TicketFactory(topic=topic, order_key=1)

@@ -2,6 +2,7 @@ from contextlib import suppress
 
 import pytest
 from django.contrib.auth.models import Group, Permission
+from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
 
@@ -253,3 +254,24 @@ class TestATestWithoutADatabase:
     def test_is_told_what_it_needs(self, outbox):
         with pytest.raises(AssertionError, match="may not use any database with messages"):
             outbox.run_until_idle()
+
+
+class TestAfterATestThatEmptiedTheTables:
+    """Django does not migrate then, where a TransactionTestCase has `available_apps` or `serialized_rollback`."""
+
+    @pytest.fixture
+    def _emptied(self, transactional_db, outbox, handled):
+        handled(OrderMade)
+        commit()
+        outbox.run_until_idle()
+        call_command("flush", interactive=False, inhibit_post_migrate=True, verbosity=0)
+        yield
+        call_command("migrate", verbosity=0)  # what this project's other tests rely on
+
+    @pytest.mark.usefixtures("_emptied")
+    def test_takes_messages_to_their_handlers(self, outbox):
+        commit()
+
+        ran = outbox.run_until_idle()
+
+        assert (ran.sent, ran.deliveries.handled) == (1, 1)

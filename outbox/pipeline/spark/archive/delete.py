@@ -58,7 +58,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
     with connection.transaction():
         connection.execute(END_IDLE_TRANSACTION)
         connection.execute(WAIT_FOR_ROWS)
-        if connection.execute(IS_DEFERRED.format(end=span.end).encode()).fetchone() == (True,):
+        if connection.execute(IS_DEFERRED.format(end=span.end)).fetchone() == (True,):
             raise DayInUse("messages that were handled and are deferred still, until outbox_relay or Celery's maintenance runs")
         for name, frame in TIMED_FRAMES.items():
             if name not in commit.frames:  # committed by an older version; the next day includes these rows
@@ -75,7 +75,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
 def _delete(connection: Connection, statement: str) -> int:
     """Delete rows and return their number. Raises DayInUse if one of them is locked."""
     try:
-        return connection.execute(statement.encode()).rowcount
+        return connection.execute(statement).rowcount
     except errors.LockNotAvailable as error:
         raise DayInUse("open transactions") from error
 
@@ -84,7 +84,7 @@ def _require_the_same(connection: Connection, span: Span, commit: Commit) -> Non
     """Compare the messages with the lake again, before any lock is taken."""
     if not _is_there(connection, span):
         return
-    row = connection.execute(digest_query(MESSAGES, MESSAGES.query(span)).encode()).fetchone()
+    row = connection.execute(digest_query(MESSAGES, MESSAGES.query(span))).fetchone()
     wanted = commit.frames[MESSAGES.name]
     if row != (wanted.rows, wanted.digest):
         raise DayChanged("its messages differ from those that were archived")
@@ -107,14 +107,14 @@ def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
     connection.execute(LOCK_PARTITIONS)
     if not _is_there(connection, span):  # dropped by an older version, or manually
         return
-    connection.execute(LOCK_DAY.format(table=span.table).encode())
+    connection.execute(LOCK_DAY.format(table=span.table))
     if holder := find_holder(connection, span.first_id, span.end_id):
         raise DayInUse(holder)
-    row = connection.execute(COUNT.format(table=span.table).encode()).fetchone()
+    row = connection.execute(COUNT.format(table=span.table)).fetchone()
     if row != (commit.frames[MESSAGES.name].rows,):
         raise DayChanged("new messages came into it")
-    connection.execute(DROP_DAY.format(table=span.table).encode())
+    connection.execute(DROP_DAY.format(table=span.table))
 
 
 def _is_there(connection: Connection, span: Span) -> bool:
-    return connection.execute(IS_THERE.format(table=span.table).encode()).fetchone() == (True,)
+    return connection.execute(IS_THERE.format(table=span.table)).fetchone() == (True,)

@@ -117,9 +117,9 @@ def committed(connection: Connection) -> dict[str, int]:
 
 def source(connection: Connection) -> str:
     """Return the source id of this database."""
-    row = connection.execute(READ_SOURCE).fetchone()
-    assert row is not None
-    return str(row[0])
+    for (found,) in connection.execute(READ_SOURCE):
+        return str(found)
+    raise HistoryError("The table outbox_source is empty. Run manage.py migrate, which writes a new id.")
 
 
 def plan(connection: Connection, day: date, attempt: int, rows: int, digest: str) -> None:
@@ -145,7 +145,6 @@ def mark_deleted(connection: Connection, commit: Commit) -> None:
 
 def now(connection: Connection) -> datetime:
     """Return the database's time."""
-    row = connection.execute("SELECT clock_timestamp()").fetchone()
-    assert row is not None
-    moment: datetime = row[0]
+    moment: datetime
+    [(moment,)] = connection.execute("SELECT clock_timestamp()").fetchall()
     return moment

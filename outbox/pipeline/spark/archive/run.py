@@ -206,8 +206,7 @@ class Archiver:
 
 
 def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
-    row = reading.execute(digest_query(frame, frame.query(span)).encode()).fetchone()
-    assert row is not None
+    [row] = reading.execute(digest_query(frame, frame.query(span))).fetchall()
     return Written(*row)
 
 

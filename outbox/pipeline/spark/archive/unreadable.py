@@ -32,7 +32,7 @@ WHERE outbox_newest(b.message_ids) >= %(first)s
 def find_unreadable(connection: psycopg.Connection[Any], span: Span) -> str | None:
     """Return a text about values of a day that cannot be archived. None: there are none."""
     query = " UNION ALL ".join([OF_MESSAGES, *(_of_frame(frame, span) for frame in TIMED_FRAMES.values())])
-    rows = connection.execute(f"{query} LIMIT {NAMED}".encode(), {"first": span.first_id, "end": span.end_id}).fetchall()
+    rows = connection.execute(f"{query} LIMIT {NAMED}", {"first": span.first_id, "end": span.end_id}).fetchall()
     found = ", ".join(text for (text,) in rows)
     return f"{found}: this value cannot be archived. Correct it; the next run archives the day" if found else None
 

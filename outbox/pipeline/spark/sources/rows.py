@@ -66,8 +66,7 @@ class PostgresReader(DataSourceReader):
         cuts = list(range(low + step, high + 1, step))
         return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, KeyRange)
+    def read(self, partition: KeyRange) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
         query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"].replace("%", "%%"))
         with psycopg.connect(self.options["url"], application_name="outbox audit") as connection:

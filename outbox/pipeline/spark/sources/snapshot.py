@@ -33,8 +33,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
     with connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
-        row = connection.execute(EXPORT).fetchone()
-        assert row is not None
+        [row] = connection.execute(EXPORT).fetchall()
         connection.execute(END_IDLE_SNAPSHOT)
         try:
             with keep_alive(connection):

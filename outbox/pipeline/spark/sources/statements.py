@@ -233,5 +233,5 @@ def of_business(entry: Business) -> Statement:
     where = f"WHERE ({entry.where}\n)" if entry.where else ""
     name, about = entry.name.replace("'", "''"), entry.about.replace("'", "''")
     return Statement(
-        f"SELECT 0 AS part, '{name}' AS subject, '{about}:' || b.{entry.key} AS about, {at} AS at FROM {entry.table} b {where}"
+        f"SELECT 0 AS part, '{name}' AS subject, '{about}:' || {entry.key} AS about, {at} AS at FROM {entry.table} b {where}"
     )

@@ -131,20 +131,26 @@ class Keys:
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
-        for label in {one.about for one in self.business}:
+        for label in {label for one in self.business for label in (one.about, *one.also)}:
             starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
             found = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
             entry = np.minimum(entry, found if starts.all() else np.where(starts, found, len(self.business)))
+            for index in {index for index, one in enumerate(self.business) if label in one.also}:
+                key = pc.utf8_slice_codeunits(about, len(label))
+                of_parent = pc.binary_join_element_wise(self.business[index].about, key, "")
+                about = pc.if_else(pa.array(starts & (entry == index)), of_parent, about)
+        if about is not batch.column("about"):
+            batch = batch.set_column(batch.schema.get_field_index("about"), "about", about)
         if not (is_expected := entry < len(self.business)).all():
             columns = [name for name in batch.schema.names if name != "message_id"]  # not needed here, and the longest column
             batch, entry = batch.select(columns).filter(pa.array(is_expected)), entry[is_expected]
         return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
-        """Return for each topic and type the first entry with a label."""
+        """Return for each topic and type the first entry with a label, else the first whose model has a child with it."""
         found: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
-        for index, one in reversed(list(enumerate(self.business))):
-            if one.about == label and one.topic in topics:
+        for index, one in sorted(enumerate(self.business), key=lambda entry: (entry[1].about == label, -entry[0])):
+            if label in (one.about, *one.also) and one.topic in topics:
                 found[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
         return found
 

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox.errors import BrokerUnavailable
+from outbox.ids import topic_number
 from outbox.models import Batch, MessageState, State, Topic
 from outbox.relay.hosts import RelayTarget, open_runner
 from project.servers.kafka import Cluster, Kafka
@@ -80,7 +81,9 @@ def relay(cluster: Cluster, settings) -> Callable[[], None]:
 
 def publish() -> None:
     for name in (LAME, WHOLE):
-        topic, _ = Topic.objects.get_or_create(name=name, defaults={"broker": "default", "type": "normal"})
+        topic, _ = Topic.objects.get_or_create(
+            name=name, defaults={"id": topic_number(name), "broker": "default", "type": "normal"}
+        )
         TicketFactory.create_batch(MESSAGES, topic=topic)
 
 

@@ -201,7 +201,7 @@ class TestWhatBrokersNoLongerHave:
     def config(self, days):
         execute("UPDATE outbox_source SET id = %s", self.SOURCE)
         orders = TopicFactory(name="orders")
-        execute("INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1)")
+        execute("INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (%s, 'orders', 'normal', 1)", orders.id)
         for number in range(1, 37):
             if number != 3:
                 by = [("cart", number not in (1, 5, 18, 30)), ("late", number >= 20 and number not in (22, 31))]

@@ -14,13 +14,13 @@ ALL = Candidates(np.array([], np.uint64), np.ones(BUCKETS, bool))
 ENTRIES = [
     Business("paid", "orders", "shop.order", "OrderPaid"),
     Business("any", "orders", "shop.order", ""),
-    Business("carts", "orders", "shop.cart", ""),
+    Business("carts", "orders", "shop.cart", "", also=["shop.basket", "shop.box"]),
     Business("bills", "bills", "shop.order", "BillSent"),
 ]
 MESSAGE = st.tuples(
     st.sampled_from(["orders", "bills", "mail", None]),
     st.sampled_from(["OrderPaid", "OrderPlaced", "BillSent", None]),
-    st.sampled_from(["shop.order:1", "shop.cart:2", "shop.orders:3", "shop.order", "", None]),
+    st.sampled_from(["shop.order:1", "shop.cart:2", "shop.basket:2", "shop.box:3", "shop.orders:3", "shop.order", "", None]),
 )
 
 
@@ -39,9 +39,11 @@ def found(keys, frame, batch):
 
 
 def entry_of(topic, kind, about):
+    """Return the name of the entry, and the row: a row of a child is that of its parent."""
+    label, _, key = (about or "").partition(":")
     for one in ENTRIES:
-        if one.topic == topic and one.type in ("", kind) and about is not None and about.startswith(f"{one.about}:"):
-            return one.name
+        if one.topic == topic and one.type in ("", kind) and label in (one.about, *one.also) and about != label:
+            return one.name, f"{one.about}:{key}"
     return None
 
 
@@ -52,7 +54,7 @@ class TestMessages:
         topics, kinds, abouts = (pa.array(column, pa.string()) for column in zip(*messages, strict=True))
         batch = batch_of(topic=topics, type=kinds, about=abouts)
 
-        expected = [(ABOUT, name, message[2], 0, 1) for message in messages if (name := entry_of(*message))]
+        expected = [(ABOUT, *entry, 0, 1) for message in messages if (entry := entry_of(*message))]
 
         assert found(keys_of(ABOUT), "messages", batch) == expected
 

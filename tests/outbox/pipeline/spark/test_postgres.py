@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
+from outbox.ids import topic_number
 from outbox.models import Inbox, Lane, State
 from outbox.pipeline.business import business_of
 from outbox.pipeline.conf import AuditSettings
@@ -23,7 +24,7 @@ from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, Tic
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 
 SOURCE = "SELECT id FROM outbox_source"
-BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES ('orders', 'normal', 1) RETURNING id"
+BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (%s, 'orders', 'normal', 1) RETURNING id"
 EMBEDDED = """
 INSERT INTO outbox_embedded_message (topic_id, queue, pos, message_id, source, key, tag, headers, body, stored_at)
 VALUES (%s, 0, %s, %s, %s, '', '', %s, '', now() - interval '1 hour')
@@ -48,7 +49,7 @@ def outbox(transactional_db):
     with connection.cursor() as cursor:
         cursor.execute(SOURCE)
         (source,) = cursor.fetchone()
-        cursor.execute(BROKER_TOPIC)
+        cursor.execute(BROKER_TOPIC, [topic_number("orders")])
         (embedded,) = cursor.fetchone()
         for number, one in enumerate(ids[:10], start=1):
             headers = f'{{"ce-lane": "1", "ce-number": "{number}"}}'
