@@ -118,8 +118,6 @@ OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; tw
 
 ROW_GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
 
-HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
-
 
 @dataclass(slots=True)
 class Sender:
@@ -154,11 +152,8 @@ class Sender:
         is_probe = self.breakers.state is BreakerState.HALF_OPEN
         unavailable = {} if is_probe else {topic: self._why_open(topic) for topic in self.breakers.open_topics}
         stopped_by = self._send_all(batches, results, unavailable, is_half=is_half, shed_at=shed_at)
-        for one in results.values():
-            if reason := unavailable.get(one.batch.topic, stopped_by):
-                for position in one.batch.positions:
-                    if position not in one.accepted:
-                        one.unaccepted.setdefault(position, reason)
+        for result in results.values():
+            result.complete(unavailable.get(result.batch.topic, stopped_by))
         return list(results.values())
 
     def _send_all(
@@ -336,7 +331,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
     """
     Yield messages of ordered topics in waves: the first of each key, then the second of each, and so on.
 
-    When a message is not accepted, its key is held: later messages of the key are not sent either.
+    When a message is not accepted, later messages of its key are not sent either.
     """
     batches = {loaded.batch.id: loaded.batch for loaded in messages}
     held: set[OrderKey] = set()
@@ -347,9 +342,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
         wave: dict[OrderKey, Row] = {}
         later = []
         for key, row in waiting:
-            if key in held:
-                results[row[0]].unaccepted[row[1]] = HELD
-            elif wave.setdefault(key, row) is not row:
+            if key not in held and wave.setdefault(key, row) is not row:
                 later.append((key, row))
         if wave:
             yield list(by_batch(wave.values(), batches.values()))

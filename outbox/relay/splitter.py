@@ -37,7 +37,7 @@ class Splitter:
     def return_batch(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
         """Release a claimed batch of which the broker has accepted no message, or mark it dead."""
         leaving = runs(unaccepted)
-        wait, error = max((self._wait(run, batch.failures), run.text) for run in leaving)
+        _, wait, error = max((run.reason.is_failure, self._wait(run, batch.failures), run.text) for run in leaving)
         is_counted, is_dead = any(run.is_counted for run in leaving), all(run.is_dead for run in leaving)
         with self.connection.transaction():
             dead = return_batch(self.connection, batch, wait=wait, error=error, is_counted=is_counted, is_dead=is_dead)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -192,9 +193,13 @@ class TransactionalSender:
         sent: set[int] = set()
         waiting = self._adopt(self._leave_out_away(batches), sent)
         for loaded in self._loads(waiting):
+            round_ = [BatchSendResult(one.batch, source=self.source) for one in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
-            found = self._relay_together(loaded, sent) if stopped_by is None else self._undo(loaded, stopped_by)
-            results += found
+            if stopped_by is None:
+                self._relay_together(loaded, round_, sent)
+            else:
+                self._undo(round_, stopped_by)
+            results += round_
         return results, sent
 
     def _leave_out_away(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
@@ -253,30 +258,32 @@ class TransactionalSender:
         if rows:
             yield _joined(rows)
 
-    def _relay_together(self, loaded: Sequence[Loaded], sent: set[int]) -> list[BatchSendResult]:
+    def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
         """Send batches in one transaction, and record what became of it."""
-        results = {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
         messages: list[Outgoing] = []
-        positions = [self.sender.build(one, results[one.batch.id], messages, is_half=False) for one in loaded]
-        if any(result.unaccepted for result in results.values()):
-            return self._undo(loaded, OTHER_REJECTED, results)
+        positions = [self.sender.build(one, result, messages, is_half=False) for one, result in zip(loaded, results, strict=True)]
+        if any(result.unaccepted for result in results):
+            self._undo(results, OTHER_REJECTED)
+            return
         named = [(one.batch.id, one.batch.attempt) for one in loaded]
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages):
             outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
         failpoint("relay.after_transaction")
-        for one, places in zip(loaded, positions, strict=True):
-            results[one.batch.id].note(places, [next(outcomes) for _ in places])
-        statuses = {reason.reason for result in results.values() for reason in result.unaccepted.values()}
-        if SplitReason.UNSURE in statuses:
-            self._note_unsure(loaded, results)
-            return list(results.values())
-        if statuses:
-            return self._undo(loaded, None, results)
-        self._mark(loaded, named, sent)
-        self.is_settled = True
-        return list(results.values())
+        for result, places in zip(results, positions, strict=True):
+            result.note(places, islice(outcomes, len(places)))
+        reasons = {one.reason for result in results for one in result.unaccepted.values()}
+        if SplitReason.UNSURE in reasons:
+            self._note_unsure(results)
+        elif reasons:
+            for result in results if reasons != {SplitReason.UNAVAILABLE} else ():  # the others were not tried alone
+                for position in [p for p, one in result.unaccepted.items() if one.reason is SplitReason.UNAVAILABLE]:
+                    del result.unaccepted[position]
+            self._undo(results, OTHER_REJECTED)
+        else:
+            self._mark(loaded, named, sent)
+            self.is_settled = True
 
     def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
         mark_committed(self.connection, self.lane.number, named)
@@ -286,38 +293,25 @@ class TransactionalSender:
             self.sender.breakers.note_answer(one.batch.topic)
             tracing.note_sent(self.broker.alias, one.batch.topic, [one.batch.message_ids[row[1] - 1] for row in one.rows])
 
-    def _undo(
-        self, loaded: Sequence[Loaded], reason: Unaccepted | None, results: dict[int, BatchSendResult] | None = None
-    ) -> list[BatchSendResult]:
+    def _undo(self, results: Sequence[BatchSendResult], rest: Unaccepted) -> None:
         """
         Return batches that are certainly not published.
 
         Args:
-            reason: of the messages that have none. None: they have one.
-            results: those of the batches, where there are some.
+            rest: the reason of the messages that have none of their own.
         """
-        results = results or {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
-        rejected = any(
-            one.reason in (SplitReason.REFUSED, SplitReason.MISCONFIGURED)
-            for result in results.values()
-            for one in result.unaccepted.values()
-        )
-        withdraw(self.connection, self.lane.number, [one.batch for one in loaded])
-        for result in results.values():
-            for position in result.batch.positions:
-                if reason is not None:
-                    result.unaccepted.setdefault(position, reason)
-                elif rejected and result.unaccepted[position].reason is SplitReason.UNAVAILABLE:
-                    result.unaccepted[position] = OTHER_REJECTED
+        withdraw(self.connection, self.lane.number, [result.batch for result in results])
+        for result in results:
             result.accepted.clear()
+            result.complete(rest)
             self._note(result)
             self._return(result.batch, result.unaccepted)
-        return list(results.values())
 
-    def _note_unsure(self, loaded: Sequence[Loaded], results: dict[int, BatchSendResult]) -> None:
+    def _note_unsure(self, results: Sequence[BatchSendResult]) -> None:
         """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
-        reason = next(one.text for result in results.values() for one in result.unaccepted.values())
-        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=sorted(results))
+        reason = next(one.text for result in results for one in result.unaccepted.values())
+        batches = sorted(result.batch.id for result in results)
+        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=batches)
         logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
 
     def _note(self, result: BatchSendResult) -> None:

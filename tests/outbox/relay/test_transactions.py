@@ -159,6 +159,17 @@ class TestRound:
         assert ([str(one) for one in dead.message_ids], dead.tx_lane) == (ids(tickets[:1]), None)
         assert set(Batch.objects.exclude(pk=dead.pk).values_list("state", "failures")) == {(State.SENT, 0)}
 
+    def test_holds_only_the_key_of_a_rejected_message(self, relay, broker, make_topic):
+        topic = make_topic("fifo", ordered=True)
+        messages = [MessageRowFactory(topic=topic, key=key, body=b"" if n == 4 else b"{}") for n, key in enumerate("abcabcabc")]
+        tickets = [TicketFactory(topic=topic, message=message, order_key=ord(message.key)) for message in messages]
+
+        relay.drain()
+
+        assert shown(broker, topic) == ids(tickets[:4] + tickets[5:7] + tickets[8:])
+        waiting = Batch.objects.exclude(state=State.SENT).order_by("first_seq")
+        assert [(batch.state, batch.order_keys) for batch in waiting] == [(State.DEAD, [ord("b")]), (State.RELEASED, [ord("b")])]
+
     def test_splits_off_a_message_whose_row_is_gone(self, relay, broker, make_topic):
         topic = make_topic("normal")
         tickets = TicketFactory.create_batch(2, topic=topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
@@ -16,7 +17,7 @@ from outbox.message import TopicType
 from outbox.models import Batch, State
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
-from tests.factories import TicketFactory, TopicFactory
+from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.kafka_node import server
 from tests.outbox.brokers.kafka.cluster import create_topic, open_broker, read
 from tests.waiting import wait_until
@@ -76,6 +77,24 @@ class TestDeath:
         open_relay(topic, OTHER).drain()
 
         assert len(read(topic)) == len(tickets)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("client", [{}, {"compression.type": "gzip"}], ids=["size-known", "size-unknown"])
+    def test_message_holds_only_its_own_key(self, client):
+        topic = create_topic(partitions=3, config={"max.message.bytes": "20000"})
+        row = TopicFactory(name=topic, type="fifo", ordered=True)
+        bodies = [os.urandom(25_000) if number == 45 else b"{}" for number in range(100)]
+        messages = [MessageRowFactory(topic=row, key=f"k{number % 10}", body=body) for number, body in enumerate(bodies)]
+        tickets = [TicketFactory(topic=row, message=one, order_key=n % 10) for n, one in enumerate(messages)]
+
+        Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO, CLIENT=client), HeldLane(LANE)).drain()
+
+        ids = [str(ticket.message_id) for ticket in tickets]
+        held = ids[45::10]
+        assert sorted(dict(record.headers())["ce_id"].decode() for record in read(topic)) == sorted(set(ids) - set(held))
+        waiting = Batch.objects.exclude(state=State.SENT).order_by("first_seq")
+        assert [batch.state for batch in waiting] == [State.DEAD, *[State.RELEASED] * 5]
 
 
 class TestOutage:
