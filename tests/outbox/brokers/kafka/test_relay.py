@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 
 import pytest
+from confluent_kafka import Producer
 from django.db.models import F
 
 from outbox import database
@@ -95,6 +97,33 @@ class TestRefused:
         assert sorted(dict(record.headers())["ce_id"].decode() for record in read(topic)) == sorted(set(ids) - set(held))
         waiting = Batch.objects.exclude(state=State.SENT).order_by("first_seq")
         assert [batch.state for batch in waiting] == [State.DEAD, *[State.RELEASED] * 5]
+
+
+class TestWrongClock:
+    def test_of_a_relay_makes_no_message_dead(self, monkeypatch):
+        ahead = 0
+
+        class Ahead(Producer):
+            def produce(self, *args, **options):
+                super().produce(*args, timestamp=int((time.time() + ahead) * 1000), **options)
+
+        monkeypatch.setattr("outbox.brokers.kafka.producing.Producer", Ahead)
+        topic = create_topic()
+        row = TopicFactory(name=topic)
+        TicketFactory(topic=row)
+        relay = Relay(database.raw("default"), open_broker(topic), HeldLane(LANE))
+        relay.step()
+        late = TicketFactory(topic=row)
+        ahead = 2 * 3600
+
+        relay.drain()
+        waiting = Batch.objects.get(message_ids=[late.message_id])
+        ahead = 0
+        wait_until(lambda: relay.drain().sent)
+
+        assert (waiting.state, waiting.failures) == (State.RELEASED, 0)
+        assert "Correct the clock of this relay" in waiting.last_error
+        assert len(read(topic)) == 2
 
 
 class TestOutage:
