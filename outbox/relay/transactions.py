@@ -20,7 +20,7 @@ The statements are in `batches/transactions.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import msgspec
@@ -47,7 +47,7 @@ from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
 from outbox.relay.lane import HeldLane
-from outbox.relay.send import SLICE_BYTES, Loaded, Sender, slices
+from outbox.relay.send import Loaded, Sender, slices
 from outbox.relay.splitter import Splitter
 
 logger = get_logger(__name__)
@@ -57,6 +57,7 @@ MARKER_LOST = (
     "Replay sends it, perhaps a second time; discard accepts it as published."
 )
 OTHER_REJECTED = Unaccepted(SplitReason.SHED, "Another message of its transaction was rejected. It is sent again.")
+NEXT_ROUND = Unaccepted(SplitReason.SHED, "The transaction was full. It is sent in the next one.")
 LANE_CLOSED = Unaccepted(SplitReason.SHED, "The transaction before did not end cleanly. It is sent again.")
 
 
@@ -245,18 +246,23 @@ class TransactionalSender:
             return None
 
     def _loads(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
-        """Yield whole batches with their messages, in parts whose bodies have at most `SLICE_BYTES`, or one batch."""
-        rows: dict[int, list[Loaded]] = {}
-        size = 0
-        for part in slices(self.connection, batches, slice_bytes=SLICE_BYTES):
-            for loaded in part:
-                if size > SLICE_BYTES and loaded.batch.id not in rows:
-                    yield _joined(rows)
-                    rows, size = {}, 0
-                rows.setdefault(loaded.batch.id, []).append(loaded)
-                size += sum(len(row[-1] or b"") for row in loaded.rows)
-        if rows:
-            yield _joined(rows)
+        """Yield what one transaction takes, by its budget: whole batches, and the first part of one whose rest is split off."""
+        waiting = list(batches)
+        while waiting and (loaded := next(slices(self.connection, waiting, self.sender.breakers.budget), None)):
+            last = loaded.pop()
+            waiting = waiting[waiting.index(last.batch) + 1 :]
+            yield [*loaded, *self._cut(last)]
+
+    def _cut(self, loaded: Loaded) -> list[Loaded]:
+        """Split the messages off a claimed batch that were not loaded, and return it; return nothing where the fence was lost."""
+        rest = {position: NEXT_ROUND for position in loaded.batch.positions if position > loaded.rows[-1][1]}
+        if not rest:
+            return [loaded]
+        try:
+            self.splitter.split_at_claim(loaded.batch, rest)
+        except FenceLost:
+            return []
+        return [Loaded(replace(loaded.batch, split=loaded.batch.split | rest.keys()), loaded.rows)]
 
     def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
         """Send batches in one transaction, and record what became of it."""
@@ -268,7 +274,7 @@ class TransactionalSender:
         named = [(one.batch.id, one.batch.attempt) for one in loaded]
         self.is_settled = False
         failpoint("relay.before_transaction")
-        with tracing.send(messages):
+        with tracing.send(messages), self.sender.timed(messages):
             outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
         failpoint("relay.after_transaction")
         for result, places in zip(results, positions, strict=True):
@@ -367,7 +373,3 @@ def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
 def _is_in_doubt(batch: ClaimedBatch) -> bool:
     """Return whether a transaction before this claim may hold the batch."""
     return batch.transaction is not None and batch.transaction.attempt != batch.attempt
-
-
-def _joined(rows: dict[int, list[Loaded]]) -> list[Loaded]:
-    return [Loaded(parts[0].batch, [row for part in parts for row in part.rows]) for parts in rows.values()]

@@ -51,8 +51,8 @@ def breakers(clock) -> Breakers:
 
 
 @pytest.fixture
-def sender(broker, breakers, clock, monkeypatch) -> Sender:
-    monkeypatch.setattr("outbox.relay.send.SLICE_BYTES", 1000)
+def sender(broker, breakers, clock, hold_budget) -> Sender:
+    hold_budget(breakers, 1000)
     return Sender(database.raw("default"), broker, breakers, "urn:uuid:1", lambda: False, clock)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -97,6 +98,29 @@ class TestRefused:
         assert sorted(dict(record.headers())["ce_id"].decode() for record in read(topic)) == sorted(set(ids) - set(held))
         waiting = Batch.objects.exclude(state=State.SENT).order_by("first_seq")
         assert [batch.state for batch in waiting] == [State.DEAD, *[State.RELEASED] * 5]
+
+
+class TestLargeMessages:
+    def test_are_not_all_in_memory(self):
+        topic = create_topic()
+        row = TopicFactory(name=topic)
+        relay = Relay(database.raw("default"), open_broker(topic), HeldLane(LANE))
+        relay.step()
+        for _ in range(200):
+            TicketFactory(topic=row, message=MessageRowFactory(topic=row, body=bytes(1_000_000)))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+        before = peak_bytes()
+
+        relay.drain()
+
+        peak = peak_bytes()
+        assert len(read(topic)) == 200
+        assert peak - before < 60_000_000
+
+
+def peak_bytes() -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 class TestWrongClock:
