@@ -87,6 +87,9 @@ class Unaccepted:
         object.__setattr__(self, "text", cut(self.text))
 
 
+HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSendResult:
     """
@@ -116,6 +119,20 @@ class BatchSendResult:
                 self.unaccepted[position] = Unaccepted(SplitReason(outcome.status), outcome.reason)
                 failed.append(outcome)
         return failed
+
+    def complete(self, rest: Unaccepted | None) -> None:
+        """
+        Give positions without a result their reason: HELD behind a message of their key that was not accepted, else `rest`.
+
+        A message that the relay did not come to holds nothing: it stays together with the later ones of its key.
+        """
+        held: set[int | None] = set()
+        for position in self.batch.positions:
+            key = self.batch.order_keys[position - 1] if self.batch.order_keys is not None else position
+            if position not in self.accepted and (reason := HELD if key in held else rest):
+                self.unaccepted.setdefault(position, reason)
+            if position in self.unaccepted and self.unaccepted[position].reason is not SplitReason.SHED:
+                held.add(key)
 
     def half(self, position: int) -> HalfRef:
         """Return the reference to the half message at a position, which is not decided yet."""

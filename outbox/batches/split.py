@@ -2,7 +2,8 @@
 Split: messages whose send ended differently from the rest of their batch leave it for batches of their own.
 
 They leave in runs of adjacent positions, with the same lane and numbers. Each position is either decided or split, never both.
-A batch is split where it is sent in one phase, where its half messages are decided, and where the broker has lost some of these.
+A batch is split where it is too large for one transaction, where it is sent in one phase, where its half messages are decided,
+and where the broker has lost some of these.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _statement(state: State, changes: str) -> str:
     """
     return f"""
 WITH batch AS (
-    UPDATE outbox_batch SET {changes}, split = split || %(positions)s::smallint[], lease_until = NULL
+    UPDATE outbox_batch SET {changes}, split = split || %(positions)s::smallint[]
     WHERE id = %(id)s AND state = {state} AND attempt = %(attempt)s
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
@@ -45,19 +46,23 @@ SELECT array(SELECT id FROM split_off WHERE state = {State.DEAD}) FROM batch
 """
 
 
-SPLIT_AT_SEND = _statement(State.CLAIMED, f"state = {State.SENT}, sent_at = clock_timestamp(), open = NULL, ends_until = NULL")
+SPLIT_AT_CLAIM = _statement(State.CLAIMED, "lease_until = lease_until")
+
+SPLIT_AT_SEND = _statement(
+    State.CLAIMED, f"state = {State.SENT}, sent_at = clock_timestamp(), open = NULL, ends_until = NULL, lease_until = NULL"
+)
 
 SPLIT_AT_DECISION = _statement(
     State.CLAIMED,
     f"""state = {State.PREPARED}, half_ids = %(half_ids)s::text[], half_places = %(half_places)s::text[], open = NULL,
-        decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval""",
+        lease_until = NULL, decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval""",
 )
 
 SPLIT_AT_COMMIT = _statement(
     State.PREPARED,
     f"""state = CASE WHEN %(open)s::smallint[] IS NULL THEN {State.SENT} ELSE {State.PREPARED} END,
         sent_at = CASE WHEN %(open)s::smallint[] IS NULL THEN clock_timestamp() END, open = %(open)s::smallint[],
-        half_ids = %(half_ids)s::text[], half_places = coalesce(%(half_places)s::text[], half_places)""",
+        lease_until = NULL, half_ids = %(half_ids)s::text[], half_places = coalesce(%(half_places)s::text[], half_places)""",
 )
 
 
@@ -96,6 +101,13 @@ def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
         else:
             found.append(Run(position, position, one.reason, one.text))
     return found
+
+
+def split_at_claim(
+    connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
+) -> list[DeadNotice]:
+    """Split positions off a claimed batch that is sent without them; else as `split_at_send`."""
+    return _split(connection, SPLIT_AT_CLAIM, batch, leaving, waits, {})
 
 
 def split_at_send(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from outbox.outages import Backoff
 
@@ -84,9 +85,31 @@ class Breaker:
         self.open_until = self._clock() + wait.total_seconds()
 
 
+@dataclass(slots=True)
+class Budget:
+    """
+    How many bytes of bodies go to a broker in one call, or in one transaction; they are also the most in memory at a time.
+
+    A slow call halves it, so that messages that did not get through before their time-out are not sent again all together. A
+    fast call that it has limited doubles it.
+    """
+
+    size: int = 1024 * 1024
+
+    LEAST, MOST = 64 * 1024, 8 * 1024 * 1024
+    FAST_SECONDS, SLOW_SECONDS = 0.5, 2.0  # brokers wait for 5 s and longer
+
+    def note(self, size: int, seconds: float) -> None:
+        """Note how long a call took for that many bytes, whether or not it was answered."""
+        if seconds > self.SLOW_SECONDS:
+            self.size = max(self.LEAST, min(self.size, size) // 2)
+        elif seconds < self.FAST_SECONDS and 2 * size > self.size:
+            self.size = min(self.MOST, 2 * self.size)
+
+
 class Breakers:
     """
-    The breakers of one broker and of its topics.
+    The breakers of one broker and of its topics, and how much it takes at a time.
 
     Args:
         make: returns a new, closed breaker.
@@ -95,6 +118,7 @@ class Breakers:
     TOPICS = 3  # topics without an answer, and none with one in between, after which the broker counts as unavailable
 
     def __init__(self, make: Callable[[], Breaker]) -> None:
+        self.budget = Budget()
         self._make = make
         self._broker = make()
         self._topics: dict[str, Breaker] = {}  # of topics whose last send got no answer

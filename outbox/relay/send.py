@@ -8,6 +8,7 @@ for the previous message of its key; after a failure, no more messages of that k
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import itemgetter
@@ -24,7 +25,7 @@ from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
-from outbox.relay.breaker import Breakers, BreakerState
+from outbox.relay.breaker import Breakers, BreakerState, Budget
 from outbox.relay.cloudevents import OutgoingBuilder
 
 # The messages of batches, from a position of the first batch on, until their bodies reach the limit; the first message even
@@ -63,25 +64,25 @@ class Loaded:
     rows: Sequence[Row]
 
 
-def slices(connection: Connection, batches: Sequence[ClaimedBatch], *, slice_bytes: int) -> Iterator[list[Loaded]]:
+def slices(connection: Connection, batches: Sequence[ClaimedBatch], budget: Budget) -> Iterator[list[Loaded]]:
     """
     Yield the messages of batches in order, slice by slice; reads those that the claim has not loaded.
 
     A batch whose row is gone yields nothing.
 
     Args:
-        slice_bytes: the most bytes of bodies in a slice; a larger body is a slice of its own.
+        budget: of the bodies in a slice, each time as it is then; a larger body is a slice of its own.
     """
     if all(batch.messages is not None for batch in batches):
         rows = [(batch.id, n, *message) for batch in batches for n, message in enumerate(batch.messages or (), 1)]
-        if sum(len(body or b"") for *_, body in rows) <= slice_bytes:
+        if sum(len(body or b"") for *_, body in rows) <= budget.size:
             yield list(by_batch(rows, batches))
             return
     waiting, begin = list(batches), 1
     # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         while waiting:
-            arguments = [[batch.id for batch in waiting], begin, slice_bytes]
+            arguments = [[batch.id for batch in waiting], begin, budget.size]
             rows = cursor.execute(ROWS, arguments, binary=True).fetchall()
             if not rows:
                 return
@@ -108,8 +109,6 @@ def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[L
 
 logger = get_logger(__name__)
 
-SLICE_BYTES = 8 * 1024 * 1024  # of bodies in memory at a time
-
 SHRINKS_BY, MAX_SHIFT = 2, 16  # a batch that has failed is sent in quarters, and then in quarters of these
 
 ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
@@ -117,8 +116,6 @@ ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may use the same key
 
 ROW_GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
-
-HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
 
 @dataclass(slots=True)
@@ -154,11 +151,8 @@ class Sender:
         is_probe = self.breakers.state is BreakerState.HALF_OPEN
         unavailable = {} if is_probe else {topic: self._why_open(topic) for topic in self.breakers.open_topics}
         stopped_by = self._send_all(batches, results, unavailable, is_half=is_half, shed_at=shed_at)
-        for one in results.values():
-            if reason := unavailable.get(one.batch.topic, stopped_by):
-                for position in one.batch.positions:
-                    if position not in one.accepted:
-                        one.unaccepted.setdefault(position, reason)
+        for result in results.values():
+            result.complete(unavailable.get(result.batch.topic, stopped_by))
         return list(results.values())
 
     def _send_all(
@@ -194,7 +188,7 @@ class Sender:
 
         What has failed before is not sent together with anything else.
         """
-        for messages in slices(self.connection, batches, slice_bytes=SLICE_BYTES):
+        for messages in slices(self.connection, batches, self.breakers.budget):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
                 together, alone = [], []
@@ -276,7 +270,7 @@ class Sender:
     def _call(self, messages: list[Outgoing], batches: Sequence[ClaimedBatch], *, is_half: bool) -> list[SendResult]:
         """Call the broker. After an error, or a wrong number of results, all messages are UNSURE."""
         try:
-            with tracing.send(messages):
+            with tracing.send(messages), self.timed(messages):
                 outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
             reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
@@ -287,6 +281,15 @@ class Sender:
             logger.error("%s Batches: %s.", reason, _batch_ids(batches), extra=self._log_fields(batches))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         return outcomes
+
+    @contextmanager
+    def timed(self, messages: Sequence[Outgoing]) -> Iterator[None]:
+        """Note how long the block takes to hand messages to the broker."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.breakers.budget.note(sum(len(message.body) for message in messages), self.clock() - began)
 
     def _why_open(self, topic: str = "") -> Unaccepted:
         """Return the reason for a message that is not sent because a breaker is open: the error that opened it."""
@@ -336,7 +339,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
     """
     Yield messages of ordered topics in waves: the first of each key, then the second of each, and so on.
 
-    When a message is not accepted, its key is held: later messages of the key are not sent either.
+    When a message is not accepted, later messages of its key are not sent either.
     """
     batches = {loaded.batch.id: loaded.batch for loaded in messages}
     held: set[OrderKey] = set()
@@ -347,9 +350,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
         wave: dict[OrderKey, Row] = {}
         later = []
         for key, row in waiting:
-            if key in held:
-                results[row[0]].unaccepted[row[1]] = HELD
-            elif wave.setdefault(key, row) is not row:
+            if key not in held and wave.setdefault(key, row) is not row:
                 later.append((key, row))
         if wave:
             yield list(by_batch(wave.values(), batches.values()))

@@ -9,7 +9,7 @@ from functools import partial
 
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Run, runs, split_at_commit, split_at_decision, split_at_send
+from outbox.batches.split import Run, runs, split_at_claim, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
@@ -37,13 +37,17 @@ class Splitter:
     def return_batch(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
         """Release a claimed batch of which the broker has accepted no message, or mark it dead."""
         leaving = runs(unaccepted)
-        wait, error = max((self._wait(run, batch.failures), run.text) for run in leaving)
+        _, wait, error = max((run.reason.is_failure, self._wait(run, batch.failures), run.text) for run in leaving)
         is_counted, is_dead = any(run.is_counted for run in leaving), all(run.is_dead for run in leaving)
         with self.connection.transaction():
             dead = return_batch(self.connection, batch, wait=wait, error=error, is_counted=is_counted, is_dead=is_dead)
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)
+
+    def split_at_claim(self, batch: ClaimedBatch, rest: Mapping[int, Unaccepted]) -> None:
+        """Split positions off a claimed batch that is sent without them."""
+        self._split(batch, rest, split_at_claim)
 
     def split_at_send(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
         """Split positions off a claimed batch; the rest of it was sent in one phase."""

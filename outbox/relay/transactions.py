@@ -20,7 +20,8 @@ The statements are in `batches/transactions.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 
@@ -46,7 +47,7 @@ from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
 from outbox.relay.lane import HeldLane
-from outbox.relay.send import SLICE_BYTES, Loaded, Sender, slices
+from outbox.relay.send import Loaded, Sender, slices
 from outbox.relay.splitter import Splitter
 
 logger = get_logger(__name__)
@@ -56,6 +57,7 @@ MARKER_LOST = (
     "Replay sends it, perhaps a second time; discard accepts it as published."
 )
 OTHER_REJECTED = Unaccepted(SplitReason.SHED, "Another message of its transaction was rejected. It is sent again.")
+NEXT_ROUND = Unaccepted(SplitReason.SHED, "The transaction was full. It is sent in the next one.")
 LANE_CLOSED = Unaccepted(SplitReason.SHED, "The transaction before did not end cleanly. It is sent again.")
 
 
@@ -192,9 +194,13 @@ class TransactionalSender:
         sent: set[int] = set()
         waiting = self._adopt(self._leave_out_away(batches), sent)
         for loaded in self._loads(waiting):
+            round_ = [BatchSendResult(one.batch, source=self.source) for one in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
-            found = self._relay_together(loaded, sent) if stopped_by is None else self._undo(loaded, stopped_by)
-            results += found
+            if stopped_by is None:
+                self._relay_together(loaded, round_, sent)
+            else:
+                self._undo(round_, stopped_by)
+            results += round_
         return results, sent
 
     def _leave_out_away(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
@@ -240,43 +246,50 @@ class TransactionalSender:
             return None
 
     def _loads(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
-        """Yield whole batches with their messages, in parts whose bodies have at most `SLICE_BYTES`, or one batch."""
-        rows: dict[int, list[Loaded]] = {}
-        size = 0
-        for part in slices(self.connection, batches, slice_bytes=SLICE_BYTES):
-            for loaded in part:
-                if size > SLICE_BYTES and loaded.batch.id not in rows:
-                    yield _joined(rows)
-                    rows, size = {}, 0
-                rows.setdefault(loaded.batch.id, []).append(loaded)
-                size += sum(len(row[-1] or b"") for row in loaded.rows)
-        if rows:
-            yield _joined(rows)
+        """Yield what one transaction takes, by its budget: whole batches, and the first part of one whose rest is split off."""
+        waiting = list(batches)
+        while waiting and (loaded := next(slices(self.connection, waiting, self.sender.breakers.budget), None)):
+            last = loaded.pop()
+            waiting = waiting[waiting.index(last.batch) + 1 :]
+            yield [*loaded, *self._cut(last)]
 
-    def _relay_together(self, loaded: Sequence[Loaded], sent: set[int]) -> list[BatchSendResult]:
+    def _cut(self, loaded: Loaded) -> list[Loaded]:
+        """Split the messages off a claimed batch that were not loaded, and return it; return nothing where the fence was lost."""
+        rest = {position: NEXT_ROUND for position in loaded.batch.positions if position > loaded.rows[-1][1]}
+        if not rest:
+            return [loaded]
+        try:
+            self.splitter.split_at_claim(loaded.batch, rest)
+        except FenceLost:
+            return []
+        return [Loaded(replace(loaded.batch, split=loaded.batch.split | rest.keys()), loaded.rows)]
+
+    def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
         """Send batches in one transaction, and record what became of it."""
-        results = {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
         messages: list[Outgoing] = []
-        positions = [self.sender.build(one, results[one.batch.id], messages, is_half=False) for one in loaded]
-        if any(result.unaccepted for result in results.values()):
-            return self._undo(loaded, OTHER_REJECTED, results)
+        positions = [self.sender.build(one, result, messages, is_half=False) for one, result in zip(loaded, results, strict=True)]
+        if any(result.unaccepted for result in results):
+            self._undo(results, OTHER_REJECTED)
+            return
         named = [(one.batch.id, one.batch.attempt) for one in loaded]
         self.is_settled = False
         failpoint("relay.before_transaction")
-        with tracing.send(messages):
+        with tracing.send(messages), self.sender.timed(messages):
             outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
         failpoint("relay.after_transaction")
-        for one, places in zip(loaded, positions, strict=True):
-            results[one.batch.id].note(places, [next(outcomes) for _ in places])
-        statuses = {reason.reason for result in results.values() for reason in result.unaccepted.values()}
-        if SplitReason.UNSURE in statuses:
-            self._note_unsure(loaded, results)
-            return list(results.values())
-        if statuses:
-            return self._undo(loaded, None, results)
-        self._mark(loaded, named, sent)
-        self.is_settled = True
-        return list(results.values())
+        for result, places in zip(results, positions, strict=True):
+            result.note(places, islice(outcomes, len(places)))
+        reasons = {one.reason for result in results for one in result.unaccepted.values()}
+        if SplitReason.UNSURE in reasons:
+            self._note_unsure(results)
+        elif reasons:
+            for result in results if reasons != {SplitReason.UNAVAILABLE} else ():  # the others were not tried alone
+                for position in [p for p, one in result.unaccepted.items() if one.reason is SplitReason.UNAVAILABLE]:
+                    del result.unaccepted[position]
+            self._undo(results, OTHER_REJECTED)
+        else:
+            self._mark(loaded, named, sent)
+            self.is_settled = True
 
     def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
         mark_committed(self.connection, self.lane.number, named)
@@ -286,38 +299,25 @@ class TransactionalSender:
             self.sender.breakers.note_answer(one.batch.topic)
             tracing.note_sent(self.broker.alias, one.batch.topic, [one.batch.message_ids[row[1] - 1] for row in one.rows])
 
-    def _undo(
-        self, loaded: Sequence[Loaded], reason: Unaccepted | None, results: dict[int, BatchSendResult] | None = None
-    ) -> list[BatchSendResult]:
+    def _undo(self, results: Sequence[BatchSendResult], rest: Unaccepted) -> None:
         """
         Return batches that are certainly not published.
 
         Args:
-            reason: of the messages that have none. None: they have one.
-            results: those of the batches, where there are some.
+            rest: the reason of the messages that have none of their own.
         """
-        results = results or {one.batch.id: BatchSendResult(one.batch, source=self.source) for one in loaded}
-        rejected = any(
-            one.reason in (SplitReason.REFUSED, SplitReason.MISCONFIGURED)
-            for result in results.values()
-            for one in result.unaccepted.values()
-        )
-        withdraw(self.connection, self.lane.number, [one.batch for one in loaded])
-        for result in results.values():
-            for position in result.batch.positions:
-                if reason is not None:
-                    result.unaccepted.setdefault(position, reason)
-                elif rejected and result.unaccepted[position].reason is SplitReason.UNAVAILABLE:
-                    result.unaccepted[position] = OTHER_REJECTED
+        withdraw(self.connection, self.lane.number, [result.batch for result in results])
+        for result in results:
             result.accepted.clear()
+            result.complete(rest)
             self._note(result)
             self._return(result.batch, result.unaccepted)
-        return list(results.values())
 
-    def _note_unsure(self, loaded: Sequence[Loaded], results: dict[int, BatchSendResult]) -> None:
+    def _note_unsure(self, results: Sequence[BatchSendResult]) -> None:
         """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
-        reason = next(one.text for result in results.values() for one in result.unaccepted.values())
-        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=sorted(results))
+        reason = next(one.text for result in results for one in result.unaccepted.values())
+        batches = sorted(result.batch.id for result in results)
+        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=batches)
         logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
 
     def _note(self, result: BatchSendResult) -> None:
@@ -373,7 +373,3 @@ def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
 def _is_in_doubt(batch: ClaimedBatch) -> bool:
     """Return whether a transaction before this claim may hold the batch."""
     return batch.transaction is not None and batch.transaction.attempt != batch.attempt
-
-
-def _joined(rows: dict[int, list[Loaded]]) -> list[Loaded]:
-    return [Loaded(parts[0].batch, [row for part in parts for row in part.rows]) for parts in rows.values()]

@@ -213,7 +213,7 @@ MUTANTS: dict[str, Mutant] = {
     "withdraw": Mutant(
         "What was certainly not committed is in no transaction any more",
         "outbox/relay/transactions.py",
-        "        withdraw(self.connection, self.lane.number, [one.batch for one in loaded])\n",
+        "        withdraw(self.connection, self.lane.number, [result.batch for result in results])\n",
         "",
         TRANSACTIONS,
     ),
@@ -454,9 +454,16 @@ MUTANTS: dict[str, Mutant] = {
     "held-key": Mutant(
         "After a message that was not accepted, no later one of its key is sent",
         "outbox/relay/send.py",
-        "            if key in held:\n",
-        "            if False:\n",
+        "            if key not in held and wave.setdefault",
+        "            if wave.setdefault",
         (f"{RELAY}/test_send.py",),
+    ),
+    "held-apart": Mutant(
+        "A message that was not accepted holds its own key only",
+        "outbox/batches/batch.py",
+        "HELD if key in held else rest",
+        "rest",
+        (f"{RELAY}/test_send.py", *TRANSACTIONS),
     ),
     "late-commit": Mutant(
         "A lane is left after a commit that may have been sent twice",

@@ -16,7 +16,6 @@ REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE: "larger than max.message.bytes of the topic, or message.max.bytes of CLIENT, allows",
     KafkaError.RECORD_LIST_TOO_LARGE: "larger than a segment of the topic",
     KafkaError.INVALID_RECORD: "not one that the topic takes; a compacted topic takes only messages with a key",
-    KafkaError.INVALID_TIMESTAMP: "older or newer than the topic takes (message.timestamp.before.max.ms, .after.max.ms)",
     KafkaError._INVALID_ARG: "not one that the client can send",
 }
 
@@ -62,6 +61,8 @@ UNAVAILABLE = {
     KafkaError._RESOLVE,
     KafkaError._QUEUE_FULL,
     KafkaError._PURGE_QUEUE,
+    KafkaError._INVALID_DIFFERENT_RECORD,  # another one of its batch of records was refused
+    KafkaError.INVALID_TIMESTAMP,  # a record has the time of its send, so it says nothing about the message
     KafkaError.INVALID_MSG,  # damaged on its way
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -83,6 +84,12 @@ UNAVAILABLE = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+
+HINTS = {
+    **MISCONFIGURED,
+    KafkaError.INVALID_TIMESTAMP: "Correct the clock of this relay: it differs from Kafka's by more than the topic takes "
+    "(message.timestamp.before.max.ms, message.timestamp.after.max.ms).",
 }
 
 # Codes of calls that waited for a connection. Why there is none, the client tells beside them.
@@ -115,10 +122,10 @@ def send_result(error: KafkaError, topic: str, cause: KafkaError | None = None) 
         reason = f"Kafka refused topic {topic!r} ({describe(error)}). {MISCONFIGURED[code]}"
         return SendResult(SendStatus.MISCONFIGURED, reason=reason)
     if cause is not None and code in CONNECTION:
-        reason = f"Kafka did not take the message ({describe(cause)}). {MISCONFIGURED.get(cause.code(), '')}".rstrip()
+        reason = f"Kafka did not take the message ({describe(cause)}). {HINTS.get(cause.code(), '')}".rstrip()
         return SendResult(SendStatus.UNAVAILABLE, reason=reason)
     status = SendStatus.UNAVAILABLE if code in UNAVAILABLE else SendStatus.UNSURE
-    return SendResult(status, reason=f"Kafka did not take the message ({describe(error)}).")
+    return SendResult(status, reason=f"Kafka did not take the message ({describe(error)}). {HINTS.get(code, '')}".rstrip())
 
 
 def call_error(raised: BaseException, what: str, cause: KafkaError | None = None, *, hint: str = "") -> BrokerUnavailable:

@@ -31,7 +31,7 @@ from outbox.brokers.kafka.client import (
     ConnectionErrors,
 )
 from outbox.brokers.kafka.codec import record_size
-from outbox.brokers.kafka.errors import MISCONFIGURED, describe, error_of, send_result
+from outbox.brokers.kafka.errors import HINTS, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
@@ -248,7 +248,7 @@ def _failure(producer: Producer) -> KafkaError | None:
 
 
 def _explain(error: KafkaError | None) -> str:
-    return "" if error is None else f"{describe(error)}. {MISCONFIGURED.get(error.code(), '')}".rstrip()
+    return "" if error is None else f"{describe(error)}. {HINTS.get(error.code(), '')}".rstrip()
 
 
 def _commit(producer: Producer) -> str:

@@ -18,6 +18,7 @@ from outbox.message import TopicSpec, TopicType
 from outbox.models import Batch, Topic
 from outbox.outages import Backoff
 from outbox.relay import commit as commit_module
+from outbox.relay.breaker import Breakers, Budget
 from outbox.relay.commit import Committer
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
@@ -97,6 +98,18 @@ def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPat
         return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)
 
     return make
+
+
+@pytest.fixture
+def hold_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breakers, int], None]:
+    """Keep the budget of a call at so many bytes, however fast the calls are."""
+
+    def hold(breakers: Breakers, size: int) -> None:
+        monkeypatch.setattr(Budget, "LEAST", size)
+        monkeypatch.setattr(Budget, "MOST", size)
+        breakers.budget.size = size
+
+    return hold
 
 
 @pytest.fixture

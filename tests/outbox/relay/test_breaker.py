@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from outbox.outages import Backoff
-from outbox.relay.breaker import Breaker, Breakers, BreakerState
+from outbox.relay.breaker import Breaker, Breakers, BreakerState, Budget
 from tests.outbox.relay.outages import open_for
 
 
@@ -154,3 +154,26 @@ class TestBreakers:
             breakers.note_answer("calls")
 
         assert breakers.describe() == "open for bills, mails, orders and 2 more"
+
+
+class TestBudget:
+    @pytest.mark.parametrize(
+        ("size", "seconds", "expected"),
+        [(1000, 2.1, 500), (400, 2.1, 200), (100, 2.1, 100), (1000, 1, 1000), (600, 0.1, 2000), (400, 0.1, 1000)],
+        ids=["slow", "slow-before-it-was-full", "least", "neither", "fast", "fast-and-not-full"],
+    )
+    def test_follows_the_time_of_a_call(self, monkeypatch, size, seconds, expected):
+        monkeypatch.setattr(Budget, "LEAST", 100)
+        budget = Budget(1000)
+
+        budget.note(size, seconds)
+
+        assert budget.size == expected
+
+    def test_has_an_end(self):
+        budget = Budget()
+
+        for _ in range(10):
+            budget.note(budget.size, 0.1)
+
+        assert budget.size == Budget.MOST

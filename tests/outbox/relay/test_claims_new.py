@@ -7,6 +7,7 @@ import pytest
 from outbox import database
 from outbox.batches.claim import FEW, SMALL
 from outbox.models import Batch, Lane, MessageRow, State, Ticket, Topic
+from outbox.relay.breaker import Budget
 from outbox.relay.send import slices
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
 from tests.outbox.relay.claiming import claims, late_ticket
@@ -20,7 +21,7 @@ def ids(tickets: list[Ticket]) -> list[str]:
 
 def bodies(batch: object, slice_bytes: int = SLICE_BYTES) -> list[list[bytes | None]]:
     """Return the bodies of a batch, slice by slice, as they are sent."""
-    loaded = slices(database.raw("default"), [batch], slice_bytes=slice_bytes)  # type: ignore[list-item]
+    loaded = slices(database.raw("default"), [batch], Budget(slice_bytes))  # type: ignore[list-item]
     return [[body for one in part for *_, body in one.rows] for part in loaded]
 
 

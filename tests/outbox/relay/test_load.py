@@ -10,6 +10,7 @@ from outbox import database
 from outbox.batches.batch import ClaimedBatch
 from outbox.models import Batch as StoredBatch
 from outbox.models import MessageRow
+from outbox.relay.breaker import Budget
 from outbox.relay.send import slices
 from tests.factories import MessageRowFactory, TopicFactory, message_id
 from tests.outbox.relay.batches import make_claimed
@@ -22,7 +23,7 @@ def batch_of(messages: list[MessageRow], **fields: Any) -> ClaimedBatch:
 
 
 def load(*batches: ClaimedBatch, slice_bytes: int = 1000):
-    return list(slices(database.raw("default"), batches, slice_bytes=slice_bytes))
+    return list(slices(database.raw("default"), batches, Budget(slice_bytes)))
 
 
 def places(found) -> list[list[tuple[int, int]]]:

@@ -143,7 +143,7 @@ class TestDrain:
 
         assert shown(broker, topic) == [str(old.message_ids[0]), str(new.message_id)]
 
-    def test_loads_large_bodies_in_slices(self, make_relay, broker, make_topic, monkeypatch):
+    def test_loads_large_bodies_in_slices(self, make_relay, broker, make_topic, monkeypatch, hold_budget):
         topic = make_topic()
         for _ in range(3):
             TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, body=b"x" * 600))
@@ -151,8 +151,9 @@ class TestDrain:
         send = broker.send
         monkeypatch.setattr(broker, "send", lambda messages: calls.append(len(messages)) or send(messages))
 
-        monkeypatch.setattr("outbox.relay.send.SLICE_BYTES", 1200)
-        make_relay().drain()
+        relay = make_relay()
+        hold_budget(relay.breakers, 1200)
+        relay.drain()
 
         assert calls == [2, 1]
         assert Batch.objects.get().state == State.SENT

@@ -51,8 +51,8 @@ def breakers(clock) -> Breakers:
 
 
 @pytest.fixture
-def sender(broker, breakers, clock, monkeypatch) -> Sender:
-    monkeypatch.setattr("outbox.relay.send.SLICE_BYTES", 1000)
+def sender(broker, breakers, clock, hold_budget) -> Sender:
+    hold_budget(breakers, 1000)
     return Sender(database.raw("default"), broker, breakers, "urn:uuid:1", lambda: False, clock)
 
 
@@ -309,6 +309,16 @@ class TestSendOrdered:
 
         assert result.accepted == {3: ""}
         assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.HELD}
+
+    def test_holds_a_key_in_slices_that_the_relay_did_not_come_to(self, sender, broker, make_ordered):
+        batch = make_ordered(1, 2, 1, 2, body=b"x" * 600)
+        broker.fail("send", SendStatus.REFUSED, where=lambda message: message.message_id == batch.message_ids[0])
+        sender.is_stopping = lambda: bool(broker.calls)
+
+        result = send(sender, batch)
+
+        shed = SplitReason.SHED
+        assert reasons(result) == {1: SplitReason.REFUSED, 2: shed, 3: SplitReason.HELD, 4: shed}
 
     def test_holds_a_key_whose_row_is_gone(self, sender, make_ordered):
         batch = make_ordered(1, 1)

@@ -18,7 +18,7 @@ from outbox.brokers.memory.store import LaneKey, forget
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerMisconfigured
 from outbox.failpoints import FailpointReached
-from outbox.models import Batch, State
+from outbox.models import Batch, MessageRow, State
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
@@ -124,12 +124,12 @@ class TestRound:
         assert (held.topic_id, held.state, held.failures, held.last_error) == (away.id, State.RELEASED, 0, "Its server is down.")
         assert relay.breakers.failed_topics == [away.name]
 
-    def test_loads_whole_batches_up_to_a_size(self, relay, broker, make_topic, monkeypatch):
-        monkeypatch.setattr("outbox.relay.transactions.SLICE_BYTES", 30)
-        topics = [make_topic("normal") for _ in range(3)]
+    def test_takes_as_many_bytes_as_its_budget(self, relay, broker, make_topic, monkeypatch, hold_budget):
+        topics = [make_topic("normal"), make_topic("fifo", ordered=True)]
         for topic in topics:
-            for _ in range(3):
-                TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, body=b"0123456789"))
+            for key in "aba":
+                message = MessageRowFactory(topic=topic, key=key, body=b"0123456789")
+                TicketFactory(topic=topic, message=message, order_key=ord(key) if topic.ordered else None)
         sizes: list[int] = []
         send = broker.send_transaction
 
@@ -138,11 +138,15 @@ class TestRound:
             return send(lane, messages, marker)
 
         monkeypatch.setattr(broker, "send_transaction", note)
+        hold_budget(relay.breakers, 20)
 
         relay.drain()
 
-        assert [len(shown(broker, topic)) for topic in topics] == [3, 3, 3]
-        assert [size for size in sizes if size] in ([6, 3], [3, 3, 3])
+        ordered = list(MessageRow.objects.filter(topic_id=topics[1].id).order_by("id").values_list("id", flat=True))
+        assert [len(shown(broker, topic)) for topic in topics] == [3, 3]
+        assert shown(broker, topics[1]) == [str(one) for one in ordered]
+        assert max(sizes) == 2
+        assert set(Batch.objects.values_list("state", "failures", "lease_until")) == {(State.SENT, 0, None)}
 
     def test_splits_a_rejected_message_off_and_sends_the_others_after(self, relay, broker, make_topic):
         topic, other = make_topic("normal"), make_topic("normal")
@@ -158,6 +162,17 @@ class TestRound:
         dead = Batch.objects.get(state=State.DEAD)
         assert ([str(one) for one in dead.message_ids], dead.tx_lane) == (ids(tickets[:1]), None)
         assert set(Batch.objects.exclude(pk=dead.pk).values_list("state", "failures")) == {(State.SENT, 0)}
+
+    def test_holds_only_the_key_of_a_rejected_message(self, relay, broker, make_topic):
+        topic = make_topic("fifo", ordered=True)
+        messages = [MessageRowFactory(topic=topic, key=key, body=b"" if n == 4 else b"{}") for n, key in enumerate("abcabcabc")]
+        tickets = [TicketFactory(topic=topic, message=message, order_key=ord(message.key)) for message in messages]
+
+        relay.drain()
+
+        assert shown(broker, topic) == ids(tickets[:4] + tickets[5:7] + tickets[8:])
+        waiting = Batch.objects.exclude(state=State.SENT).order_by("first_seq")
+        assert [(batch.state, batch.order_keys) for batch in waiting] == [(State.DEAD, [ord("b")]), (State.RELEASED, [ord("b")])]
 
     def test_splits_off_a_message_whose_row_is_gone(self, relay, broker, make_topic):
         topic = make_topic("normal")

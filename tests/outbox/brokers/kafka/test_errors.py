@@ -52,6 +52,8 @@ class TestResult:
             (KafkaError.MSG_SIZE_TOO_LARGE, SendStatus.REFUSED),
             (KafkaError.UNKNOWN_TOPIC_OR_PART, SendStatus.MISCONFIGURED),
             (KafkaError.NOT_ENOUGH_REPLICAS, SendStatus.UNAVAILABLE),
+            (KafkaError.INVALID_TIMESTAMP, SendStatus.UNAVAILABLE),
+            (KafkaError._INVALID_DIFFERENT_RECORD, SendStatus.UNAVAILABLE),
             (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, SendStatus.UNSURE),
         ],
     )
