@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -78,13 +79,25 @@ def outbox_databases() -> list[str]:
     No connection is made, so a database may turn out to have no tables.
     """
     direct = set(_direct_databases().values())
-    return [alias for alias in connections if alias not in direct and is_outbox_database(alias)]
+    return [alias for alias in _allowed_databases() if alias not in direct]
 
 
 def is_outbox_database(alias: str) -> bool:
     """Return whether a database may hold messages, by settings and routers."""
+    return alias in _allowed_databases()
+
+
+def _allowed_databases() -> list[str]:
+    """
+    Return the PostgreSQL databases in which routers allow the message table.
+
+    Routers are asked in a new thread: those of tenants answer for the schema that is set on this thread's connection.
+    """
     message_row = apps.get_model("outbox", "MessageRow")  # models import this package
-    return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
+    aliases = [alias for alias in connections if connections[alias].vendor == "postgresql"]
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.map(lambda alias: router.allow_migrate_model(alias, message_row), aliases)
+        return [alias for alias, is_allowed in zip(aliases, answers, strict=True) if is_allowed]
 
 
 def has_outbox_tables(alias: str) -> bool:

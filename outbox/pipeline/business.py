@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections, router
 from django.db.models import DateTimeField, Field
 from django.db.models.options import Options
 
@@ -84,9 +84,9 @@ def business_of(name: str, entry: AuditSettings) -> Business:
     """
     for text, hint in problems_with(entry):
         raise ConfigurationError(f"{place_of(name)} {text}", hint)
-    meta, kind = _concrete(apps.get_model(entry.model)._meta), message_type(entry.expects)
+    model, kind = apps.get_model(entry.model), message_type(entry.expects)
     assert kind is not None
-    quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
+    meta, quoted = _concrete(model._meta), connections[router.db_for_read(model)].ops.quote_name
     table, key, at = quoted(meta.db_table), quoted(_key(meta)), ""
     if entry.at:
         field = meta.get_field(entry.at)

@@ -188,6 +188,13 @@ def _search_path():
     connection.close()
 
 
+class SharedSchemaOnly:
+    """Allows the outbox's tables where no tenant's schema is set, as the router of django-tenants does."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        return app_label != "outbox" or not hasattr(connections[db], "schema_name")
+
+
 @pytest.mark.django_db(transaction=True)
 class TestASchemaForEachTenant:
     def test_is_a_database_of_its_own_by_an_alias(self, north):
@@ -227,6 +234,12 @@ class TestASchemaForEachTenant:
         consume("cart")
 
         assert seen == [(1, "north")]
+
+    def test_leaves_the_outbox_to_the_shared_schema_wherever_routers_are_asked(self, settings, monkeypatch):
+        settings.DATABASE_ROUTERS = [SharedSchemaOnly()]
+        monkeypatch.setattr(connection, "schema_name", "north", raising=False)
+
+        assert "default" in database.outbox_databases()
 
     @pytest.mark.usefixtures("_search_path")
     def test_has_no_outbox_that_only_a_changed_search_path_sees(self, north):
