@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import time
-import urllib.error
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from outbox import conf, database
 from outbox.brokers.capabilities import TransactionalSends
-from outbox.check_backs.ask import make_opener, make_signer, signed_request
+from outbox.check_backs.ask import explain, probe
 from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
 from outbox.checks.deployment import ask_broker
@@ -362,38 +361,14 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[DoctorFinding]:
     return [DoctorFinding(Level.WARNING, "wakeups", text, hint)]
 
 
-ENDPOINT_SECONDS = 10
-NO_BODY_STATUS = 400
-
-ENDPOINT_HINTS = {
-    401: "It rejects our signature. Use the same SECRETS on both sides, and check their clocks.",
-    404: "It does not exist. Correct URL, or include outbox.api.urls there.",
-    503: "It has no SECRETS. Set them there, too.",
-}
-
-
 def check_endpoint() -> Iterator[DoctorFinding]:
-    """
-    Send the check-back endpoint a signed request without a body, if settings have its URL.
-
-    An endpoint that answers 400 has accepted the signature and missed the body, so nothing was read from the database or
-    recorded.
-    """
+    """Have the check-back endpoint prove that it accepts our signature, if settings have its URL."""
     settings = conf.settings().check_back
     if not settings.url:
         return
-    request = signed_request(settings.url, make_signer(settings.secrets[0]), "{}")
     try:
-        with make_opener().open(request, timeout=ENDPOINT_SECONDS) as response:
-            status = response.status
-    except urllib.error.HTTPError as error:
-        status = error.code
-    except OSError as error:
-        hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
-        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} cannot be reached: {error}", hint)
-        return
-    if status == NO_BODY_STATUS:
-        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
+        probe(settings.url, settings.secrets[0])
+    except Exception as error:  # of the network, of the server, of its reply
+        yield DoctorFinding(Level.ERROR, "check-back endpoint", *explain(settings.url, error))
     else:
-        hint = ENDPOINT_HINTS.get(status, "See the log of its web server.")
-        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} answers {status}", hint)
+        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
