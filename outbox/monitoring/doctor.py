@@ -37,7 +37,7 @@ from outbox.monitoring.attention import AttentionKind, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
-from outbox.publishing.wakeup import count_waiting
+from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
@@ -322,17 +322,22 @@ def check_stored_messages() -> Iterator[DoctorFinding]:
         yield from (DoctorFinding(Level.WARNING, subject, text, hint) for text, hint in readings.problems())
 
 
-WORKERS_ANSWER_SECONDS = 2.0  # in which workers answer
+WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
+
+NO_WORKERS_HINT = (
+    'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
+    "False, and empty the queue with Celery's command purge."
+)
 
 
 def check_wakeups() -> Iterator[DoctorFinding]:
-    """Connect to Celery's server, as a wakeup does; where tasks wait for a worker, ask for one."""
+    """Connect to Celery's server, as a wakeup does, and ask the workers there whether they take wakeups."""
     for app in wakeup_app():
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
                 server = connection.as_uri()
-                untaken = _untaken(app, connection, conf.settings().celery_queue)
+                problems = _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
             hint = (
                 'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
@@ -342,23 +347,23 @@ def check_wakeups() -> Iterator[DoctorFinding]:
             )
         else:
             yield DoctorFinding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
-            yield from untaken
+            yield from (DoctorFinding(Level.WARNING, "wakeups", text, hint) for text, hint in problems)
 
 
-def _untaken(app: Any, connection: Any, queue: str) -> list[DoctorFinding]:
-    """Return a finding where tasks wait in a queue and no worker that answers takes from it."""
+def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
+    """Return why wakeups are not taken, and what to do. Workers that do not answer may take them, unless tasks wait."""
+    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
+    queues, tasks = workers.active_queues() or {}, workers.registered() or {}
+    takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
     waiting = count_waiting(connection, queue)
-    if not waiting:
-        return []
-    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection).active_queues() or {}
-    if any(one["name"] == queue for queues in workers.values() for one in queues):
-        return []
-    text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
-    hint = (
-        'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False, and '
-        "empty the queue with Celery's command purge."
-    )
-    return [DoctorFinding(Level.WARNING, "wakeups", text, hint)]
+    if not takers and (queues or waiting):
+        return [
+            (f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it", NO_WORKERS_HINT)
+        ]
+    if ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
+        text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
+        return [(text, 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.')]
+    return []
 
 
 def check_endpoint() -> Iterator[DoctorFinding]:
