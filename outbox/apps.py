@@ -11,7 +11,7 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules, import_string
 
 from outbox import conf
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, NotMigrated, OtherProject
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -55,15 +55,18 @@ def _prepare_database(*, using: str, **kwargs: object) -> None:
     Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
     """
     # models cannot be imported before the apps are loaded
-    from outbox.database import has_outbox_tables, is_outbox_database, raw
-    from outbox.database.identity import adopt, problem_of_project
+    from outbox.database import connect, ensure_fit, has_outbox_tables, is_outbox_database, raw
+    from outbox.database.identity import adopt
     from outbox.database.partitions import make_days
     from outbox.topics import write_topics
 
     if is_outbox_database(using) and has_outbox_tables(using):
         adopt(raw(using))
-        if problem := problem_of_project(using, raw(using)):
-            logger.error(" ".join(problem))
+        try:
+            with connect(using) as own:  # a signal may have led Django's connection to another schema
+                ensure_fit(using, own)
+        except (NotMigrated, OtherProject) as error:
+            logger.error(str(error))
             return
         write_topics(using)
         make_days(using)
