@@ -7,7 +7,7 @@ import sys
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, connections
 
 from tests.quotes import ROOT
 
@@ -38,6 +38,23 @@ class TestMigrations:
         assert {name for name in before - without if not name.startswith(tuple(tables))} <= {"outbox_embedded_half_id"}
         assert not tables & without
         assert relations() == before
+
+
+class TestASecondDatabaseOnSQLite:
+    def test_is_migrated_without_our_tables(self, monkeypatch, tmp_path, django_db_blocker):
+        other = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "other.sqlite3")}
+        monkeypatch.setitem(connections.settings, "sqlite", {**connection.settings_dict, **other, "OPTIONS": {}})
+
+        with django_db_blocker.unblock():
+            call_command("migrate", database="sqlite", verbosity=0)
+            tables = set(connections["sqlite"].introspection.table_names())
+            for label in ("outbox_pipeline", "outbox_embedded", "outbox"):
+                call_command("migrate", label, "zero", database="sqlite", verbosity=0)
+            connections["sqlite"].close()
+            del connections["sqlite"]
+
+        assert "auth_user" in tables
+        assert not [name for name in tables if name.startswith("outbox")]
 
 
 class TestACeleryAppThatNothingImports:
