@@ -66,7 +66,7 @@ class SignedRequest(BaseAuthentication):
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:
-        signers = _signers()
+        signers = read_signers()
         headers = {name: request.headers.get(name, "") for name in HEADERS}
         if not all(headers.values()):
             raise AuthenticationFailed(f"The request is not signed: it needs the headers {', '.join(HEADERS)}.", "not_signed")
@@ -82,7 +82,8 @@ class SignedRequest(BaseAuthentication):
         return "Standard-Webhooks"
 
 
-def _signers() -> list[Webhook]:
+def read_signers() -> list[Webhook]:
+    """Return a signer for each secret of settings; raise NoSecrets if there is none, or one is invalid."""
     try:
         signers = [make_signer(secret) for secret in conf.settings().check_back.secrets]
     except ConfigurationError as error:

@@ -8,12 +8,13 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from outbox.api.authentication import NoSecrets, SignedRequest
+from outbox.api.authentication import NoSecrets, SignedRequest, read_signers
 from outbox.api.parsing import QuestionParser
 from outbox.api.refusals import LimitedRefusals, log_limited
 from outbox.api.serializers import HalfSerializer
 from outbox.api.throttling import CheckBackThrottle
 from outbox.check_backs.answer import answer
+from outbox.check_backs.ask import PROBE, answer_probe
 from outbox.message import Half
 
 
@@ -23,6 +24,8 @@ class CheckBackView(LimitedRefusals):
 
     The answer is COMMIT, ROLLBACK or UNKNOWN; any status other than 200 means UNKNOWN. `about` says whether the row that the
     message is about exists: exists, missing or none.
+
+    `{"probe": true}`, which the doctor sends, is answered with a signature.
     """
 
     authentication_classes = [SignedRequest]
@@ -32,6 +35,8 @@ class CheckBackView(LimitedRefusals):
     renderer_classes = [JSONRenderer]
 
     def post(self, request: Request) -> Response:
+        if request.data == PROBE:
+            return Response(answer_probe(read_signers(), str(request.auth), request.headers["webhook-timestamp"]))
         question = HalfSerializer(data=request.data)
         question.is_valid(raise_exception=True)
         given = answer(Half(**question.validated_data), asked_by="endpoint", request_id=str(request.auth))

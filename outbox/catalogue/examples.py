@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from outbox.message import Message, prepare
+from outbox.schema.json_schema import values_of_enum
 
 MOST_NESTED = 5  # levels; deeper ones are left out where they may be
 
@@ -81,6 +82,12 @@ def _choice(kind: Any, level: int) -> Any:
     return next(iter(values))
 
 
+def _choice_of_django(kind: Any, level: int) -> Any:
+    for value in values_of_enum(kind.cls):
+        return value
+    raise _NoExample(kind)
+
+
 def _union(kind: Any, level: int) -> Any:
     """Return a value of the first type that is not None, which ends a recursive type."""
     wanted = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
@@ -125,6 +132,7 @@ _MAKERS: list[tuple[Any, Callable[[Any, int], Any]]] = [
     ((inspect.IntType, inspect.FloatType), _number),
     (inspect.StrType, _text),
     ((inspect.EnumType, inspect.LiteralType), _choice),
+    (inspect.CustomType, _choice_of_django),
     (inspect.UnionType, _union),
     ((inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType), _items),
     (inspect.TupleType, lambda kind, level: [_of(one, level + 1) for one in kind.item_types]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.error import HTTPError
@@ -34,6 +34,7 @@ ENDPOINT = Loop("check-back endpoint")
 # Source: RFC 2104, section 3: a key shorter than the hash's output, here that of SHA-256, weakens HMAC.
 SECRET_BYTES = 32
 STEPS = {
+    400: "Let its ALLOWED_HOSTS have the host of the URL, and see the log of its web server.",
     401: 'Its SECRETS need the secret that signs, the first of OUTBOX["CHECK_BACK"]["SECRETS"] here; or correct the clocks.',
     403: 'Let requests to OUTBOX["CHECK_BACK"]["URL"] pass without a login: they are signed.',
     404: 'Add path("outbox/", include("outbox.api.urls")) to the urlpatterns there, or correct OUTBOX["CHECK_BACK"]["URL"].',
@@ -42,6 +43,10 @@ STEPS = {
     (301, 302, 307, 308), 'Redirects are not followed: set OUTBOX["CHECK_BACK"]["URL"] to the address they lead to.'
 )
 """What to do about the status of a response."""
+
+# The doctor's request, and the text whose signature is the reply: a server that does not have the secret cannot make it.
+PROBE = {"probe": True}
+PROBED = "check-back endpoint"
 
 HOW_TO_MAKE_A_SECRET = 'Make one: echo "whsec_$(openssl rand -base64 32)".'
 
@@ -117,12 +122,10 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
 
     def ask(half: Half) -> Resolution:
         try:
-            with opener.open(signed_request(url, signer, _question(half)), timeout=timeout.total_seconds()) as response:
-                if response.status != 200:
-                    raise HTTPError(url, response.status, response.reason, response.headers, None)
-                resolution = Resolution(json.loads(response.read(ANSWER_BYTES))["answer"])
+            reply = _read(opener, _signed_request(url, signer, _question(half)), timeout)
+            resolution = Resolution(reply["answer"])
         except Exception as error:
-            text = explain(url, error)
+            text = "The check-back endpoint {}. {}".format(*explain(url, error))
             loop_errors.note(ENDPOINT, error, text)
             logger.warning("Message %s: %s", half.message_id, text, extra=fields_of(half))
             return UNKNOWN
@@ -132,7 +135,27 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     return ask
 
 
-def explain(url: str, error: Exception) -> str:
+def probe(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> None:
+    """
+    Have a check-back endpoint prove that it accepts our signature. Nothing is read from its database, or recorded.
+
+    Raises:
+        Exception: it did not, for `explain`.
+    """
+    signer = make_signer(secret)
+    request = _signed_request(url, signer, json.dumps(PROBE))
+    headers = {name: request.get_header(name.capitalize(), "") for name in ("webhook-id", "webhook-timestamp")}
+    reply = _read(make_opener(), request, timeout)
+    signer.verify(PROBED, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)
+
+
+def answer_probe(signers: Iterable[Webhook], request_id: str, timestamp: str) -> dict[str, str]:
+    """Return the reply to a probe: its signature by each secret."""
+    at = datetime.fromtimestamp(int(timestamp), UTC)
+    return {"signature": " ".join(signer.sign(request_id, at, PROBED) for signer in signers)}
+
+
+def explain(url: str, error: Exception) -> tuple[str, str]:
     """Return what a check-back endpoint did instead of answering, and what to do."""
     if isinstance(error, HTTPError):
         what = f"answered {error.code} {error.reason}"
@@ -142,9 +165,9 @@ def explain(url: str, error: Exception) -> str:
         what = f"cannot be reached: {error_text(cause) if isinstance(cause, Exception) else cause}"
         step = 'Start its web server, or correct OUTBOX["CHECK_BACK"]["URL"].'
     else:
-        what = f"gave no resolution: {error_text(error)}"
+        what = f"did not answer as a check-back endpoint does: {error_text(error)}"
         step = 'Correct OUTBOX["CHECK_BACK"]["URL"], if that is another page.'
-    return f"The check-back endpoint {url} {what.rstrip('.')}. {step}"
+    return f"{url} {what.rstrip('.')}", step
 
 
 def make_signer(secret: str) -> Webhook:
@@ -164,6 +187,14 @@ def make_signer(secret: str) -> Webhook:
             f"A secret has {len(key)} bytes; at least {SECRET_BYTES} are required.", hint=HOW_TO_MAKE_A_SECRET
         )
     return Webhook(key)
+
+
+def _read(opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: timedelta) -> Any:
+    """Return the JSON of a response with status 200."""
+    with opener.open(request, timeout=timeout.total_seconds()) as response:
+        if response.status != 200:
+            raise HTTPError(request.full_url, response.status, response.reason, response.headers, None)
+        return json.loads(response.read(ANSWER_BYTES))
 
 
 def make_opener() -> urllib.request.OpenerDirector:
@@ -192,7 +223,7 @@ def _question(half: Half) -> str:
     )
 
 
-def signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Request:
+def _signed_request(url: str, signer: Webhook, body: str) -> urllib.request.Request:
     """Return a request signed as Standard Webhooks with the current time."""
     request_id, now = str(uuid4()), datetime.now(UTC)
     headers = {

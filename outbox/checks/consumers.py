@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
-from django.db import connections
+from django.db import connections, router
 from psycopg import IsolationLevel
 
 from outbox import conf, database
@@ -19,6 +19,7 @@ from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Consumer, groups
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicType
+from outbox.models import MessageRow
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
@@ -34,7 +35,7 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
 
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """
-    E017: A consumer's `using` is not a database, or a database without an inbox.
+    E017: A consumer's `using` is not a database, or a database without an inbox, such as an empty `DATABASES["default"]`.
 
     The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
     outbox there (`allow_migrate`), or name another database.
@@ -45,7 +46,14 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
             known = ", ".join(sorted(connections.settings))
             text = f"{one.name} writes to the database {one.using!r}, which is not in DATABASES."
             found.append(Error(text, hint=f"Choices are: {known}.", id="outbox.E017"))
-        elif connections[one.using].vendor == "postgresql" and not database.is_outbox_database(one.using):
+        elif connections[one.using].vendor != "postgresql":
+            if one.using != router.db_for_write(MessageRow):  # E007 reports it
+                text = f"{one.name} writes to the database {one.using!r}, which is not PostgreSQL, so it has no inbox."
+                choices = ", ".join(database.outbox_databases()) or "none"
+                found.append(
+                    Error(text, hint=f"Name another: @consumer(..., using=...). Choices are: {choices}.", id="outbox.E017")
+                )
+        elif not database.is_outbox_database(one.using):
             found.append(
                 Error(
                     f"{one.name} writes to the database {one.using!r}, where routers do not allow the tables of the outbox, so "

@@ -14,6 +14,7 @@ from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import topic_problem
 from outbox.half_first.build import built_types
 from outbox.message import Message, TopicType, message_types
+from outbox.schema.json_schema import values_of_enum
 
 PLAIN = (str, int, float, bool, list, dict, type(None))
 """The types of values decoded from JSON."""
@@ -145,7 +146,7 @@ def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
 def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
     """Yield the types in an annotation whose values cannot be decoded from JSON."""
     if isinstance(node, msgspec.inspect.CustomType):
-        if not any(issubclass(plain, node.cls) for plain in PLAIN):
+        if not (any(issubclass(plain, node.cls) for plain in PLAIN) or values_of_enum(node.cls)):
             yield node.cls
         return
     kind = getattr(node, "cls", None)

@@ -13,14 +13,15 @@ from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections, router
 
 from outbox import conf, database
+from outbox.database.connections import SCHEMA
 from outbox.database.identity import problem_of_project, read_identity
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 
-# All schemas with tables of the outbox, and (SCHEMA) the one that this connection sees.
+# All schemas with tables of the outbox.
 SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'outbox_ticket' AND relkind = 'r'"
+
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
-SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
 
 TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
 
@@ -52,7 +53,7 @@ def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     Nothing can be published, relayed or consumed there: run `manage.py migrate`. Where routers do not allow the models of the
     outbox in a database, it needs no tables.
     """
-    if sys.argv[1:2] == ["migrate"]:  # it runs the checks before it makes the tables
+    if "".join(sys.argv[1:2]).startswith("migrate"):  # it, and migrate_schemas, run the checks before they make the tables
         return []
 
     def check(alias: str) -> list[CheckMessage]:
@@ -62,8 +63,9 @@ def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
             missing = wanted - {name for (name,) in connection.execute(TABLES)}
         if not missing:
             return []
+        hint = database.explain_missing(alias) if missing == wanted else database.explain_migrate(alias)
         what = "has no tables of the outbox" if missing == wanted else f"lacks the tables {', '.join(sorted(missing))}"
-        return [Caution(f"Database {alias!r} {what}.", hint=database.explain_migrate(alias), id="outbox.W057")]
+        return [Caution(f"Database {alias!r} {what}.", hint=hint, id="outbox.W057")]
 
     return _check_each(databases, check)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,11 +100,12 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
         ) from error
     finally:
         current_cause.reset(before)
-    if inspect.iscoroutine(result):
-        result.close()
+    if inspect.isawaitable(result) or isinstance(result, Iterator | AsyncIterator):
+        if inspect.iscoroutine(result):
+            result.close()
         raise TypeError(
-            f"{consumer.name} returned a coroutine, but is not marked as a coroutine function, so it was not awaited. Put "
-            "@consumer right above `async def`, or mark the wrapper with asgiref.sync.markcoroutinefunction()."
+            f"{consumer.name} returned a {type(result).__name__}, whose code has not run. Put @consumer right above `async def`, "
+            "or mark the wrapper with asgiref.sync.markcoroutinefunction(). A handler is no generator, and returns no iterator."
         )
 
 

@@ -424,6 +424,11 @@ def handler_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
             signature.bind("message", "context")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name_of(target)} cannot be called as {shape}: {error}.") from error
+    called = handler if inspect.isroutine(handler) or isinstance(handler, partial) else type(handler).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigurationError(
+            f"{name_of(target)} is a generator: none of its code would run.", hint="Remove `yield` from the handler."
+        )
     first = next(iter(signature.parameters), "")
     if first in NOT_A_MESSAGE:
         raise ConfigurationError(

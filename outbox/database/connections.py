@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 import psycopg.sql
 from django.apps import AppConfig, apps
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.backends.utils import CursorWrapper
 
@@ -39,6 +40,9 @@ TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
 
 # Some tables have a model, and may have been made without the migrations: without partitions, defaults, views.
 HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('outbox_message_state') IS NOT NULL"
+
+# The schema whose outbox a connection sees.
+SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
 
 # Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
@@ -78,13 +82,25 @@ def outbox_databases() -> list[str]:
     No connection is made, so a database may turn out to have no tables.
     """
     direct = set(_direct_databases().values())
-    return [alias for alias in connections if alias not in direct and is_outbox_database(alias)]
+    return [alias for alias in _allowed_databases() if alias not in direct]
 
 
 def is_outbox_database(alias: str) -> bool:
     """Return whether a database may hold messages, by settings and routers."""
+    return alias in _allowed_databases()
+
+
+def _allowed_databases() -> list[str]:
+    """
+    Return the PostgreSQL databases in which routers allow the message table.
+
+    Routers are asked in a new thread: those of tenants answer for the schema that is set on this thread's connection.
+    """
     message_row = apps.get_model("outbox", "MessageRow")  # models import this package
-    return connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, message_row)
+    aliases = [alias for alias in connections if connections[alias].vendor == "postgresql"]
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.map(lambda alias: router.allow_migrate_model(alias, message_row), aliases)
+        return [alias for alias, is_allowed in zip(aliases, answers, strict=True) if is_allowed]
 
 
 def has_outbox_tables(alias: str) -> bool:
@@ -106,6 +122,19 @@ def explain_migrate(alias: str) -> str:
     return f"Run manage.py migrate --database {alias}, or exclude it from the outbox with a database router (allow_migrate)."
 
 
+def explain_missing(alias: str) -> str:
+    """Return what to do about tables that a connection of the outbox's own does not see. Django's connection may see them."""
+    with suppress(DatabaseError), connections[alias].cursor() as cursor:
+        cursor.execute(SCHEMA)
+        for (schema,) in cursor.fetchall():
+            return (
+                f"A signal or a database backend leads Django's connections to the schema {schema!r}, where the tables are, but "
+                "not the outbox's own: set the search_path of its role, or "
+                f'DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c search_path={schema},public".'
+            )
+    return explain_migrate(alias)
+
+
 def ensure_fit(alias: str, connection: Connection) -> None:
     """
     Raise unless the database has the tables of the outbox, of this project, and accepts writes.
@@ -121,7 +150,7 @@ def ensure_fit(alias: str, connection: Connection) -> None:
             hint="Exclude it from the outbox with a database router (allow_migrate), or correct its HOST.",
         )
     if not has_tables:
-        raise NotMigrated(f"Database {alias!r} has no tables of the outbox.", hint=explain_migrate(alias))
+        raise NotMigrated(f"Database {alias!r} has no tables of the outbox.", hint=explain_missing(alias))
     require_own_tables(alias, connection)
 
 

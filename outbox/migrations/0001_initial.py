@@ -8,6 +8,8 @@ import django.contrib.postgres.fields
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
+from outbox.database.postgresql_only import PostgreSQLMigration
+
 SOURCE = """
 CREATE TABLE outbox_source (
     is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
@@ -188,7 +190,7 @@ def table(name, sql):
     return migrations.RunSQL(statements(sql), f"DROP TABLE {name};")
 
 
-class Migration(migrations.Migration):
+class Migration(PostgreSQLMigration):
     initial = True
 
     dependencies = []

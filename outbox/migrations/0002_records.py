@@ -4,6 +4,8 @@ import django.contrib.postgres.fields
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
+from outbox.database.postgresql_only import PostgreSQLMigration
+
 # The inbox with one text as its key, for the admin.
 INBOX_ROW = """
 CREATE VIEW outbox_inbox_row AS
@@ -22,7 +24,7 @@ INBOX_ROW_RULES = [
 DEFERRED_STORAGE = "ALTER TABLE outbox_deferred SET (autovacuum_vacuum_scale_factor = 0.02, toast_tuple_target = 128)"
 
 
-class Migration(migrations.Migration):
+class Migration(PostgreSQLMigration):
     dependencies = [("outbox", "0001_initial")]
 
     operations = [

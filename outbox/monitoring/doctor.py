@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import time
-import urllib.error
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from outbox import conf, database
 from outbox.brokers.capabilities import TransactionalSends
-from outbox.check_backs.ask import make_opener, make_signer, signed_request
+from outbox.check_backs.ask import explain, probe
 from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
 from outbox.checks.deployment import ask_broker
@@ -38,7 +37,7 @@ from outbox.monitoring.attention import AttentionKind, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
-from outbox.publishing.wakeup import count_waiting
+from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
@@ -323,17 +322,22 @@ def check_stored_messages() -> Iterator[DoctorFinding]:
         yield from (DoctorFinding(Level.WARNING, subject, text, hint) for text, hint in readings.problems())
 
 
-WORKERS_ANSWER_SECONDS = 2.0  # in which workers answer
+WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
+
+NO_WORKERS_HINT = (
+    'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
+    "False, and empty the queue with Celery's command purge."
+)
 
 
 def check_wakeups() -> Iterator[DoctorFinding]:
-    """Connect to Celery's server, as a wakeup does; where tasks wait for a worker, ask for one."""
+    """Connect to Celery's server, as a wakeup does, and ask the workers there whether they take wakeups."""
     for app in wakeup_app():
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
                 server = connection.as_uri()
-                untaken = _untaken(app, connection, conf.settings().celery_queue)
+                problems = _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
             hint = (
                 'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
@@ -343,57 +347,33 @@ def check_wakeups() -> Iterator[DoctorFinding]:
             )
         else:
             yield DoctorFinding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
-            yield from untaken
+            yield from (DoctorFinding(Level.WARNING, "wakeups", text, hint) for text, hint in problems)
 
 
-def _untaken(app: Any, connection: Any, queue: str) -> list[DoctorFinding]:
-    """Return a finding where tasks wait in a queue and no worker that answers takes from it."""
+def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
+    """Return why wakeups are not taken, and what to do. Workers that do not answer may take them, unless tasks wait."""
+    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
+    queues, tasks = workers.active_queues() or {}, workers.registered() or {}
+    takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
     waiting = count_waiting(connection, queue)
-    if not waiting:
-        return []
-    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection).active_queues() or {}
-    if any(one["name"] == queue for queues in workers.values() for one in queues):
-        return []
-    text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
-    hint = (
-        'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False, and '
-        "empty the queue with Celery's command purge."
-    )
-    return [DoctorFinding(Level.WARNING, "wakeups", text, hint)]
-
-
-ENDPOINT_SECONDS = 10
-NO_BODY_STATUS = 400
-
-ENDPOINT_HINTS = {
-    401: "It rejects our signature. Use the same SECRETS on both sides, and check their clocks.",
-    404: "It does not exist. Correct URL, or include outbox.api.urls there.",
-    503: "It has no SECRETS. Set them there, too.",
-}
+    if not takers and (queues or waiting):
+        return [
+            (f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it", NO_WORKERS_HINT)
+        ]
+    if ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
+        text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
+        return [(text, 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.')]
+    return []
 
 
 def check_endpoint() -> Iterator[DoctorFinding]:
-    """
-    Send the check-back endpoint a signed request without a body, if settings have its URL.
-
-    An endpoint that answers 400 has accepted the signature and missed the body, so nothing was read from the database or
-    recorded.
-    """
+    """Have the check-back endpoint prove that it accepts our signature, if settings have its URL."""
     settings = conf.settings().check_back
     if not settings.url:
         return
-    request = signed_request(settings.url, make_signer(settings.secrets[0]), "{}")
     try:
-        with make_opener().open(request, timeout=ENDPOINT_SECONDS) as response:
-            status = response.status
-    except urllib.error.HTTPError as error:
-        status = error.code
-    except OSError as error:
-        hint = "Start its web server, or correct OUTBOX['CHECK_BACK']['URL']. Half messages stay undecided meanwhile."
-        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} cannot be reached: {error}", hint)
-        return
-    if status == NO_BODY_STATUS:
-        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
+        probe(settings.url, settings.secrets[0])
+    except Exception as error:  # of the network, of the server, of its reply
+        yield DoctorFinding(Level.ERROR, "check-back endpoint", *explain(settings.url, error))
     else:
-        hint = ENDPOINT_HINTS.get(status, "See the log of its web server.")
-        yield DoctorFinding(Level.ERROR, "check-back endpoint", f"{settings.url} answers {status}", hint)
+        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")

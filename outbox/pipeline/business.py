@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections, router
 from django.db.models import DateTimeField, Field
 from django.db.models.options import Options
 
@@ -87,11 +87,13 @@ def business_of(name: str, entry: AuditSettings) -> Business:
     """
     for text, hint in problems_with(entry):
         raise ConfigurationError(f"{place_of(name)} {text}", hint)
-    meta = _concrete(apps.get_model(entry.model)._meta)
+    model = apps.get_model(entry.model)
+    meta = _concrete(model._meta)
     topic = cast("type[Message]", message_type(entry.expects))._meta.topic
-    quoted = connections[DEFAULT_DB_ALIAS].ops.quote_name
+    connection = connections[router.db_for_read(model)]
+    quoted = connection.ops.quote_name
     table, key, at = quoted(meta.db_table), quoted(_key(meta)), ""
-    kind = str(meta.pk.cast_db_type(connections[DEFAULT_DB_ALIAS]))
+    kind = str(meta.pk.cast_db_type(connection))
     if entry.at:
         field = cast("DateTimeField[Any, Any]", meta.get_field(entry.at))
         at, owner = quoted(str(field.column)), _owner(meta, field)

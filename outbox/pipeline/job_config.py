@@ -124,7 +124,9 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
     """Return how jobs connect to one of Django's databases; the reader is `python` for a Unix socket."""
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
-        parameters = info.get_parameters()
+        # Not info.get_parameters(), which fails without a home directory.
+        given = [option for option in connection.pgconn.info if option.val not in (None, option.compiled)]
+        parameters = {option.keyword.decode(): option.val.decode() for option in given if option.val}
         login = quote(info.user, safe="")
         if info.password:
             login += f":{quote(info.password, safe='')}"

@@ -203,7 +203,7 @@ class Recorder:
         self._empty.clear()
         self._settled_at = time.monotonic() + (self._invisible_for + REDELIVERED_WITHIN).total_seconds()
 
-    def _maintain(self, broker: Broker, connection: database.Connection) -> None:
+    def _maintain(self, broker: Receives, connection: database.Connection) -> None:
         now = time.monotonic()
         if now >= self._heartbeat_at:
             heartbeats.beat(connection, "recorder", broker=self.alias, consumer_group=self.group)
@@ -212,7 +212,7 @@ class Recorder:
             self._check_backlog(broker, connection, now)
             self._check_backlog_at = time.monotonic() + BACKLOG_SECONDS
 
-    def _check_backlog(self, broker: Broker, connection: database.Connection, now: float) -> None:
+    def _check_backlog(self, broker: Receives, connection: database.Connection, now: float) -> None:
         """
         Ask the broker for the group's backlog, since on a busy topic `receive` never returns empty.
 
@@ -229,13 +229,15 @@ class Recorder:
         if now >= self._settled_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
             self._empty.append((now, moment, empty))
 
-    def _write_read_until(self, broker: Broker, connection: database.Connection, moment: datetime, topics: Sequence[str]) -> None:
+    def _write_read_until(
+        self, broker: Receives, connection: database.Connection, moment: datetime, topics: Sequence[str]
+    ) -> None:
         """Record how far topics are read, except those that the broker refuses, where unread messages may wait."""
         refusals = self._refusals(broker)
         known = [topic for topic in topics if topic not in refusals]
         connection.execute(READ_UNTIL, {"moment": moment, "topics": known, "broker": self.alias, "group": self.group})
 
-    def _refusals(self, broker: Broker) -> dict[str, str]:
+    def _refusals(self, broker: Receives) -> dict[str, str]:
         """Return the topics to record that the broker cannot receive from as configured, each with the reason."""
         return {topic: reason for topic, reason in broker.refusals().items() if topic in self.topics}
 

@@ -72,6 +72,9 @@ def _breaks(name: str, before: TypeSnapshot, after: TypeSnapshot, cls: str) -> I
     if after.key != before.key:
         text = f"has the key {after.key!r}, and had {before.key!r}: its order and searches are by another value"
         yield Change(name, text, f'Write `key = "{before.key}"` {meta}, or give the new key to a new type.')
+    if before.tag and after.tag != before.tag:
+        text = f"has the tag {after.tag!r}, and had {before.tag!r}, by which readers of the last release may subscribe"
+        yield Change(name, text, f'Write `tag = "{before.tag}"` {meta}, or give the new tag to a new type.')
     if after.version < before.version:
         text = f"has version {after.version}, and had {before.version}"
         yield Change(name, text, f"Write `version = {before.version}` {meta}, or more.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -12,6 +13,11 @@ from outbox.errors import InvalidMessageType
 from outbox.message import Message, prepare
 
 DEFINITIONS = "#/$defs/{name}"
+
+
+def values_of_enum(kind: type) -> list[Any]:
+    """Return the values of an enum with a metaclass of its own, such as Django's choices; of other types, none."""
+    return [member.value for member in kind] if issubclass(kind, Enum) else []
 
 
 def schema_of(kind: type[Message]) -> dict[str, Any]:
@@ -35,16 +41,23 @@ def schemas_of(
         InvalidMessageType: the annotations of a type cannot be read, or JSON cannot represent one.
     """
     infos = [_info(kind) for kind in kinds]
-    schemas, definitions = msgspec.json.schema_components(kinds, ref_template=ref_template)
+    schemas, definitions = msgspec.json.schema_components(kinds, schema_hook=_schema_of_enum, ref_template=ref_template)
     _mark_times(zip(infos, schemas, strict=True), definitions)
     return list(schemas), definitions
+
+
+def _schema_of_enum(kind: type) -> dict[str, Any]:
+    """Return the schema of an enum that msgspec reads and writes, but does not describe. Raises NotImplementedError."""
+    if values := values_of_enum(kind):
+        return {"enum": values}
+    raise NotImplementedError
 
 
 def _info(kind: type[Message]) -> inspect.Type:
     named = f"Message type {kind.__module__}.{kind.__qualname__}"
     try:
         prepare(kind)
-        msgspec.json.schema(kind)
+        msgspec.json.schema(kind, schema_hook=_schema_of_enum)
         return inspect.type_info(kind)
     except RecursionError as error:
         raise InvalidMessageType(f"{named} is nested too deeply.", hint="Divide it into smaller classes.") from error

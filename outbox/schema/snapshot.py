@@ -1,4 +1,4 @@
-"""The snapshot: name, version, upgrades, topic, key and schema of each message type, as a file that changes line by line."""
+"""The snapshot: name, version, upgrades, topic, key, tag and schema of each message type, as a file that changes line by line."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class TypeSnapshot(msgspec.Struct, frozen=True):
     key: str
     upgrades: list[int]
     schema: Schema
+    tag: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ def take(types: Mapping[str, type[Message]]) -> Snapshot:
 
 def _take_one(kind: type[Message]) -> TypeSnapshot:
     meta = kind._meta
-    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), _in_order(schema_of(kind)))
+    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), _in_order(schema_of(kind)), meta.tag)
 
 
 def _in_order(written: dict[str, Any]) -> Schema:

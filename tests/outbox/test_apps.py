@@ -1,9 +1,15 @@
 """The apps beside the outbox: each is added and removed with its migrations."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, connections
+
+from tests.quotes import ROOT
 
 RELATIONS = r"SELECT relname FROM pg_class WHERE relname LIKE 'outbox\_%' AND relkind IN ('r', 'p', 'v', 'S', 'i')"
 
@@ -32,3 +38,54 @@ class TestMigrations:
         assert {name for name in before - without if not name.startswith(tuple(tables))} <= {"outbox_embedded_half_id"}
         assert not tables & without
         assert relations() == before
+
+
+class TestASecondDatabaseOnSQLite:
+    def test_is_migrated_without_our_tables(self, monkeypatch, tmp_path, django_db_blocker):
+        other = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "other.sqlite3")}
+        monkeypatch.setitem(connections.settings, "sqlite", {**connection.settings_dict, **other, "OPTIONS": {}})
+
+        with django_db_blocker.unblock():
+            call_command("migrate", database="sqlite", verbosity=0)
+            tables = set(connections["sqlite"].introspection.table_names())
+            for label in ("outbox_pipeline", "outbox_embedded", "outbox"):
+                call_command("migrate", label, "zero", database="sqlite", verbosity=0)
+            connections["sqlite"].close()
+            del connections["sqlite"]
+
+        assert "auth_user" in tables
+        assert not [name for name in tables if name.startswith("outbox")]
+
+
+class TestACeleryAppThatNothingImports:
+    """It is named in a broker's OPTIONS only: the web process of a project whose __init__.py does not import it."""
+
+    @pytest.mark.parametrize("first", ["", "import celery; celery.current_app.main; ", "import shopcelery; "])
+    def test_is_the_one_that_tasks_and_wakeups_of_each_thread_find(self, tmp_path, first):
+        (tmp_path / "shopcelery.py").write_text("from celery import Celery\napp = Celery('shop', broker='memory://')\n")
+        look = (
+            "with ThreadPoolExecutor() as pool: in_thread = pool.submit(lambda: celery.current_app.main).result()\n"
+            "print(in_thread, celery.current_app.main)"
+        )
+
+        assert play(tmp_path, f"{first}django.setup(); import celery\n{look}") == "shop shop"
+
+    def test_may_set_django_up_itself(self, tmp_path):
+        (tmp_path / "shopcelery.py").write_text(
+            "import django; django.setup()\nfrom celery import Celery\napp = Celery('shop', broker='memory://')\n"
+        )
+
+        assert play(tmp_path, "import shopcelery, celery; print(celery.current_app.main)") == "shop"
+
+
+def play(folder, code):
+    (folder / "shopsettings.py").write_text(
+        "INSTALLED_APPS = ['outbox']\n"
+        "tasks = {'BACKEND': 'outbox.celery.CeleryBroker', 'OPTIONS': {'APP': 'shopcelery.app'}}\n"
+        "OUTBOX = {'BROKERS': {'default': {'BACKEND': 'outbox.brokers.memory.MemoryBroker'}, 'celery': tasks}}\n"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shopsettings", "PYTHONPATH": f"{folder}:{ROOT}"}
+    code = f"import django\nfrom concurrent.futures import ThreadPoolExecutor\n{code}"
+    played = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert played.returncode == 0, played.stderr
+    return played.stdout.strip()

@@ -10,14 +10,15 @@ import pytest
 from django.contrib.auth.models import Group
 from django.core.management import call_command
 from django.db import connection, connections, transaction
+from django.db.backends.signals import connection_created
 
 from outbox import atomic as outbox_atomic
 from outbox import consumer, database, publish
 from outbox.check_backs.loop import CheckLoop
-from outbox.checks.servers import check_schemas
+from outbox.checks.servers import check_schemas, check_tables
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
-from outbox.errors import ConfigurationError
+from outbox.errors import ConfigurationError, NotMigrated
 from outbox.models import CheckBack, MessageRow, Topic
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.testing.crash import crash
@@ -188,6 +189,13 @@ def _search_path():
     connection.close()
 
 
+class SharedSchemaOnly:
+    """Allows the outbox's tables where no tenant's schema is set, as the router of django-tenants does."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        return app_label != "outbox" or not hasattr(connections[db], "schema_name")
+
+
 @pytest.mark.django_db(transaction=True)
 class TestASchemaForEachTenant:
     def test_is_a_database_of_its_own_by_an_alias(self, north):
@@ -227,6 +235,34 @@ class TestASchemaForEachTenant:
         consume("cart")
 
         assert seen == [(1, "north")]
+
+    def test_has_the_migration_and_the_relay_name_a_search_path_that_only_a_signal_sets(self, schema, monkeypatch, caplog):
+        def lead_to_schema(connection, **kwargs):
+            if connection.alias == "signalled":
+                connection.cursor().execute(f"SET search_path = {schema}")
+
+        connection_created.connect(lead_to_schema)
+        monkeypatch.setitem(connections.settings, "signalled", alias_of_schema("void"))
+        try:
+            call_command("migrate", "outbox", database="signalled", verbosity=0)
+            with pytest.raises(NotMigrated) as refused:
+                relay("signalled")
+            (warning,) = check_tables(databases=["signalled"])
+        finally:
+            connections["signalled"].close()
+            del connections["signalled"]
+
+        step = '''or DATABASES['signalled']["OPTIONS"]["options"] = "-c search_path=north,public"'''
+        assert step in refused.value.hint
+        assert step in warning.hint
+        assert step in caplog.text
+        assert "Run manage.py migrate" not in caplog.text
+
+    def test_leaves_the_outbox_to_the_shared_schema_wherever_routers_are_asked(self, settings, monkeypatch):
+        settings.DATABASE_ROUTERS = [SharedSchemaOnly()]
+        monkeypatch.setattr(connection, "schema_name", "north", raising=False)
+
+        assert "default" in database.outbox_databases()
 
     @pytest.mark.usefixtures("_search_path")
     def test_has_no_outbox_that_only_a_changed_search_path_sees(self, north):

@@ -137,7 +137,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             try:
                 results |= self._send(messages, results)
             except DeclarationMissing as error:
-                again = SendResult(SendStatus.UNAVAILABLE, reason=f"A queue is deleted again and again: {error}.")
+                again = SendResult(SendStatus.UNAVAILABLE, reason=f"A queue or an exchange is deleted again and again: {error}.")
                 results = dict.fromkeys(range(len(messages)), again) | results
         return [results[index] for index in range(len(messages))]
 
@@ -250,7 +250,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]
         # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
         queues = [
-            topology.queue_name(topic, group)
+            (topic, topology.queue_name(topic, group))
             for topic in topics - failed.keys()
             for group in self._settings.groups.get(topic, ())
         ]

@@ -1,7 +1,7 @@
 """
-Checks that need the management plugin: policies, which a client does not see, and the members of quorum queues.
+Checks that need the management plugin: bindings and policies, which a client does not see, and the members of quorum queues.
 
-Source: the HTTP API of RabbitMQ's management plugin, `GET /api/queues/{virtual host}`.
+Source: the HTTP API of RabbitMQ's management plugin, `GET /api/queues/{virtual host}` and `/api/bindings/{virtual host}`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from outbox.brokers.base import Problem
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
+from outbox.brokers.rabbitmq.topology import group_queues, queue_name
 
 COLUMNS = ("name", "members", "online", "policy", "operator_policy", "effective_policy_definition")
 ENOUGH_MEMBERS = 3  # survive the loss of one node
@@ -36,16 +37,31 @@ POLICY_EFFECTS = {
 }
 
 
-def problems_of_queues(options: RabbitMQOptions, names: Collection[str]) -> Iterator[Problem]:
-    """Return what policies change in these queues, and which have too few members; nothing without MANAGEMENT_URL."""
+def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, str]]) -> Iterator[Problem]:
+    """
+    Return which queues are not bound, what policies change in them, and which have too few members.
+
+    Args:
+        groups: topic and group of each. Nothing is returned without MANAGEMENT_URL.
+    """
     if not options.management_url:
         return
     try:
-        queues = _queues(options)
+        queues = _listed_by(options, "queues", COLUMNS)
+        bindings = _listed_by(options, "bindings", ("source", "destination"))
     except (OSError, ValueError) as error:
         hint = 'Correct OPTIONS["MANAGEMENT_URL"], or give USER the tag management: rabbitmqctl set_user_tags USER management'
         yield Problem(f"The management API of RabbitMQ does not answer: {error}.", hint, is_error=False)
         return
+    bound = {(binding["source"], binding["destination"]) for binding in bindings}
+    for topic, group in groups:
+        if (topic, queue_name(topic, group)) not in bound:
+            text = f"Queue {queue_name(topic, group)!r} is not bound to topic {topic!r}: group {group!r} gets nothing."
+            hint = (
+                "Find out who removed the binding, and resend what was missed. The relay binds the queue with the next message."
+            )
+            yield Problem(text, hint, is_error=False)
+    names = {name for topic, group in groups for name in group_queues(topic, group)}
     ours = [queue for queue in queues if queue["name"] in names]
     yield from _problems_of_policies(ours)
     yield from _problems_of_members(ours, min(len(options.nodes), ENOUGH_MEMBERS))
@@ -78,9 +94,9 @@ def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[
         yield Problem(text, "Start the nodes that are down.")
 
 
-def _queues(options: RabbitMQOptions) -> list[dict[str, Any]]:
-    """Return the queues of our virtual host. Raises OSError and ValueError."""
-    path = f"/api/queues/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(COLUMNS)}"
+def _listed_by(options: RabbitMQOptions, what: str, columns: Collection[str]) -> list[dict[str, Any]]:
+    """Return the queues or the bindings of our virtual host. Raises OSError and ValueError."""
+    path = f"/api/{what}/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(columns)}"
     credentials = base64.b64encode(f"{options.user}:{options.password}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}"}
     request = urllib.request.Request(options.management_url.rstrip("/") + path, headers=headers)  # noqa: S310  (options check it)

@@ -6,14 +6,16 @@ takes comes back (`mandatory`) before its confirm, and is MISCONFIGURED: the rel
 that did not end well is not used again, since a late confirm would be taken for another message's.
 
 `mandatory` says nothing about one queue of several. So the queues that a batch needs are declared passively ahead of it, without
-waiting for an answer: if one is missing, the server closes the channel before it reads the first message.
+waiting for an answer: if one is missing, the server closes the channel before it reads the first message. A binding can be asked
+for by no client, so the queues are also bound again, which changes nothing where they are bound: at most each BIND_SECONDS, as a
+cluster decides on each binding together. An exchange that was deleted and declared by somebody else has none of ours.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import amqp
@@ -23,9 +25,11 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import ConfirmingChannel, Name, PendingConfirms
 from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.topology import ALL_TAGS
 from outbox.errors import BrokerUnavailable
 
 NO_ROUTE = 312
+BIND_SECONDS = 1.0
 MANDATORY = PASSIVE = NOWAIT = True
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 # A nack is an outage, and not an unsure send: no failure is counted while a queue is full. The message may be in some of its
@@ -68,16 +72,17 @@ class Publisher:
         self._timeout = timeout
         self._channel: ConfirmingChannel | None = None
         self._serial = 0
+        self._bound_at: dict[tuple[str, str], float] = {}
 
-    def publish(self, publications: Sequence[Publication], *, queues: Iterable[str] = ()) -> list[SendResult]:
+    def publish(self, publications: Sequence[Publication], *, queues: Collection[tuple[str, str]] = ()) -> list[SendResult]:
         """
         Publish messages and wait for all confirms.
 
         Args:
-            queues: names of those that must exist.
+            queues: exchange and name of those that must exist, and be bound to all its messages.
 
         Raises:
-            DeclarationMissing: one of them does not exist.
+            DeclarationMissing: one of them does not exist, or its exchange.
         """
         if not publications:
             return []
@@ -92,7 +97,7 @@ class Publisher:
                 channel = confirming.begin(batch)
                 is_begun = True
                 with confirming.writing_together():
-                    _write(channel, publications, queues)
+                    self._write(channel, publications, queues)
                 batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
                 if batch.pending and not self._is_blocked():
                     text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
@@ -103,13 +108,24 @@ class Publisher:
         except BrokerUnavailable as error:
             return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except ChannelError as error:
-            if isinstance(error, NotFound) and error.method_sig == spec.Queue.Declare:
+            if isinstance(error, NotFound) and error.method_sig in (spec.Queue.Declare, spec.Queue.Bind):
                 raise DeclarationMissing(describe(error)) from error
             return self._after_channel_error(publications, batch, error)
         except LOST as error:
             status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
         return batch.finish(UNANSWERED)  # none is open
+
+    def _write(self, channel: amqp.Channel, publications: Iterable[Publication], queues: Collection[tuple[str, str]]) -> None:
+        """Declare passively what must exist, bind it again where that is due, then publish."""
+        now = time.monotonic()
+        for exchange, name in queues:
+            channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
+            if now - self._bound_at.get((exchange, name), float("-inf")) >= BIND_SECONDS:
+                self._bound_at[exchange, name] = now
+                channel.send_method(spec.Queue.Bind, "BsssbF", (0, name, exchange, ALL_TAGS, NOWAIT, {}))
+        for one in publications:
+            channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, MANDATORY, False), one.message)
 
     def _is_blocked(self) -> bool:
         return self._connection.is_blocked
@@ -140,14 +156,6 @@ class Publisher:
             self._channel = ConfirmingChannel(connection)
             self._serial = self._connection.serial
         return self._channel
-
-
-def _write(channel: amqp.Channel, publications: Iterable[Publication], queues: Iterable[str]) -> None:
-    """Declare passively what must exist, then publish."""
-    for name in queues:
-        channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
-    for one in publications:
-        channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, MANDATORY, False), one.message)
 
 
 def _blame(publication: Publication, text: str) -> SendResult | None:

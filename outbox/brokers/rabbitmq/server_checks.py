@@ -1,8 +1,9 @@
 """
 Checks of the running server, for `Broker.check()`: what a client can ask. With MANAGEMENT_URL, `management` asks the rest.
 
-Nothing that is asked changes the server, except that exchanges, queues and bindings are declared, as for a send. Questions
-about permissions are requests that the server refuses or answers without an effect, once it has checked the permission.
+Nothing that is asked changes the server, except that missing exchanges and queues are declared with their bindings, as for a
+send; where others of the topic were there, a problem says so. Questions about permissions are requests that the server refuses or
+answers without an effect, once it has checked the permission.
 """
 
 from __future__ import annotations
@@ -85,8 +86,7 @@ class ServerChecks:
                 found += self._problems_of_owners(channel)
                 found += self._problems_of_earlier_queues(channel)
                 channel.close()
-            queues = {queue for topic, group in self._groups() for queue in topology.group_queues(topic.name, group)}
-            found += problems_of_queues(self._options, queues)
+            found += problems_of_queues(self._options, [(topic.name, group) for topic, group in self._groups()])
             return found + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
@@ -122,24 +122,33 @@ class ServerChecks:
         return properties, connection.frame_max
 
     def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
-        """Declare everything, and return what exists with other arguments, or was missing."""
+        """Declare what is missing, and return what was, or exists with other arguments. What exists is not bound again."""
         for topic in self._topics:
-            is_new = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
+            queues = {group: topology.queue_name(topic.name, group) for group in self._options.groups.get(topic.name, ())}
+            there = {group for group, queue in queues.items() if _exists(partial(channel.queue_declare, queue, passive=True))}
+            is_missing = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
             if problem := self._declared(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
                 yield problem
                 continue
-            for group in self._options.groups.get(topic.name, ()):
-                queue = topology.queue_name(topic.name, group)
-                was_missing = not is_new and not _exists(partial(channel.queue_declare, queue, passive=True))
+            for group, queue in queues.items():
                 what = f"Group {group!r} of topic {topic.name!r}"
                 only_type = partial(channel.queue_declare, queue, durable=True, auto_delete=False, arguments=topology.QUORUM)
-                declare = partial(topology.declare_group, channel, topic, group, max_length=self._options.max_length)
+                declare = partial(
+                    topology.declare_group,
+                    *(channel, topic, group),
+                    max_length=self._options.max_length,
+                    is_bound=group in there and not is_missing,
+                )
                 if problem := self._declared(what, declare, only_type):
                     yield problem
-                elif was_missing:
+                    there.discard(group)
+                elif group not in there and not is_missing:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
                     hint = "If the group is not new, find out who deleted the queue, and resend what it has missed."
                     yield Problem(text, hint, is_error=False)
+            if is_missing and there:
+                text = f"Topic {topic.name!r} was missing and has been declared: its groups get nothing that was sent meanwhile."
+                yield Problem(text, "Find out who deleted the exchange, and resend what was missed.", is_error=False)
 
     def _problems_of_owners(self, channel: amqp.Channel) -> Iterator[Problem]:
         """Return the groups of this project whose queues belong to another one."""

@@ -22,6 +22,8 @@ OWNER = "outbox.owner."  # begins the name of a group's owner (owners.py)
 MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
 MOST_AT_ONCE = 65_535  # messages of one subscription
 
+ALL_TAGS = "#"  # the routing key of a group's binding
+
 QUORUM = {"x-queue-type": "quorum"}
 # A message that expires is forgotten only when the next queue has confirmed it.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -111,18 +113,21 @@ def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_
         arguments["x-single-active-consumer"] = True
     if max_length is not None:
         arguments["x-max-length"] = max_length
-    yield GroupQueue(queue_name(topic.name, group), arguments, [(topic.name, "#")])
+    yield GroupQueue(queue_name(topic.name, group), arguments, [(topic.name, ALL_TAGS)])
 
 
-def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> None:
+def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None, is_bound: bool = False) -> None:
     """
     Declare a group's queues, and bind them to the topic, which is declared already.
+
+    Args:
+        is_bound: leave the bindings as they are.
 
     Raises:
         amqp.PreconditionFailed: as for `declare_topic`.
     """
     for queue in queues_of_group(channel, topic, group, max_length=max_length):
-        queue.declare_and_bind(channel)
+        queue.declare(channel) if is_bound else queue.declare_and_bind(channel)
 
 
 def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:

@@ -6,6 +6,8 @@ Rows come and go quickly in halves, deliveries and offsets, so they are vacuumed
 
 from django.db import migrations, models
 
+from outbox.database.postgresql_only import PostgreSQLMigration
+
 # The id of a topic follows from its name, as `ids.topic_number` has it: whatever was emptied, restored or loaded, no process goes on
 # with an id that is another topic's now.
 TOPIC = """
@@ -113,7 +115,7 @@ def table(name, sql):
     return migrations.RunSQL(statements(sql), f"DROP TABLE {name};")
 
 
-class Migration(migrations.Migration):
+class Migration(PostgreSQLMigration):
     initial = True
 
     dependencies = []

@@ -5,8 +5,10 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
+from outbox.database.postgresql_only import PostgreSQLMigration
 
-class Migration(migrations.Migration):
+
+class Migration(PostgreSQLMigration):
     initial = True
 
     dependencies = []

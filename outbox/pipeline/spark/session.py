@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 JARS = ("/usr/share/java/postgresql.jar", "/usr/share/java/postgresql-jdbc4.jar")
 INSTALL_JAVA = "On Debian and Ubuntu: apt-get install default-jre-headless"
+ADD_USER = (
+    'Add one when the container starts: echo "outbox:x:$(id -u):$(id -g)::/tmp:/sbin/nologin" >> /etc/passwd. Where that file '
+    "cannot be written, install libnss-wrapper, and set LD_PRELOAD=libnss_wrapper.so, NSS_WRAPPER_PASSWD and NSS_WRAPPER_GROUP."
+)
 INSTALL_JAR = 'On Debian and Ubuntu: apt-get install libpostgresql-jdbc-java. Or read with reader="python", which needs none.'
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
 INSTALL_KAFKA_JARS = (
@@ -47,6 +52,21 @@ def find_java() -> Path:
     if version is None or int(version[1]) < OLDEST_JAVA:
         raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {found} reports: {output.strip()}. {INSTALL_JAVA}")
     return found
+
+
+def require_user() -> None:
+    """
+    Raise PipelineError where this process's user has no name, as in a container that runs with any uid.
+
+    Java looks into passwd alone, so no variable of the environment can name the user.
+    """
+    number = os.getuid()
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        raise PipelineError(
+            f"Spark needs a user with a name and a home, and uid {number} has no entry in passwd. {ADD_USER}"
+        ) from None
 
 
 def find_jar(given: str = "") -> str:
@@ -88,7 +108,7 @@ def build_session(
 
     Raises:
         JavaMissing: there is no suitable Java.
-        PipelineError: pyspark or a jar is missing, or the executors of a cluster cannot run the jobs.
+        PipelineError: pyspark, a jar or the user's name is missing, or the executors of a cluster cannot run the jobs.
     """
     try:
         import pyspark  # here, to report what to install
@@ -97,6 +117,7 @@ def build_session(
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     find_java()
+    require_user()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from django.db.models import TextChoices
 
 from outbox import Message, message
 from outbox.catalogue.examples import example
@@ -19,6 +20,10 @@ from outbox.catalogue.examples import example
 class Size(Enum):
     SMALL = "S"
     LARGE = "L"
+
+
+class OrderState(TextChoices):
+    NEW = "new", "New"
 
 
 @dataclass
@@ -63,7 +68,18 @@ class TestAnExample:
         "annotation",
         [
             *(int, float, str, bool, bytes, Decimal, UUID, datetime, date, time, timedelta, Any, None),
-            *(Size, Address, Node, Literal["a", "b"], list[int], dict[str, Decimal], tuple[int, str], set[str], int | None),
+            *(
+                Size,
+                OrderState,
+                Address,
+                Node,
+                Literal["a", "b"],
+                list[int],
+                dict[str, Decimal],
+                tuple[int, str],
+                set[str],
+                int | None,
+            ),
             *(tuple[int, ...], frozenset[int], Annotated[int, msgspec.Meta(ge=7, le=9)], Annotated[int, msgspec.Meta(lt=-3)]),
             *(Annotated[int, msgspec.Meta(multiple_of=5)], Annotated[str, msgspec.Meta(min_length=9, max_length=12)]),
             Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$", examples=["EUR"])],

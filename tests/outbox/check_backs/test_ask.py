@@ -1,21 +1,23 @@
+import json
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.error import HTTPError
 
 import pytest
 from django.db import connections
 from django.urls import reverse
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 
-from outbox.check_backs.ask import in_process, over_http
+from outbox.check_backs.ask import in_process, over_http, probe
 from outbox.check_backs.register import check_back
 from outbox.database import loop_errors
 from outbox.errors import ConfigurationError
 from outbox.message import COMMIT, UNKNOWN, Half
 from outbox.models import CheckBack, State
-from tests.check_back_secrets import SECRET
+from tests.check_back_secrets import OTHER_SECRET, SECRET
 from tests.factories import BatchFactory
 from tests.outbox.check_backs.halves import half_of
 
@@ -102,7 +104,7 @@ class TestOverHttp:
             (401, "answered 401 Unauthorized. Its SECRETS need the secret that signs"),
             (302, "answered 302 Found. Redirects are not followed"),
             (500, "answered 500 Internal Server Error. See the log of its web server"),
-            (200, "gave no resolution: JSONDecodeError: Expecting value"),
+            (200, "did not answer as a check-back endpoint does: JSONDecodeError: Expecting value"),
         ],
     )
     def test_says_what_the_endpoint_did_instead_and_what_to_do(self, endpoint, caplog, status, says):
@@ -155,6 +157,30 @@ class TestOverHttp:
         assert CheckBack.objects.get().asked_by == "endpoint"
 
 
+class TestProbe:
+    def test_is_answered_by_each_secret_of_the_endpoint(self, settings, live_server):
+        settings.OUTBOX = {"CHECK_BACK": {"SECRETS": [OTHER_SECRET, SECRET]}}
+
+        for secret in (SECRET, OTHER_SECRET):
+            probe(live_server.url + reverse("outbox:check-back"), secret)
+
+    @pytest.mark.parametrize("status", [200, 400, 404])
+    @pytest.mark.parametrize(
+        "body", [b"", b"welcome", b"[]", b"{}", b'{"probe": true}', b'{"signature": 7}', b'{"signature": "v1,eA=="}']
+    )
+    def test_takes_no_other_servers_answer(self, endpoint, status, body):
+        endpoint.answer = status, body
+
+        with pytest.raises((HTTPError, LookupError, TypeError, AttributeError, ValueError, WebhookVerificationError)):
+            probe(endpoint.url, SECRET)
+
+    def test_takes_no_echo_of_its_own_signature(self, endpoint):
+        endpoint.reply_to = lambda headers: json.dumps({"signature": headers["Webhook-Signature"]}).encode()
+
+        with pytest.raises(WebhookVerificationError):
+            probe(endpoint.url, SECRET)
+
+
 @pytest.mark.django_db(transaction=True)
 class TestInProcess:
     def test_reads_the_database_itself(self):
@@ -185,12 +211,14 @@ class Endpoint(HTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/"
         self.answer = 200, b'{"answer": "UNKNOWN"}'
         self.asked = []
+        self.reply_to = None
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.server.asked.append((dict(self.headers), self.rfile.read(int(self.headers["content-length"]))))
-        self.reply(*self.server.answer)
+        status, body = self.server.answer
+        self.reply(status, self.server.reply_to(self.headers) if self.server.reply_to else body)
 
     def do_GET(self):
         self.reply(200, COMMITTED)

@@ -80,6 +80,44 @@ class TestE017:
         assert "'other', where routers do not allow the tables of the outbox" in problem.msg
         assert "allow_migrate()" in problem.hint
 
+    def test_finds_a_default_that_is_left_empty_for_routers(self, found, routed, monkeypatch):
+        monkeypatch.setattr(connections["default"], "vendor", "unknown")  # as of Django's backend for an empty one
+        routed(EverythingToOther())
+        consumer(topic="orders", group="cart")(handler)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E017"
+        assert "'default', which is not PostgreSQL, so it has no inbox" in problem.msg
+        assert problem.hint == "Name another: @consumer(..., using=...). Choices are: other."
+
+    def test_leaves_the_database_of_messages_to_its_own_check(self, found, monkeypatch):
+        monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+        consumer(topic="orders", group="cart")(handler)
+
+        assert [problem.id for problem in found()] == ["outbox.E007"]
+
+    def test_asks_routers_that_know_tenants_about_the_shared_schema(self, found, routed, monkeypatch):
+        routed(SharedSchemaOnly())
+        monkeypatch.setattr(connections["default"], "schema_name", "north", raising=False)
+        consumer(topic="orders", group="cart")(handler)
+
+        assert found() == []
+
+
+class EverythingToOther:
+    def db_for_read(self, model, **hints):
+        return "other"
+
+    db_for_write = db_for_read
+
+
+class SharedSchemaOnly:
+    """Allows the outbox's tables in the schema that is set on no connection, as the router of django-tenants does."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        return app_label != "outbox" or not hasattr(connections[db], "schema_name")
+
 
 class TestW018:
     def test_warns_of_a_groups_name_that_not_all_brokers_take(self, found):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db.models import Model
+from django.db.models import IntegerChoices, Model, TextChoices
 
 from outbox import transactional
 from outbox.message import Message, TopicType
@@ -117,6 +117,16 @@ class TestE013:
         assert found() == []
 
 
+class OrderState(TextChoices):
+    NEW = "new", "New"
+    PAID = "paid", "Paid"
+
+
+class Stars(IntegerChoices):
+    ONE = 1
+    TWO = 2
+
+
 class TestE047:
     @pytest.mark.parametrize(
         "annotation", [Group, list[Group], dict[str, Group | None], tuple[int, Group], WithAGroup, complex], ids=str
@@ -151,6 +161,8 @@ class TestE047:
             total: Decimal | None
             raw: bytes
             kind: TopicType
+            state: OrderState
+            stars: list[Stars] | None
             thing: object
             anything: Any
             tags: frozenset[str]

@@ -39,8 +39,9 @@ class TestW057:
         assert problem.msg == "Database 'default' lacks the tables outbox_gap."
         assert problem.hint.startswith("Run manage.py migrate --database default")
 
-    def test_is_silent_before_a_migration(self, found, renamed, monkeypatch):
-        monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
+    @pytest.mark.parametrize("command", ["migrate", "migrate_schemas"])
+    def test_is_silent_before_a_migration(self, found, renamed, monkeypatch, command):
+        monkeypatch.setattr("sys.argv", ["manage.py", command])
 
         assert found(databases=["default"]) == []
 

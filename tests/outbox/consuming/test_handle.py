@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -115,16 +116,30 @@ class TestHandled:
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.HANDLED
         assert CartEntry.objects.count() == 1
 
-    def test_does_not_take_a_coroutine_for_work_that_is_done(self):
-        async def clear_cart(message, context):
+    @pytest.mark.parametrize("kind", ["coroutine", "generator", "async_generator", "map", "Future"])
+    def test_does_not_take_for_work_that_is_done_what_has_not_run(self, kind):
+        async def coroutine(message):
             await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
 
-        consumer(Placed, group="cart", retry=RetryPolicy(limit=0))(lambda message, context: clear_cart(message, context))
+        def generator(message):
+            yield CartEntry.objects.create(invoice=message.invoice, change=-1)
+
+        async def async_generator(message):
+            yield await CartEntry.objects.acreate(invoice=message.invoice, change=-1)
+
+        work = {
+            "coroutine": coroutine,
+            "generator": generator,
+            "async_generator": async_generator,
+            "map": lambda message: map(CartEntry.objects.create, [message]),
+            "Future": lambda message: asyncio.Future(loop=asyncio.new_event_loop()),
+        }[kind]
+        consumer(Placed, group="cart", retry=RetryPolicy(limit=0))(lambda message, context: work(message))
 
         result = handle(group("cart"), delivery(Placed("A1")))
 
         assert result.outcome is Outcome.DEAD_LETTER
-        assert "returned a coroutine" in errors()[0]
+        assert f"returned a {kind}, whose code has not run" in errors()[0]
         assert not Inbox.objects.exists()
 
     def test_upgrades_an_older_body(self):

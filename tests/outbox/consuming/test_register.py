@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from outbox import Message, RetryPolicy, conf, consumer
@@ -133,6 +135,33 @@ class TestConsumer:
     @pytest.mark.parametrize("target", [lambda context, message: None, lambda self, message: None])
     def test_refuses_what_takes_something_else_for_the_message(self, target):
         with pytest.raises(ConfigurationError, match=r"is the message, but is named .* Write handler\(message, context\)"):
+            consumer(Placed, group="cart")(target)
+
+    @pytest.mark.parametrize("kind", ["generator", "async generator", "partial", "class", "callable object"])
+    def test_refuses_a_generator_whose_code_would_not_run(self, kind):
+        def generator(message, context):
+            yield
+
+        async def async_generator(message, context):
+            yield
+
+        class Handler:
+            def handle(self, message, context):
+                yield
+
+        class Callable:
+            def __call__(self, message, context):
+                yield
+
+        target = {
+            "generator": generator,
+            "async generator": async_generator,
+            "partial": partial(generator, context=None),
+            "class": Handler,
+            "callable object": Callable(),
+        }[kind]
+
+        with pytest.raises(ConfigurationError, match="is a generator: none of its code would run"):
             consumer(Placed, group="cart")(target)
 
     @pytest.mark.parametrize("wrong", [{"limit": -1}, {"limit": "3"}, {"jitter": 2}, {"delays": []}, {"delays": [5]}])

@@ -1,4 +1,6 @@
 from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -39,6 +41,11 @@ class TestWhatTheJobIsTold:
         assert config.outbox.url.startswith("postgresql://")
         assert connection.settings_dict["NAME"] in config.outbox.url
         assert [broker.url for broker in config.brokers] == [config.outbox.url]
+
+    def test_names_it_without_a_home_directory_too(self, monkeypatch):
+        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+
+        assert pipeline_config(settle=SETTLE).outbox.url.startswith("postgresql://")
 
     def test_leaves_out_what_may_have_been_pruned(self):
         assert pipeline_config(settle=SETTLE).since is None

@@ -237,6 +237,12 @@ class TestATypeThat:
                 'Write `topic = "orders"` in class Meta of OrderPlaced, or give the new topic to a new type.',
             ),
             (
+                {"tag": "eu"},
+                {"tag": "europe"},
+                "has the tag 'europe', and had 'eu', by which readers of the last release may subscribe",
+                'Write `tag = "eu"` in class Meta of OrderPlaced, or give the new tag to a new type.',
+            ),
+            (
                 {},
                 {"key": ""},
                 "has the key '', and had 'order_id': its order and searches are by another value",
@@ -262,7 +268,7 @@ class TestATypeThat:
                 "--write --accept-breaks.",
             ),
         ],
-        ids=["topic", "key", "lower", "upgrade", "lost upgrade"],
+        ids=["topic", "tag", "key", "lower", "upgrade", "lost upgrade"],
     )
     def test_changes_its_options_is_named(self, define, changed, before, after, text, hint):
         (change,) = changed(lambda: define(**before), lambda: define(**after))
@@ -291,6 +297,11 @@ class TestATypeThat:
         gone, _ = changed(define, lambda: define("OrderPaid", fields={"order_id": int, "cents": int}))
 
         assert gone.text.startswith("is gone")
+
+    def test_gets_a_tag_breaks_nobody(self, define, changed):
+        (change,) = changed(define, lambda: define(tag="eu"))
+
+        assert not change.breaks
 
     def test_is_new_breaks_nobody(self, define, changed):
         (change,) = changed(lambda: None, define)

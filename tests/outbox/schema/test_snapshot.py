@@ -8,6 +8,7 @@ from datetime import datetime, time
 from typing import Any, Literal
 
 import pytest
+from django.db.models import IntegerChoices, TextChoices
 
 from outbox import message
 from outbox.errors import InvalidMessageType, UnreadableSnapshot
@@ -27,6 +28,16 @@ class OrderPlaced(Message):
 
 print(snapshot.as_text(snapshot.take(message_types())), end="")
 """
+
+
+class OrderState(TextChoices):
+    NEW = "new", "New"
+    PAID = "paid", "Paid"
+
+
+class Stars(IntegerChoices):
+    ONE = 1
+    TWO = 2
 
 
 class Category(Message):
@@ -65,6 +76,7 @@ class TestTake:
                         "required": ["order_id"],
                         "type": "object",
                     },
+                    "tag": "",
                     "topic": "orders",
                     "upgrades": [1],
                     "version": 2,
@@ -80,7 +92,7 @@ class TestTake:
         assert misfits(schema, schema) == []
 
     def test_leaves_out_what_changes_nothing_for_others(self, define):
-        define(defaults={"__doc__": "An order was placed.", "order_id": 7}, tag="placed", mask=["order_id"])
+        define(defaults={"__doc__": "An order was placed.", "order_id": 7}, mask=["order_id"])
         first = snapshot.take(message.registered)
         define(defaults={"order_id": 8})
 
@@ -107,6 +119,13 @@ class TestTake:
         for step in path:
             node = node[step]
         assert node == {"format": "date-time", "type": "string"}
+
+    def test_has_the_values_of_djangos_choices(self, define):
+        define(fields={"state": OrderState, "stars": list[Stars]})
+
+        properties = snapshot.take(message.registered).types["OrderPlaced"].schema.properties
+        assert properties["state"].enum == ["new", "paid"]
+        assert properties["stars"].items.enum == [1, 2]
 
     @pytest.mark.parametrize(
         ("annotation", "text"),

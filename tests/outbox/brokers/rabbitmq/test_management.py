@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+import amqp
 import pytest
 
 from outbox.brokers.rabbitmq import RabbitMQBroker
@@ -54,6 +55,18 @@ class TestPolicy:
             f"A policy ('short') sets message-ttl=60000 for queues '{topic}:billing', '{topic}:billing:given-up'" in problem.text
         )
         assert problem.hint
+
+
+class TestABinding:
+    def test_that_is_missing_is_named(self, managed, managed_broker, topic):
+        node, _ = managed
+        managed_broker.check()
+        with amqp.Connection(node.address) as connection:
+            connection.channel().queue_unbind(f"{topic}:billing", topic, routing_key="#")
+
+        [problem] = wait_until(managed_broker.check)
+
+        assert problem.text == f"Queue '{topic}:billing' is not bound to topic '{topic}': group 'billing' gets nothing."
 
 
 class TestMembers:

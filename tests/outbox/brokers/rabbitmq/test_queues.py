@@ -9,7 +9,7 @@ import amqp
 import pytest
 
 from outbox.brokers.base import Delivery, Outgoing, SendStatus
-from outbox.brokers.rabbitmq import RabbitMQBroker, receiver
+from outbox.brokers.rabbitmq import RabbitMQBroker, receiver, sender
 from outbox.errors import BrokerUnavailable
 from outbox.logs import REPEAT_SECONDS
 from outbox.message import TopicSpec, TopicType
@@ -130,6 +130,32 @@ class TestDeletedExchange:
         assert statuses(first) == [SendStatus.MISCONFIGURED]
         assert "no exchange" in first[0].reason
         assert statuses(second) == [SendStatus.ACCEPTED]
+
+    def test_is_declared_again_before_anything_is_sent_a_moment_later(
+        self, broker, channel: amqp.Channel, message: NewMessage, topic, monkeypatch
+    ):
+        monkeypatch.setattr(sender, "BIND_SECONDS", 0.0)
+        broker.send([message()])
+        channel.exchange_delete(topic)
+
+        assert statuses(broker.send([message()])) == [SendStatus.ACCEPTED]
+
+    def test_that_another_project_declares_first_keeps_our_group(
+        self, broker, channel: amqp.Channel, message: NewMessage, topic, monkeypatch
+    ):
+        monkeypatch.setattr(sender, "BIND_SECONDS", 0.0)
+        before, after = message(), message()
+        broker.send([before])
+        channel.exchange_delete(topic)
+        channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
+        channel.queue_declare(f"{topic}:theirs", durable=True, auto_delete=False)
+        channel.queue_bind(f"{topic}:theirs", topic, routing_key="#")
+
+        [sent] = broker.send([after])
+
+        assert sent.status is SendStatus.ACCEPTED  # also where their queue alone has it
+        assert set(receive_all(broker, topic, 2)) == {before.message_id, after.message_id}
+        channel.queue_delete(f"{topic}:theirs")
 
 
 class TestDeclaredOtherwise:

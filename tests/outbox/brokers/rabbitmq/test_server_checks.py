@@ -147,16 +147,25 @@ class TestQueue:
         assert f"Queue '{topic}:billing' was missing and has been declared" in the_one(first)
         assert second == []
 
-    def test_whose_binding_is_missing_is_bound_again(
-        self, broker, channel: amqp.Channel, message: Callable[..., Outgoing], topic
-    ):
-        broker.send([message()])
-        channel.queue_unbind(f"{topic}:billing", topic, routing_key="#")
-        [astray] = broker.send([message()])
+    def test_whose_binding_is_missing_is_left_so(self, broker, channel: amqp.Channel, topic):
+        queue = f"{topic}:billing"
+        broker.check()
+        channel.queue_unbind(queue, topic, routing_key="#")
 
         broker.check()
 
-        assert astray.status is SendStatus.MISCONFIGURED
+        channel.basic_publish(amqp.Message(b"to the topic"), topic, "")
+        channel.basic_publish(amqp.Message(b"to the queue"), "", queue)
+        assert wait_until(lambda: channel.basic_get(queue, no_ack=True)).body == b"to the queue"
+
+    def test_whose_topic_was_deleted_is_bound_again_and_that_is_said(self, broker, channel: amqp.Channel, message, topic):
+        broker.check()
+        channel.exchange_delete(topic)
+
+        first, second = broker.check(), broker.check()
+
+        assert f"Topic '{topic}' was missing and has been declared" in the_one(first)
+        assert second == []
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from outbox.check_backs import ask
 from outbox.check_backs.ask import make_signer
 from outbox.models import CheckBack
-from outbox.monitoring import doctor
 from outbox.monitoring.doctor import Level, check_endpoint
 from tests.check_back_secrets import OTHER_SECRET, SECRET
 
@@ -26,18 +26,26 @@ class TestEndpoint:
         assert not CheckBack.objects.exists()
 
     def test_is_named_when_it_does_not(self, asked, monkeypatch):
-        monkeypatch.setattr(doctor, "make_signer", lambda secret: make_signer(OTHER_SECRET))
+        monkeypatch.setattr(ask, "make_signer", lambda secret: make_signer(OTHER_SECRET))
 
         ((level, text),) = asked()
 
         assert level is Level.ERROR
-        assert text.endswith("answers 401")
+        assert text.endswith("answered 401 Unauthorized")
 
     def test_is_named_when_it_is_elsewhere(self, asked):
         ((level, text),) = asked("/nowhere/")
 
         assert level is Level.ERROR
-        assert text.endswith("answers 404")
+        assert text.endswith("answered 404 Not Found")
+
+    def test_is_named_when_it_refuses_our_host(self, asked, settings):
+        settings.ALLOWED_HOSTS = ["shop.example"]
+
+        ((level, text),) = asked()
+
+        assert level is Level.ERROR
+        assert text.endswith("answered 400 Bad Request")
 
     def test_is_named_when_it_cannot_be_reached(self, asked):
         ((level, text),) = asked(server="http://127.0.0.1:1")

@@ -48,6 +48,17 @@ class TestJava:
         assert session.find_java() == path
 
 
+class TestAUser:
+    def test_without_a_name_is_refused_before_spark_starts(self, monkeypatch):
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+        with pytest.raises(PipelineError, match=r"uid 54321 has no entry in passwd\. Add one .* NSS_WRAPPER_PASSWD"):
+            session.require_user()
+
+    def test_with_a_name_is_accepted(self):
+        session.require_user()
+
+
 class TestTheDriver:
     def test_is_named_where_it_is_missing(self):
         with pytest.raises(PipelineError, match=r'not at /nowhere\.jar\. .*Or read with reader="python"'):
