@@ -115,6 +115,10 @@ class OtherProject(NotMigrated):
     """Raised when the tables of the outbox in a database belong to another project."""
 
 
+class TablesLocked(OutboxError):
+    """Raised when a look at the outbox's tables waits too long for a lock; the text names the session that has it."""
+
+
 class LaneNotHeld(OutboxError):
     """Raised when a relay asks for a lane that another relay holds."""
 

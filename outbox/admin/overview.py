@@ -14,8 +14,11 @@ from outbox import database
 from outbox.admin.chart import chart
 from outbox.admin.pages import frame, may_see
 from outbox.admin.text import shown
+from outbox.database import Connection
+from outbox.errors import TablesLocked
 from outbox.models import MessageRow
 from outbox.monitoring.attention import find_attention
+from outbox.monitoring.connection import bounded
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status, read_throughput
@@ -26,9 +29,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     """Show the state of the outbox."""
     using = router.db_for_read(MessageRow) or "default"
     connection = database.raw(using)
-    status = read_status(connection, using)
     framed = frame(model_admin.admin_site, request)
-    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # exceptions of handlers may contain data of a message
     urls = {link["name"]: link["url"] for link in framed["outbox_links"]}
     context = {
         **model_admin.admin_site.each_context(request),
@@ -36,6 +37,20 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "title": "Outbox overview",
         "opts": model_admin.opts,
         "media": model_admin.media,
+    }
+    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # exceptions of handlers may contain data of a message
+    try:
+        with bounded(using, connection):
+            context |= _read(using, connection, urls, has_errors=has_errors)
+    except TablesLocked as error:
+        context["attention"] = [{"subject": f"database {using!r}", "cause": shown(error.message, 500), "step": error.hint}]
+    return TemplateResponse(request, "admin/outbox/overview.html", context)
+
+
+def _read(using: str, connection: Connection, urls: dict[str, str], *, has_errors: bool) -> dict[str, Any]:
+    status = read_status(connection, using)
+    return {
+        "status": status,
         "attention": [
             {"subject": one.subject, "cause": shown(one.cause, 500), "step": one.step}
             | {"error": shown(one.error.rstrip("."), 500) if has_errors else ""}
@@ -55,7 +70,6 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "has_errors": has_errors,
         "chart": chart(read_throughput(connection, now=timezone.now())),
     }
-    return TemplateResponse(request, "admin/outbox/overview.html", context)
 
 
 def _cards(status: Status) -> list[dict[str, Any]]:

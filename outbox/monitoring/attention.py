@@ -22,6 +22,7 @@ from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Ha
 from outbox.extensions import Attention, Extension, extensions
 from outbox.ids import first_id_at
 from outbox.logs import line_of
+from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status
@@ -43,6 +44,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
     AND xact_start < clock_timestamp() - %s ORDER BY xact_start
 """
 LONG_TRANSACTION = timedelta(minutes=10)
+BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds
 
 HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
 
@@ -72,6 +74,7 @@ class AttentionKind(enum.StrEnum):
     DEAD_LETTERS = "dead_letters"
     MOST_DEFERRED = "most_deferred"
     GIVEN_UP = "given_up"
+    BLOCKED = "blocked"
     LONG_TRANSACTION = "long_transaction"
     GAP = "gap"
     CODE_DIFFERS = "code_differs"
@@ -124,6 +127,8 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
     for group in status.groups:
         yield from _group(group, status)
     yield from _deferred(status)
+    for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
+        yield Attention(AttentionKind.BLOCKED, session.subject, session.cause, session.step)
     yield from _long_transactions(connection)
     yield from _records(status)
     yield from _maintenance(connection, status)

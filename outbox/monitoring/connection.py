@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
+
 from outbox import database
 from outbox.database import Connection
+from outbox.errors import TablesLocked
+from outbox.monitoring.blocking import read_blocking
 
 CONNECT_SECONDS = 2  # probes and scrapes have time-outs of their own, and repeat
+LOCK_SECONDS = 2  # a look waits for a lock as long
+STATEMENT_SECONDS = 5  # of each statement of a page
 
 
 @contextmanager
@@ -23,11 +29,40 @@ def connected(alias: str, name: str, *, statement_seconds: int | None = None) ->
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
+        TablesLocked: another session kept a statement waiting.
         psycopg.OperationalError: the database cannot be reached.
     """
+    settings = {"lock_timeout": f"{LOCK_SECONDS}s"}
     limits: dict[str, Any] = {}
     if statement_seconds is not None:
-        limits = {"settings": {"statement_timeout": f"{statement_seconds}s"}, "connect_timeout": CONNECT_SECONDS}
-    with database.connect(alias, application_name=name, **limits) as connection:
+        settings["statement_timeout"] = f"{statement_seconds}s"
+        limits = {"connect_timeout": CONNECT_SECONDS}
+    with (
+        database.connect(alias, application_name=name, settings=settings, **limits) as connection,
+        named_blocker(alias, connection),
+    ):
         database.ensure_fit(alias, connection)
         yield connection
+
+
+@contextmanager
+def bounded(alias: str, connection: Connection) -> Iterator[None]:
+    """Limit the time of statements over a connection that others use, too. Raises TablesLocked, as `connected`."""
+    with named_blocker(alias, connection), connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+        connection.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
+        yield
+
+
+@contextmanager
+def named_blocker(alias: str, connection: Connection) -> Iterator[None]:
+    """Raise TablesLocked where a statement waits for a lock for too long. The connection must be in no transaction then."""
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable as error:
+        blocking = read_blocking(connection, seconds=0)
+        if not blocking:
+            raise TablesLocked(f"Tables of database {alias!r} were locked for {LOCK_SECONDS} s.", hint="Try again.") from error
+        [first, *_] = blocking
+        text = f"Tables of database {alias!r} are locked by {first.subject}. {first.cause}"
+        raise TablesLocked(text, hint=first.step) from error

@@ -29,7 +29,7 @@ from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import SILENT_AFTER
 from outbox.database.identity import read_identity
-from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated
+from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
 from outbox.extensions import Attention, extensions
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
@@ -112,10 +112,9 @@ def check_databases() -> Iterator[DoctorFinding]:
     for alias in database.outbox_databases():
         subject = f"database {alias!r}"
         try:
-            with database.connect(alias, application_name="outbox doctor", connect_timeout=CONNECT_SECONDS) as connection:
-                database.ensure_fit(alias, connection)
+            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 found = list(_check_database(subject, alias, connection))
-        except NotMigrated as error:
+        except (NotMigrated, TablesLocked) as error:
             text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
             yield DoctorFinding(Level.ERROR, subject, text, error.hint)
         except (ConfigurationError, psycopg.Error) as error:
@@ -242,7 +241,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
                     if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
                         continue
                     waiting = sum(one.unsent for one in read_status(connection, using).topics if one.broker == alias)
-            except (NotMigrated, psycopg.Error):  # check_databases reports it
+            except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
                 yield DoctorFinding(Level.WARNING, subject, error.message, error.hint)
@@ -268,6 +267,9 @@ def check_processes() -> Iterator[DoctorFinding]:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 status = read_status(connection, alias)
                 attention += find_attention(connection, status)
+        except TablesLocked as error:
+            yield DoctorFinding(Level.WARNING, f"processes of database {alias!r}", f"unknown. {error.message}", error.hint)
+            continue
         except (NotMigrated, psycopg.Error):  # check_databases reports it
             continue
         read[alias] = status
@@ -314,7 +316,7 @@ def check_stored_messages() -> Iterator[DoctorFinding]:
     for alias in stored.databases():
         try:
             readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
-        except (NotMigrated, psycopg.Error):  # check_databases or check_brokers reports it
+        except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases or check_brokers reports it
             continue
         subject = f"messages in database {alias!r}"
         if readings.read and not readings.unreadable:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import psycopg
 
 from outbox.database import Connection
-from outbox.errors import NotMigrated
+from outbox.errors import NotMigrated, TablesLocked
 from outbox.monitoring.attention import read_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import is_read_only
@@ -47,6 +47,8 @@ def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
             return question(alias, connection)
     except NotMigrated:
         return Health.UNFIT
+    except TablesLocked:
+        return Health.NEEDS_ATTENTION
     except psycopg.Error:
         return Health.UNREACHABLE
 

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from outbox.database import outside_transactions
-from outbox.errors import NotMigrated
+from outbox.errors import NotMigrated, TablesLocked
 from outbox.monitoring.attention import all_kinds, find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
@@ -62,7 +62,7 @@ def _read(alias: str) -> tuple[Status, Counter[str]] | None:
         with connected(alias, "outbox metrics", statement_seconds=STATEMENT_SECONDS) as connection:
             status = read_status(connection, alias)
             return status, Counter(one.kind for one in find_attention(connection, status))
-    except (NotMigrated, psycopg.Error):
+    except (NotMigrated, TablesLocked, psycopg.Error):
         return None
 
 

@@ -18,7 +18,7 @@ from outbox import conf
 from outbox.brokers.base import Broker, ServerResource
 from outbox.brokers.capabilities import ListsResources, TransactionalSends
 from outbox.database.identity import read_identity
-from outbox.errors import BrokerMisconfigured, BrokerUnavailable, NotMigrated, OutboxError
+from outbox.errors import BrokerMisconfigured, BrokerUnavailable, NotMigrated, OutboxError, TablesLocked
 from outbox.extensions import extensions
 from outbox.logs import line_of
 from outbox.management.exits import unable
@@ -176,7 +176,7 @@ def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
         try:
             with connected(alias, "outbox topics") as connection:
                 found.append(read_identity(connection).source)
-        except (NotMigrated, psycopg.Error) as error:
+        except (NotMigrated, TablesLocked, psycopg.Error) as error:
             troubles.append(
                 f"What relays of database {alias!r} need is not listed, since its id cannot be read: {line_of(error)}"
             )

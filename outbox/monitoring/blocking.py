@@ -1,0 +1,91 @@
+"""Which sessions of PostgreSQL keep others from the outbox. This is read from the server's views: no table is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from outbox.database import Connection
+from outbox.database.locks import Lock
+from outbox.monitoring.text import age, count
+
+# A session waits for the outbox if it waits for a table or an advisory lock of it, or with a statement that names a table of it.
+# Blocking sessions that wait themselves are left out: what keeps them waiting is named. The lock of a whole table counts although
+# no session waits for it, since a look that gave up no longer waits.
+BLOCKING = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT w.pid, coalesce(extract(epoch FROM clock_timestamp() - w.waitstart), 0)::float8 AS seconds, a.application_name
+    FROM pg_locks w JOIN pg_stat_activity a ON a.pid = w.pid LEFT JOIN pg_class c ON c.oid = w.relation
+    WHERE NOT w.granted AND a.datname = current_database() AND (
+        starts_with(c.relname, 'outbox_') OR strpos(a.query, 'outbox_') > 0
+        OR w.locktype = 'advisory' AND w.classid BETWEEN {min(Lock)} AND {max(Lock)})
+),
+pair AS (
+    SELECT blocking.pid, wanted.pid AS waiting, wanted.seconds, wanted.application_name AS waiter
+    FROM wanted CROSS JOIN LATERAL unnest(pg_blocking_pids(wanted.pid)) AS blocking (pid)
+    UNION ALL
+    SELECT held.pid, NULL, 0, NULL FROM pg_locks held JOIN pg_class c ON c.oid = held.relation
+    WHERE held.granted AND held.mode = 'AccessExclusiveLock' AND starts_with(c.relname, 'outbox_')
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT pair.pid, coalesce(a.usename, '') AS role, coalesce(a.application_name, '') AS application, coalesce(a.state, '') AS state,
+    extract(epoch FROM clock_timestamp() - a.state_change)::float8 AS state_seconds,
+    count(DISTINCT waiting)::int AS waiting, max(seconds)::float8 AS waiting_seconds,
+    coalesce(array_agg(DISTINCT waiter) FILTER (WHERE waiter <> ''), '{{}}') AS waiters
+FROM pair LEFT JOIN pg_stat_activity a ON a.pid = pair.pid
+WHERE pair.pid <> pg_backend_pid() AND pair.pid NOT IN (SELECT pid FROM wanted)
+GROUP BY pair.pid, a.usename, a.application_name, a.state, a.state_change HAVING max(seconds) >= %s ORDER BY max(seconds) DESC
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingSession:
+    """
+    A session that others wait for.
+
+    Args:
+        pid: of the server's process; 0 for a prepared transaction.
+        state, state_seconds: active, idle in transaction, …, and for how long; "" and None where this role may not see it.
+        waiting, waiting_seconds, waiters: the number of sessions that wait, the longest wait, and their application names.
+    """
+
+    pid: int
+    role: str
+    application: str
+    state: str
+    state_seconds: float | None
+    waiting: int
+    waiting_seconds: float
+    waiters: list[str]
+
+    @property
+    def subject(self) -> str:
+        return f"session {self.pid}" if self.pid else "a prepared transaction"
+
+    @property
+    def cause(self) -> str:
+        """What it is, and who waits for it."""
+        state = f"{self.state} for {age(self.state_seconds)}" if self.state and self.state_seconds is not None else "state hidden"
+        held = f"It holds locks of the outbox ({self.application or 'no name'}, user {self.role or 'hidden'}, {state})"
+        if not self.waiting:
+            return f"{held}."
+        waiters = f": {', '.join(self.waiters)}" if self.waiters else ""
+        return f"{held}, for which {count(self.waiting, 'session')} waited up to {age(self.waiting_seconds)}{waiters}."
+
+    @property
+    def step(self) -> str:
+        """The act that ends it."""
+        if self.pid:
+            return f"Commit or roll back there, or end it: SELECT pg_terminate_backend({self.pid})."
+        return "Find it in pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED its gid."
+
+
+def read_blocking(connection: Connection, *, seconds: float) -> list[BlockingSession]:
+    """
+    Return the sessions that keep others from the outbox.
+
+    Args:
+        seconds: only those for which another session waits for as long; 0: also those that hold a whole table.
+    """
+    return connection.cursor(row_factory=class_row(BlockingSession)).execute(BLOCKING, [seconds]).fetchall()
