@@ -17,6 +17,7 @@ from benchmarks.figure import Figure
 from benchmarks.history import BODY, HEADERS
 from outbox import database
 from outbox.database import partitions
+from outbox.ids import topic_number
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
@@ -32,8 +33,8 @@ MESSAGES = 500_000
 DAY = date(2001, 3, 7)
 
 TOPIC = """
-INSERT INTO outbox_topic (name, type) VALUES ('bench-archive', 'normal')
-ON CONFLICT (name) DO UPDATE SET type = 'normal' RETURNING id
+INSERT INTO outbox_topic (id, name, type) VALUES (%s, 'bench-archive', 'normal')
+ON CONFLICT (id) DO UPDATE SET type = 'normal' RETURNING id
 """
 
 # Ids of the day, made evenly over it; sent in batches of 500, each message handled by one group.
@@ -108,7 +109,7 @@ def _reader() -> Reader:
 def fill_day(connection: database.Connection, day: date, count: int) -> None:
     """Make a day of messages that were sent and handled."""
     partitions.make_day(connection, day)
-    (topic,) = connection.execute(TOPIC).fetchone()
+    (topic,) = connection.execute(TOPIC, [topic_number("bench-archive")]).fetchone()
     midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
     connection.execute(FILL, {"topic": topic, "headers": HEADERS, "body": BODY, "day": midnight, "count": count})
     connection.execute("VACUUM ANALYZE outbox_batch, outbox_inbox")

@@ -52,6 +52,9 @@ WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
 """
 
 
+LAST_MIGRATION = '("outbox", "0002_records")'
+
+
 class Pause(NamedTuple):
     """A topic's pause. `at`: None where it was not paused by `pause`."""
 
@@ -123,7 +126,8 @@ def topic_id(name: str, using: str) -> int:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
             raise
         raise ConfigurationError(
-            f"Database {using!r} has no tables of the outbox.", hint=database.explain_migrate(using)
+            f"Database {using!r} has no tables of the outbox.",
+            hint=f"{database.explain_migrate(using)} If a migration publishes, add {LAST_MIGRATION} to its dependencies.",
         ) from error
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))

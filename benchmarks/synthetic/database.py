@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from benchmarks.synthetic.frames import make_frames
 from benchmarks.synthetic.plan import FAULTS, SOURCE, Plan, draw
 from benchmarks.synthetic.write import config_of, truth_of
+from outbox.ids import topic_number
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.findings import FindingKind, Stage
@@ -31,9 +32,8 @@ HAS_ROWS = "SELECT EXISTS (SELECT FROM {table})"
 
 # The database takes the name of the made-up one; nothing in it has used its own.
 TAKE_NAME = "UPDATE outbox_source SET id = %s"
-TOPIC = "INSERT INTO outbox_topic (name, type) VALUES (%s, 'normal') ON CONFLICT (name) DO NOTHING"
-BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (name, type, queues) VALUES (%s, 'normal', 4) ON CONFLICT (name) DO NOTHING"
-TOPIC_IDS = "SELECT name, id FROM {table} WHERE name = ANY(%s)"
+TOPIC = "INSERT INTO outbox_topic (id, name, type) VALUES (%s, %s, 'normal') ON CONFLICT DO NOTHING"
+BROKER_TOPIC = "INSERT INTO outbox_embedded_topic (id, name, type, queues) VALUES (%s, %s, 'normal', 4) ON CONFLICT DO NOTHING"
 LANE = "INSERT INTO outbox_lane (topic_id, lane, last_seq) SELECT id, %s, %s FROM outbox_topic WHERE name = %s"
 
 # The broker goes on behind what was written.
@@ -65,10 +65,10 @@ def write_database(spark: SparkSession, plan: Plan, url: str) -> dict[str, Any]:
     try:
         with psycopg.connect(url, autocommit=True, application_name="outbox synthetic") as connection:
             _require_empty(connection)
-            ids, embedded = _make_topics(connection, topics)
+            ids = _make_topics(connection, topics)
             _copy(url, "outbox_message", MESSAGE, _messages(frames["messages"], ids))
             _copy_batches(url, frames["places"], ids)
-            _copy(url, "outbox_embedded_message", STORED, _stored(frames["broker"], embedded))
+            _copy(url, "outbox_embedded_message", STORED, _stored(frames["broker"], ids))
             _copy(url, "outbox_inbox", INBOX, _handled(frames["inbox"]))
             for _, topic, lane, _, last in frames["marks"].collect():
                 connection.execute(LANE, [lane, last, topic])
@@ -95,17 +95,14 @@ def _require_empty(connection: psycopg.Connection[Any]) -> None:
             raise PipelineError(f"The table {table} has rows. Name a database that is migrated and empty: nothing was written.")
 
 
-def _make_topics(connection: psycopg.Connection[Any], topics: list[str]) -> tuple[Column, Column]:
-    """Return the ids of a column `topic` in the outbox and at the broker."""
+def _make_topics(connection: psycopg.Connection[Any], topics: list[str]) -> Column:
+    """Return the ids of a column `topic`, in the outbox and at the broker."""
     connection.execute(TAKE_NAME, [SOURCE])
-    found = []
-    for table, statement in (("outbox_topic", TOPIC), ("outbox_embedded_topic", BROKER_TOPIC)):
-        for topic in topics:
-            connection.execute(statement, [topic])
-        rows = connection.execute(TOPIC_IDS.format(table=table), [topics]).fetchall()
-        ids = F.create_map(*(F.lit(value) for row in rows for value in row))
-        found.append(F.element_at(ids, F.col("topic")))
-    return found[0], found[1]
+    ids = {topic: topic_number(topic) for topic in topics}
+    for topic, number in ids.items():
+        for statement in (TOPIC, BROKER_TOPIC):
+            connection.execute(statement, [number, topic])
+    return F.element_at(F.create_map(*(F.lit(value) for row in ids.items() for value in row)), F.col("topic"))
 
 
 def _messages(frame: DataFrame, topic_id: Column) -> DataFrame:

@@ -10,6 +10,7 @@ from django.utils.formats import date_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
+from outbox.database import aware
 from outbox.monitoring.text import age
 
 TITLE_CHARACTERS = 2_000
@@ -47,11 +48,6 @@ def moment(at: datetime | None) -> SafeString:
 def since(at: datetime | None) -> str:
     """Return the time since then in words."""
     return "" if at is None else age(max(timedelta(), datetime.now(UTC) - aware(at)).total_seconds())
-
-
-def aware(at: datetime) -> datetime:
-    """Return a time with its time zone; with `USE_TZ = False`, times of the ORM have none and are in that of Django."""
-    return timezone.make_aware(at, timezone.get_default_timezone()) if timezone.is_naive(at) else at
 
 
 def local(at: datetime) -> datetime:

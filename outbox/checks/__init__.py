@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.core.checks import Tags, register
 
-from outbox.checks import apps, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
+from outbox.checks import apps, caches, celery, check_back, consumers, databases, deployment, messages, servers, settings, times
 from outbox.extensions import extensions
 
 TAG = "outbox"  # manage.py check --tag outbox
@@ -20,6 +20,7 @@ ALWAYS = (
     settings.check_topic_types,
     apps.check_broker_apps,
     apps.check_pipeline_app,
+    caches.check_cachalot,
     times.check_leases,
     times.check_retention,
     times.check_inbox_retention,

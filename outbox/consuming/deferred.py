@@ -281,7 +281,7 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
     return {
         "message_id": info.message_id,
         "own_id": own_id,
-        "dedupe_key": dedupe_key_of(own_id, info.source),
+        "dedupe_key": dedupe_key_of(own_id, info.source, info.topic),
         "topic": delivery.topic,
         "type": storable(delivery.headers.get(Header.TYPE, "")),
         "tag": storable(delivery.tag),

@@ -58,7 +58,7 @@ class DeliveryInfo:
     The columns about a delivery in the tables of the inbox, deferred messages, failures and duplicates.
 
     Args:
-        message_id: a UUID; see `identity_of`.
+        message_id: a UUID, made of what identifies the message; see `dedupe_key_of`.
         lane, number: None where the message has no number.
     """
 
@@ -74,7 +74,7 @@ class DeliveryInfo:
     def of(cls, delivery: Delivery) -> DeliveryInfo:
         lane, number = _number(delivery.headers)
         if delivery.message_id:
-            message_id = identity_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""))
+            message_id = uuid_of(dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic))
         elif delivery.pos is not None:
             message_id = uuid5(NAMESPACE_OID, f"{delivery.topic} {delivery.queue} {delivery.pos}")
         else:
@@ -157,19 +157,16 @@ def require_id(delivery: Delivery) -> None:
         )
 
 
-def identity_of(message_id: str, source: str) -> UUID:
+def dedupe_key_of(message_id: str, source: str, topic: str) -> str:
     """
-    Return the UUID by which the tables know a message: its id, if that is one.
+    Return the text that identifies a message for a group: the id of an outbox's.
 
     Producers that are not an outbox name themselves in `ce-source`, and their ids are unique only together with it (CloudEvents
-    1.0). Without a source, the id alone has to be unique.
+    1.0). Without a source, an id is unique in its topic.
     """
-    return uuid_of(dedupe_key_of(message_id, source))
-
-
-def dedupe_key_of(message_id: str, source: str) -> str:
-    """Return the text that identifies a message for a group."""
-    return as_key(message_id if not source or source.startswith(SOURCE_PREFIX) else f"{source} {message_id}")
+    if source.startswith(SOURCE_PREFIX):
+        return as_key(message_id)
+    return as_key(f"{source} {message_id}" if source else f"topic {topic} {message_id}")
 
 
 def order_key_of(delivery: Delivery) -> str | None:

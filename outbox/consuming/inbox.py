@@ -131,7 +131,7 @@ class InboxEntry:
     def of(cls, delivery: Delivery, consumer: Consumer, message: object) -> Self:
         """Return the entry of a delivery."""
         own = consumer.dedupe(message) if consumer.dedupe else None
-        message_key = dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""))
+        message_key = dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic)
         # The subject keeps the keys of a group's handlers apart from each other, and from message ids.
         key = message_key if own is None else as_key(f"{consumer.subject}:{own}")
         return cls(DeliveryInfo.of(delivery), key, message_key, order_key_of(delivery))

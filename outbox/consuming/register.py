@@ -310,18 +310,19 @@ def consumer(
     check_policies(retry, dedupe)
     make = partial(
         Consumer,
-        group=group,
+        group=str.__str__(group),
         retry=retry,
         ordered=ordered,
         on_dead=on_dead,
         dedupe=dedupe,
-        tags=frozenset(tags) if tags is not None else None,
+        tags=frozenset(map(str.__str__, tags)) if tags is not None else None,
         using=using,
         time_limit=time_limit,
         batch_size=batch_size,
     )
-    topics: dict[type[Message] | None, str] = {type_: type_._meta.topic for type_ in types}
-    return partial(_register, make=make, topics=topics or {None: topic}, time_limit=time_limit)
+    topics: dict[type[Message] | None, str] = {type_: type_._meta.topic for type_ in types} or {None: topic}
+    topics = {type_: str.__str__(name) for type_, name in topics.items()}
+    return partial(_register, make=make, topics=topics, time_limit=time_limit)
 
 
 def _register(
@@ -407,7 +408,7 @@ def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collec
         )
     if on_dead not in get_args(OnDead):
         raise ConfigurationError(f'on_dead must be "block" or "skip", not {on_dead!r}.')
-    if isinstance(tags, str) or (tags is not None and not tags):
+    if isinstance(tags, str) or (tags is not None and not (tags and all(isinstance(tag, str) for tag in tags))):
         raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
 
 

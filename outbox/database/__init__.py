@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox.database.connections import (
         Connection,
+        aware,
         bound_cursor,
         connect,
         connect_session,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Connection",
     "OwnConnection",
+    "aware",
     "bound_cursor",
     "connect",
     "connect_session",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
@@ -14,6 +14,7 @@ from django.apps import AppConfig, apps
 from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.backends.utils import CursorWrapper
+from django.utils import timezone
 
 from outbox import conf
 from outbox.database.identity import require_own_tables
@@ -305,6 +306,11 @@ def raw(alias: str) -> Connection:
     wrapper = connections[alias]
     wrapper.ensure_connection()
     return wrapper.connection  # type: ignore[no-any-return]
+
+
+def aware(at: datetime) -> datetime:
+    """Return a time with its zone: with `USE_TZ = False`, those of Django's connections have none and are in that of Django."""
+    return timezone.make_aware(at, timezone.get_default_timezone()) if timezone.is_naive(at) else at
 
 
 def bound_cursor(alias: str) -> CursorWrapper:

@@ -122,7 +122,7 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
-        if strays:
+        if strays and existing:  # none: a migration has published, before there could be a day
             _send_alert(using, strays)
         return [day for day in wanted if make_day(connection, day, patience=patience)]
 

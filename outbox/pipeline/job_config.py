@@ -174,8 +174,8 @@ def _oldest_day(using: str) -> datetime | None:
 def _installed_at(using: str) -> datetime | None:
     with connections[using].cursor() as cursor:
         cursor.execute(INSTALLED_AT)
-        installed_at: datetime | None = cursor.fetchone()[0]
-    return installed_at
+        [installed_at] = cursor.fetchone()
+    return None if installed_at is None else database.aware(installed_at)
 
 
 def _archived(using: str) -> Archived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -89,7 +90,7 @@ def compose(
         headers=headers,
         delay=delay,
         own={
-            Header.TYPE: meta.type,
+            Header.TYPE: _plain(meta.type),
             Header.VERSION: str(meta.version),
             Header.CONTENT_TYPE: "application/json",
         },
@@ -122,7 +123,7 @@ def compose_raw(
     if content_type is not None:
         rules.check_content_type(subject, content_type)
     rules.check_topic(subject, topic)
-    own = {Header.CONTENT_TYPE: content_type or default_type}
+    own = {Header.CONTENT_TYPE: _plain(content_type or default_type)}
     return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, own=own)
 
 
@@ -152,14 +153,15 @@ def _draft(
     own: dict[str, str],
 ) -> Draft:
     rules.check_topic(subject, topic)
-    route = _route_of(topic)
+    route = _route_of(_plain(topic))
     rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
     rules.check_body(subject, body, topic=topic, limit=route.broker_class.body_limit(route.options))
     if tag:
         rules.check_tag(subject, tag)
-        own[Header.TAG] = tag
+        own[Header.TAG] = _plain(tag)
     if headers:
         rules.check_headers(subject, headers)
+        headers = {_plain(name): _plain(value) for name, value in headers.items()}
     wait = NO_TIME if delay is None else _wait(subject, delay, route, own)
     message_id = uuid7()
     cause = current_cause.get()
@@ -174,7 +176,12 @@ def _draft(
         if traceparent:
             own[Header.TRACEPARENT] = traceparent
     written = _encode({**headers, **own} if headers else own).decode()
-    return Draft(subject, message_id, topic, route.broker, route.is_ordered, key, written, body, wait)
+    return Draft(subject, message_id, route.topic, route.broker, route.is_ordered, _plain(key), written, body, wait)
+
+
+def _plain(text: str) -> str:
+    """Return a text as a str, since JSON and psycopg do not take all subclasses; a member of a (str, Enum) as its value."""
+    return text if type(text) is str else str.__str__(text)
 
 
 @conf.cached
@@ -281,6 +288,7 @@ def _key_of(message: Message) -> str:
             f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields.",
             hint=f"Its fields are {', '.join(message.__struct_fields__) or 'none'}.",
         ) from error
+    value = value.value if isinstance(value, Enum) else value  # which the body has, too
     return "" if value is None else str(value)
 
 

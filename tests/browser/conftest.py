@@ -49,7 +49,7 @@ class Shop:
     def ask(self, query: str) -> Any:
         """Return the first value that a query finds."""
         with psycopg.connect(self.database_url, autocommit=True) as connection:
-            row = connection.execute(query.encode()).fetchone()
+            row = connection.execute(query).fetchone()
         assert row is not None, query
         return row[0]
 

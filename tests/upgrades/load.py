@@ -27,7 +27,7 @@ def load(dump: Path, url: str, *, age: timedelta) -> None:
     made_at = datetime.fromisoformat(found[1])
     days = (datetime.now(UTC) - age - made_at) // timedelta(days=1)
     with psycopg.connect(url) as connection:
-        connection.execute(moved(text, days, made_at).encode())
+        connection.execute(moved(text, days, made_at))
 
 
 def moved(text: str, days: int, made_at: datetime) -> str:

@@ -116,7 +116,7 @@ class SideBySide:
 
     def _read(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url) as connection:
-            return connection.execute(query.encode()).fetchall()
+            return connection.execute(query).fetchall()
 
     def _published(self) -> Counter[tuple[str, str]]:
         rows = self._read("SELECT what, topic FROM upgrade_case")

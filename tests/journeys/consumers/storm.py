@@ -199,7 +199,12 @@ class Storm:
         if kind in ("fine", "flaky", "later") and self.chance.random() < 0.2:
             type_, topic, key = "Step", self.steps, self.chance.choice(KEYS)
         body = msgspec.json.encode({"do": kind, "number": number})
-        headers = {Header.TYPE: type_, Header.VERSION: "1", Header.CONTENT_TYPE: "application/json"}
+        headers = {
+            Header.TYPE: type_,
+            Header.VERSION: "1",
+            Header.CONTENT_TYPE: "application/json",
+            Header.SOURCE: "urn:uuid:storm",
+        }
         message = Outgoing(str(uuid.uuid4()), topic, body, key=key, headers=headers)
         [result] = self.broker.send([message])
         assert result.status == "accepted", result

@@ -78,5 +78,5 @@ def fill(connection: Connection, messages: int, *, orders: int, rare: int) -> No
     }
     connection.execute(IDS, {"messages": messages})
     for statement in FILL.split(";"):
-        connection.execute(statement.encode(), arguments)
+        connection.execute(statement, arguments)
     connection.execute(TABLES)

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.django_db
 
 SECOND = timedelta(seconds=1)
 ID = "0b2504e0-4f89-11d3-9a0c-0305e82c3309"
+OURS = {Header.SOURCE: "urn:uuid:4f89"}
 
 
 class Handler:
@@ -242,7 +243,7 @@ class TestEnd:
 
     def test_of_a_message_that_the_inbox_has_deletes_the_row(self):
         handler = Handler(ValueError("no"))
-        deliver(named=ID)
+        deliver(named=ID, headers=OURS)
         Inbox.objects.create(consumer_group="cart", dedupe_key="of its handler", message_id=UUID(ID), topic="orders")
         end_delays()
 
@@ -405,11 +406,11 @@ class TestOrderedKey:
 class TestOwnDedupeKey:
     def test_finds_a_copy_of_a_discarded_message(self):
         handler = Handler(Reject("of no use"), dedupe=lambda message: message.invoice)
-        deliver(named=ID)
+        deliver(named=ID, headers=OURS)
         Deferred.objects.all().delete()
         Inbox.objects.create(consumer_group="cart", dedupe_key=ID, message_id=UUID(ID), topic="orders", delivery_count=0)
 
-        outcome = deliver(named=ID)
+        outcome = deliver(named=ID, headers=OURS)
 
         assert outcome is Outcome.DUPLICATE
         assert len(handler.contexts) == 1

@@ -75,6 +75,16 @@ class TestTwoProducersWithTheSameId:
         assert [result.outcome for result in results] == [Outcome.HANDLED, Outcome.HANDLED, Outcome.DUPLICATE]
         assert CartEntry.objects.count() == 2
 
+    @pytest.mark.parametrize("named", ["1", ID], ids=["text", "uuid"])
+    def test_are_told_apart_by_their_topic_where_they_name_no_source(self, named):
+        for topic in ("orders", "parcels"):
+            consumer(topic=topic, group="cart")(lambda message: None)
+        topics = ("orders", "parcels", "parcels")
+
+        results = [handle(group("cart"), replace(delivery(Placed("A1"), named=named), topic=topic)) for topic in topics]
+
+        assert [result.outcome for result in results] == [Outcome.HANDLED, Outcome.HANDLED, Outcome.DUPLICATE]
+
     def test_have_dead_letters_of_their_own(self, broker, worker):
         @consumer(Placed, group="cart", retry=NO_RETRY)
         def fail(message, context):

@@ -2,12 +2,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 
 import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
+from django.utils.safestring import SafeString
 
-from outbox import Envelope, database, publish, publish_many, publish_raw
+from outbox import Envelope, Message, database, publish, publish_many, publish_raw
 from outbox.database.message_rows import INSERT_WAITING
 from outbox.errors import ConfigurationError
 from outbox.message import Cause, Header, Receipt, current_cause
@@ -316,3 +318,37 @@ class TestImport:
         outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
         assert outcome.stdout.strip() == "False", outcome.stderr
+
+
+class Colour(str, Enum):  # noqa: UP042  (its text is not its value)
+    RED = "red"
+    MADE = "made"
+
+
+class Painted(Message):
+    colour: Colour
+
+    class Meta:
+        topic = Colour.MADE
+        key = "colour"
+        tag = Colour.RED
+
+
+@pytest.mark.django_db
+class TestATextOfASubclass:
+    @pytest.mark.parametrize("text", [Colour.RED, SafeString("red")], ids=["enum", "safe string"])
+    def test_is_stored_as_its_value(self, text):
+        with transaction.atomic():
+            receipt = publish(OrderMade(order_id=1), key=text, tag=text, headers={text: text}, dedupe_key=text)
+            publish_raw(Colour.MADE, b"{}", key=text, tag=text, content_type=SafeString("text/plain"))
+
+        assert [row.key for row in message_rows()] == ["red", "red"]
+        assert (headers_of(receipt)[Header.TAG], headers_of(receipt)["red"]) == ("red", "red")
+        assert type(receipt.key) is str
+
+    def test_of_a_field_is_the_key_that_the_body_has(self):
+        with transaction.atomic():
+            receipt = publish(Painted(Colour.RED))
+
+        assert (receipt.topic, receipt.key, bodies()) == ("made", "red", [{"colour": "red"}])
+        assert headers_of(receipt)[Header.TAG] == "red"

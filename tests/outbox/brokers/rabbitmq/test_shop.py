@@ -15,7 +15,8 @@ from outbox import RetryPolicy, atomic, conf, consumer, database, publish_raw
 from outbox.brokers.base import Broker, Delivery, Outgoing
 from outbox.consuming import register, subscriptions
 from outbox.consuming.worker import Worker
-from outbox.message import read_headers
+from outbox.database.identity import read_identity
+from outbox.message import Header, read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor
 from outbox.monitoring.attention import AttentionKind, read_attention
@@ -116,8 +117,9 @@ class TestShop:
         publish(work, 1)
         relay()
         row = MessageRow.objects.get()
+        headers = read_headers(row.headers) | {Header.SOURCE: read_identity(database.raw("default")).source}
         with closing(conf.make_broker("default")) as broker:
-            broker.send([Outgoing(str(row.id), work, b'{"n": 1}', headers=read_headers(row.headers))])
+            broker.send([Outgoing(str(row.id), work, b'{"n": 1}', headers=headers)])
 
         counts = worker().run(until_idle=True)
 

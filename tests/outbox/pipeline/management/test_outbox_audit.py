@@ -25,6 +25,10 @@ def audit(*arguments):
 
 
 class TestItsExitCode:
+    @pytest.fixture(autouse=True, params=[True, False], ids=["times with zones", "times without"])
+    def _zones(self, settings, request):
+        settings.USE_TZ = request.param
+
     def test_is_0_where_nothing_is_wrong(self, job_that):
         job_that("is clean")
 

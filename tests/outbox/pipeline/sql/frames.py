@@ -40,7 +40,7 @@ class Check:
     connection: Connection
 
     def run(self, statement: str, arguments: Any = None) -> psycopg.Cursor[tuple[Any, ...]]:
-        return self.connection.execute(statement.encode(), arguments)
+        return self.connection.execute(statement, arguments)
 
     def describe(self, config: PipelineConfig) -> None:
         """Write down who owes what."""
