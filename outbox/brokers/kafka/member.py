@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from outbox.brokers.kafka.groups import require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.partition import HeldPartition, new_hand
-from outbox.brokers.kafka.topics import find_topic
+from outbox.brokers.kafka.topics import describe_topics, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger, log_fields
@@ -40,17 +41,20 @@ from outbox.message import TopicSpec, TopicType
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+    from confluent_kafka.admin import TopicDescription
 
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.1  # `interrupt` and `close` end the wait of `receive` after this time
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
+TOPICS_SECONDS = 10.0  # how soon a topic that was deleted and created again is noticed
 IDLE_SECONDS = 5.0  # a partition with nothing to read is no longer in use after this time
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
 UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
 # The group has no such member any more, or none in this generation.
 LOST = {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH"}
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 ALLOW = "Allow this user Read on the topic."
 REBALANCING = {"REBALANCE_IN_PROGRESS"}
 
@@ -82,6 +86,8 @@ class GroupMember:
         self._consumer = Consumer(member_settings(options, name, group))
         self._subscribed: set[str] = set()
         self._asked_at: dict[str, float] = {}  # refused topics
+        self._topic_ids: dict[str, str] = {}
+        self._ids_read_at = 0.0
         self._new: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
         self._partitions: dict[tuple[str, int], HeldPartition] = {}  # the next to hand out first
         self._largest_hand = 1
@@ -103,6 +109,7 @@ class GroupMember:
             self._subscribe(topics)
         with self._lock:
             self._largest_hand = max(self._largest_hand, limit)
+            self._read_topic_ids()
         deadline = time.monotonic() + wait.total_seconds()
         seconds = 0.0
         while True:
@@ -202,12 +209,39 @@ class GroupMember:
         description = find_topic(self._options, self._name, topic, hint=ALLOW)
         if description is None:
             raise call_error(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), f"look the topic {topic!r} up")
+        self._topic_ids[topic] = _id_of(description)
         require_access(self._options, self._name, self.group)
         places = [TopicPartition(topic, number) for number in range(len(description.partitions))]
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)
         if all(place.offset < 0 for place in notes):  # a partition that is added later is read from its first message
             self._new |= {(place.topic, place.partition) for place in places}
+
+    def _read_topic_ids(self) -> None:
+        """Read the topics' ids again, after a while. Without an answer, those that are known stand."""
+        if time.monotonic() >= self._ids_read_at + TOPICS_SECONDS:
+            self._ids_read_at = time.monotonic()
+            with suppress(BrokerUnavailable):
+                found = describe_topics(self._options, self._name, self._subscribed)
+                self._topic_ids |= {topic: _id_of(one) for topic, one in found.items() if not isinstance(one, KafkaError)}
+
+    def _begin_again(self, partition: HeldPartition, topic_id: str) -> None:
+        """Begin at the start of a topic that was deleted and created again. The offset of the old one may be there, too."""
+        logger.warning(
+            "Topic %r was deleted and created again: group %r reads partition %s from its first message.",
+            partition.topic,
+            self.group,
+            partition.number,
+            extra=log_fields(group=self.group, topic=partition.topic),
+        )
+        place = TopicPartition(partition.topic, partition.number)
+        try:
+            place.offset = self._consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)[0]
+            self._consumer.seek(place)
+        except KafkaException as error:
+            raise call_error(error, f"go to the start of topic {partition.topic!r}", hint=ALLOW) from error
+        partition.begin_again(place.offset)
+        partition.topic_id = topic_id
 
     def _refuse(self, topic: str, reason: str) -> None:
         if self.refusals.get(topic) != reason:
@@ -240,6 +274,10 @@ class GroupMember:
             with self._lock:  # before the other lock is let go: a rebalance may take the partition away
                 problems = [problem for record in records if (problem := self._add(record)) is not None]
                 self._read_notes()
+                for partition in self._partitions.values():
+                    current = self._topic_ids.get(partition.topic, "")
+                    if current and partition.topic_id not in ("", current):
+                        self._begin_again(partition, current)
                 begun = [partition for partition in self._partitions.values() if (partition.committed or 0) < 0]
                 self._commit([partition for partition in begun if not partition.records])
                 if seconds and not records:
@@ -318,6 +356,7 @@ class GroupMember:
             partition.committed = place.offset
             partition.in_use_until = note.handed_out_before
             partition.seen_before = max(partition.seen_before, note.handed_out_before)
+            partition.topic_id = note.topic_id or self._topic_ids.get(partition.topic, "")
             if partition.position is None and place.offset >= 0:
                 partition.position = place.offset
 
@@ -335,8 +374,8 @@ class GroupMember:
         if not wanted:
             return set()
         offsets = [
-            TopicPartition(*key, offset, OffsetNote(self.owner.source, self.owner.project, until).encode())
-            for key, (_, offset, until) in wanted.items()
+            TopicPartition(*key, offset, OffsetNote(self.owner.source, self.owner.project, until, partition.topic_id).encode())
+            for key, (partition, offset, until) in wanted.items()
         ]
         lost: set[HeldPartition] = set()
         try:
@@ -462,3 +501,8 @@ class GroupMember:
                 partition = self._partitions.pop((place.topic, place.partition), None)
                 if partition is not None and partition.is_paused:  # a pause would outlast the assignment
                     self._consumer.resume([place])
+
+
+def _id_of(topic: TopicDescription) -> str:
+    """Return the id of a topic; "" from a cluster that has none (before Kafka 2.8)."""
+    return "" if topic.topic_id is None or str(topic.topic_id) == NO_TOPIC_ID else str(topic.topic_id)

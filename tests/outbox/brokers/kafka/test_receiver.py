@@ -342,10 +342,23 @@ def partition_of(broker: KafkaBroker, group: str) -> HeldPartition:
 
 def noted(topic: str, group: str) -> tuple[int, int]:
     """Return the committed offset of the first partition, and until where it is in use."""
+    place = committed(topic, group)
+    return place.offset, OffsetNote.read(place.metadata).handed_out_before
+
+
+def committed(topic: str, group: str) -> TopicPartition:
+    """Return the committed offset of the first partition, with its metadata."""
     consumer = Consumer({"bootstrap.servers": server().address, "group.id": group, **QUIET})
     [place] = consumer.committed([TopicPartition(topic, 0)], timeout=SECONDS)
     consumer.close()
-    return place.offset, OffsetNote.read(place.metadata).handed_out_before
+    return place
+
+
+def commit(place: TopicPartition, group: str) -> None:
+    consumer = Consumer({"bootstrap.servers": server().address, "group.id": group, **QUIET})
+    place = TopicPartition(place.topic, place.partition, place.offset, place.metadata)
+    consumer.commit(offsets=[place], asynchronous=False)
+    consumer.close()
 
 
 def forget(broker: KafkaBroker, group: str) -> None:
@@ -553,6 +566,32 @@ class TestTopics:
 
         assert bodies(found) == [b"1", b"2"]
         assert noted(topic, group)[0] == 0
+
+    @pytest.mark.parametrize("is_restarted", [False, True], ids=["live", "restarted"])
+    def test_that_have_more_records_than_before_are_read_from_their_start(
+        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, caplog, is_restarted: bool
+    ):
+        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.5)
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"old") for _ in range(5)])
+        mine.ack(receive(mine, group, count=5))
+        before = committed(topic, group)
+        if is_restarted:
+            mine.close()
+        delete_topic(topic)
+        wait_until(lambda: _is_created(topic), SECONDS)
+        for number in range(10):
+            produce(topic, b"%d" % number)
+        if is_restarted:  # as a member does that has not learned of it
+            commit(before, group)
+            mine = open_member(topic)
+
+        found: set[bytes] = set()
+        wait_until(lambda: found.update(bodies(once(mine, group))) or len(found) == 10, SECONDS)
+
+        assert found == {b"%d" % number for number in range(10)}
+        assert f"Topic {topic!r} was deleted and created again" in caplog.text
 
 
 def _is_created(topic: str) -> bool:
