@@ -21,8 +21,8 @@ DESCRIBE = "Allow this user Describe on it."
 CREATE = "Allow this user Create on it, or create it with {settings}."
 KEYS_WOULD_MOVE = (
     "With more partitions its keys move to others, and later messages of a key may be read before earlier ones. Set QUEUES to "
-    "{partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all of it, alter it with "
-    "kafka-topics.sh to have {wanted} partitions, and run outbox_pause --resume {topic}."
+    "{partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all of it, alter "
+    "it with kafka-topics.sh to have {wanted} partitions, and run outbox_pause --resume {topic}."
 )
 UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
 
