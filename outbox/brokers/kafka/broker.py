@@ -230,8 +230,9 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         return groups.count_backlog(self._settings, self._name, group, self.topics)
 
     def refusals(self) -> dict[str, str]:
-        """Return the topics that are missing, may not be read, or belong to another project's group."""
-        return {topic: why for member in list(self._members.values()) for topic, why in list(member.refusals.items())}
+        """Return the topics that are missing, may not be read, are another project's group's, or have a transaction left open."""
+        members = list(self._members.values())
+        return {topic: why for member in members for topic, why in [*member.refusals.items(), *member.left_open.items()]}
 
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""

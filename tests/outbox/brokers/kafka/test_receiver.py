@@ -593,6 +593,32 @@ class TestTopics:
         assert found == {b"%d" % number for number in range(10)}
         assert f"Topic {topic!r} was deleted and created again" in caplog.text
 
+    def test_with_a_transaction_that_stays_open_are_named(
+        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    ):
+        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.2)
+        topic = create_topic()
+        mine = open_member(topic)
+        theirs = Producer({"bootstrap.servers": server().address, "transactional.id": uuid.uuid4().hex, **QUIET})
+        theirs.init_transactions(SECONDS)
+        theirs.begin_transaction()
+        theirs.produce(topic, b"theirs")
+        theirs.flush(SECONDS)
+        mine.send([message(topic, b"ours")])
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
+        before = mine.refusals()
+        clock.now += 61
+
+        named = wait_until(lambda: once(mine, group) == [] and mine.refusals().get(topic))
+        theirs.commit_transaction(SECONDS)
+        found = receive(mine, group, count=2)
+        mine.ack(found)
+
+        assert before == {}
+        assert f"open in partition 0 of topic {topic!r} since 2027-01-15 08:00:00 UTC or before, at offset 0" in named
+        assert bodies(found) == [b"theirs", b"ours"]
+        assert wait_until(lambda: once(mine, group) == [] and mine.refusals() == {})
+
 
 def _is_created(topic: str) -> bool:
     """Create a topic; Kafka refuses it while one of the same name is being deleted."""
