@@ -166,6 +166,9 @@ class Broker(abc.ABC):
             project: its project, for people.
         """
 
+    def set_known_topics(self, group: str, topics: Collection[str]) -> None:  # noqa: B027  (most servers forget no group)
+        """Note topics from which a group has received, by its inbox: it is not new there, whatever the server remembers."""
+
     def take_over(self, group: str) -> None:  # noqa: B027
         """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
 

@@ -72,6 +72,7 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         self._errors = ConnectionErrors()
         self._members: dict[str, GroupMember] = {}
         self._owners = GroupOwners()
+        self._known_topics: dict[str, frozenset[str]] = {}
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self._leaders = PartitionLeaders(self._settings, self._name)
@@ -180,6 +181,10 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         """Note whose group it is; Kafka stores it beside the group's offsets."""
         self._owners.set(group, GroupOwner.of(source, project))
 
+    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
+        """Note topics in which a group goes on at the first message where Kafka has deleted its offsets, whatever START says."""
+        self._known_topics[group] = frozenset(topics)
+
     def take_over(self, group: str) -> None:
         """Store the owner of a group, which may have no members, beside its offsets."""
         groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
@@ -253,6 +258,7 @@ class KafkaBroker(TransactionalSends, SpeaksKafka, ListsResources, Seeks):
         if group not in self._members:
             member = GroupMember(self._settings, self._name, group, self.topics, self._clock)
             member.owner = self._owners.get(group)
+            member.known_topics = self._known_topics.get(group, frozenset())
             if self._is_interrupted:
                 member.interrupt()
             self._members[group] = member

@@ -85,6 +85,7 @@ class GroupMember:
     ) -> None:
         self.group = group
         self.owner: GroupOwner = NO_OWNER
+        self.known_topics: frozenset[str] = frozenset()  # of which the group's inbox has messages
         self.refusals: dict[str, str] = {}
         self._options = options
         self._name = name
@@ -226,7 +227,8 @@ class GroupMember:
         places = [TopicPartition(topic, number) for number in range(len(description.partitions))]
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)
-        if all(place.offset < 0 for place in notes):  # a partition that is added later is read from its first message
+        if all(place.offset < 0 for place in notes) and topic not in self.known_topics:  # Kafka deletes offsets after a while
+            # A partition that is added later is read from its first message.
             self._new |= {(place.topic, place.partition) for place in places}
 
     def _look_at_topics(self) -> None:

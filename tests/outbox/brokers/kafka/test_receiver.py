@@ -533,6 +533,14 @@ class TestStart:
         done.set()
         calls.join(SECONDS)
 
+    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, open_member: Open, group: str):
+        topic = create_topic()
+        produce(topic, b"meanwhile")
+        mine = open_member(topic, START="latest")
+        mine.set_known_topics(group, [topic])
+
+        assert bodies(receive(mine, group)) == [b"meanwhile"]
+
 
 class TestTopics:
     def test_that_are_missing_are_named_and_leave_others_alone(
