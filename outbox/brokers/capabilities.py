@@ -107,6 +107,9 @@ class Receives(Capability):
             project: its project, for people.
         """
 
+    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
+        """Note topics from which a group has received, by its inbox: it is not new there, whatever the server remembers."""
+
     def take_over(self, group: str) -> None:
         """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
 

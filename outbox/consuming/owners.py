@@ -20,6 +20,21 @@ def set_owner(broker: Receives, group: str, using: str) -> None:
     broker.set_owner(group, *require_identity(database.raw(using)))
 
 
+# Those with numbers have an index.
+KNOWN_TOPICS = """
+SELECT topic FROM unnest(%(topics)s::text[]) topic
+WHERE EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s AND i.topic = topic.topic AND i.number IS NOT NULL)
+OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND d.topic = topic.topic)
+"""
+
+
+def introduce(broker: Receives, group: Group) -> None:
+    """Tell a broker what a group's database knows of the group, before the first `receive`."""
+    set_owner(broker, group.name, group.using)
+    found = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
+    broker.set_known_topics(group.name, [topic for (topic,) in found])
+
+
 def take_over(chosen: Sequence[Group]) -> None:
     """
     Make the databases of groups their owners, in place of the present ones.

@@ -30,7 +30,7 @@ from outbox.consuming.handler import own_statements
 from outbox.consuming.holdings import Holdings, note_worker
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
 from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome
-from outbox.consuming.owners import set_owner
+from outbox.consuming.owners import introduce
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.run_deferred import run_deferred
@@ -483,7 +483,7 @@ class Worker:
     def _connected(self) -> Receives:
         if self._broker is None:
             broker = Receives.of(conf.make_broker(self.alias))
-            set_owner(broker, self.group.name, self.group.using)
+            introduce(broker, self.group)
             self._broker = broker
             note_worker(self.alias, self.group.name, self._name, self)
         return self._broker

@@ -7,13 +7,16 @@ shares a session, and its locks, among clients.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outbox.batches.steps import release_left
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.errors import LaneNotHeld
+
+UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
@@ -44,6 +47,17 @@ def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ())
         f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
         hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",
     )
+
+
+@contextmanager
+def holding_lane(connection: Connection, number: int) -> Iterator[bool]:
+    """Hold one lane more in the block, where no other connection holds it; yield whether it is held."""
+    is_held = _try_lock(connection, number)
+    try:
+        yield is_held
+    finally:
+        if is_held:  # a lock that was held already is counted
+            connection.execute(UNLOCK, [number])
 
 
 def _try_lock(connection: Connection, number: int) -> bool:

@@ -131,7 +131,16 @@ class Relay:
         self._shed_at = 0.0
         if TransactionalSends.has(broker):
             self._transactions = TransactionalSender(
-                connection, broker, lane, source, self._sender, self._splitter, self.committer, self._why_shed, takes_over
+                connection,
+                broker,
+                lane,
+                source,
+                self._sender,
+                self._splitter,
+                self.committer,
+                self._why_shed,
+                takes_over,
+                settings.lanes,
             )
         self._probes_new = True  # whether the last probe was to be of a new message
 

@@ -46,7 +46,7 @@ from outbox.errors import BrokerMisconfigured, BrokerUnavailable, FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
-from outbox.relay.lane import HeldLane
+from outbox.relay.lane import HeldLane, holding_lane
 from outbox.relay.send import Loaded, Sender, slices
 from outbox.relay.splitter import Splitter
 
@@ -83,7 +83,8 @@ class TransactionalSender:
 
     Args:
         source: the stable id of the database.
-        takes_over: whether a lane whose marker another database wrote is taken over, instead of refused.
+        takes_over: whether lanes whose markers another database wrote are taken over, instead of refused.
+        lanes: how many there are.
         is_settled: whether each transaction of the lane was recorded here.
     """
 
@@ -96,6 +97,7 @@ class TransactionalSender:
     committer: Committer
     why_shed: Callable[[], Unaccepted | None]
     takes_over: bool = False
+    lanes: int = 0
     is_settled: bool = field(default=False, init=False)
     _server: ServerIdentity = field(default_factory=ServerIdentity, init=False)
 
@@ -114,6 +116,11 @@ class TransactionalSender:
         """
         if self.is_settled and self._sends.is_lane_open(self.lane.number):
             return
+        self._open()
+        if self.takes_over:
+            self._take_others_over()
+
+    def _open(self) -> None:
         self.is_settled = False
         marker = self._read(self._sends.open_lane(self.source, self.lane.number), self.lane.number)
         failpoint("relay.after_open")
@@ -122,11 +129,30 @@ class TransactionalSender:
             self._give_up_lane()
             self._reset_marker()
         else:
-            self._require_own(marker)
-            self._settle(marker)
+            is_foreign = self._is_foreign(marker)
+            if is_foreign and not self.takes_over:
+                raise self._refused(marker)
+            self._settle(marker, is_foreign=is_foreign)
         self.is_settled = True
 
-    def _settle(self, marker: Marker) -> None:
+    def _take_others_over(self) -> None:
+        """Take over the other lanes in which another database has sent, too, so that no relay is refused later."""
+        held = []
+        for number in range(1, self.lanes + 1):
+            marker = self._read(self._sends.look_at_lane(self.source, number), number)
+            if marker is not None and self._is_foreign(marker):
+                with holding_lane(self.connection, number) as is_held:
+                    if is_held:
+                        replace(self, lane=HeldLane(number))._open()
+                    else:
+                        held.append(number)
+        if held:
+            text = (
+                "Lanes %s were not taken over, since other relays hold them. Stop them, and run outbox_relay --take-over again."
+            )
+            logger.warning(text, held, extra=log_fields(broker=self.broker.alias))
+
+    def _settle(self, marker: Marker, *, is_foreign: bool) -> None:
         """Decide what the lane's transactions have left in doubt, by its marker."""
         lane = self.lane.number
         settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
@@ -138,19 +164,20 @@ class TransactionalSender:
         is_older = named.ahead > 0 or 0 < marker.timeline < self._server.timeline
         if is_older:
             self._alert_restored(marker, named.ahead)
-        if named.unknown or is_older:  # a batch that gets the same id again must not be taken for one that was sent
+        if named.unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
             self._reset_marker()
 
-    def _require_own(self, marker: Marker) -> None:
-        """Refuse a lane whose last transaction another database has sent."""
-        ours = self._server.name
-        if self.takes_over or not ours or marker.database in ("", ours):
-            return
-        raise BrokerMisconfigured(
+    def _is_foreign(self, marker: Marker) -> bool:
+        """Return whether another database has sent the last transaction of a lane."""
+        return bool(self._server.name) and marker.database not in ("", self._server.name)
+
+    def _refused(self, marker: Marker) -> BrokerMisconfigured:
+        return BrokerMisconfigured(
             f"Another database (server/id {marker.database}) has sent in lane {self.lane.number} of broker "
-            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {ours}.",
+            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._server.name}.",
             hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
-            "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once.",
+            "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once, which takes all "
+            "lanes.",
         )
 
     def _alert_restored(self, marker: Marker, ahead: int) -> None:

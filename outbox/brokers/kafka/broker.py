@@ -72,6 +72,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         self._errors = ConnectionErrors()
         self._members: dict[str, GroupMember] = {}
         self._owners = GroupOwners()
+        self._known_topics: dict[str, frozenset[str]] = {}
         self._is_interrupted = self._is_closed = False
         self._lanes = KafkaLanes(self._settings, self._name)
         self._leaders = PartitionLeaders(self._settings, self._name)
@@ -177,6 +178,10 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Note whose group it is; Kafka stores it beside the group's offsets."""
         self._owners.set(group, GroupOwner.of(source, project))
 
+    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
+        """Note topics in which a group goes on at the first message where Kafka has deleted its offsets, whatever START says."""
+        self._known_topics[group] = frozenset(topics)
+
     def take_over(self, group: str) -> None:
         """Store the owner of a group, which may have no members, beside its offsets."""
         groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
@@ -227,8 +232,9 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return groups.count_backlog(self._settings, self._name, group, self.topics)
 
     def refusals(self) -> dict[str, str]:
-        """Return the topics that are missing, may not be read, or belong to another project's group."""
-        return {topic: why for member in list(self._members.values()) for topic, why in list(member.refusals.items())}
+        """Return the topics that are missing, may not be read, are another project's group's, or have a transaction left open."""
+        members = list(self._members.values())
+        return {topic: why for member in members for topic, why in [*member.refusals.items(), *member.left_open.items()]}
 
     def check_lanes(self, source: str, lanes: int) -> list[Problem]:
         """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
@@ -249,6 +255,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         if group not in self._members:
             member = GroupMember(self._settings, self._name, group, self.topics, self._clock)
             member.owner = self._owners.get(group)
+            member.known_topics = self._known_topics.get(group, frozenset())
             if self._is_interrupted:
                 member.interrupt()
             self._members[group] = member

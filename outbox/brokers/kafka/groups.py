@@ -38,8 +38,8 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
         committed = {place: place.offset for place in committed_notes(consumer, places)}
     known = {place.topic for place, offset in committed.items() if offset >= 0}
     read = [place for place in places if place.topic in known]
-    ends = _offsets(options, name, read, OffsetSpec.latest())
-    starts = _offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
+    ends = read_offsets(options, name, read, OffsetSpec.latest())
+    starts = read_offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
     found: dict[str, int] = {}
     for place in read:
         start = committed[place] if committed[place] >= 0 else starts[place]
@@ -56,9 +56,9 @@ def find_positions(
         return []
     with closing(Consumer(member_settings(options, name, group))) as consumer:
         committed = {place: place.offset for place in committed_notes(consumer, places)}
-    starts, ends = (_offsets(options, name, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    starts, ends = (read_offsets(options, name, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
     if isinstance(to, datetime):
-        since = _offsets(options, name, places, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
+        since = read_offsets(options, name, places, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
         wanted = {place: offset if offset >= 0 else ends[place] for place, offset in since.items()}
     else:
         wanted = starts if to == "first" else ends
@@ -161,13 +161,18 @@ def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[T
     return [TopicPartition(topic, number) for topic, one in there.items() for number in range(len(one.partitions))]
 
 
-def _offsets(options: KafkaOptions, name: str, places: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+def read_offsets(
+    options: KafkaOptions,
+    name: str,
+    places: Collection[TopicPartition],
+    spec: OffsetSpec,
+    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[TopicPartition, int]:
+    """Return offsets of partitions; for readers of committed records, the end is before an open transaction."""
     if not places:
         return {}
     admin = AdminClient(client_settings(options, name))
-    asked = admin.list_offsets(
-        dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_SECONDS
-    )
+    asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=ANSWER_SECONDS)
     try:
         return {place: int(asked[place].result(2 * ANSWER_SECONDS).offset) for place in places}
     except (KafkaException, TimeoutError) as error:

@@ -18,21 +18,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.kafka.client import ANSWER_SECONDS, MOST_BETWEEN_POLLS, member_settings
 from outbox.brokers.kafka.codec import to_delivery
 from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, error_of
-from outbox.brokers.kafka.groups import require_access
+from outbox.brokers.kafka.groups import read_offsets, require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.partition import HeldPartition, new_hand
-from outbox.brokers.kafka.topics import find_topic
+from outbox.brokers.kafka.topics import describe_topics, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger, log_fields
@@ -40,17 +42,26 @@ from outbox.message import TopicSpec, TopicType
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
+    from confluent_kafka.admin import TopicDescription
 
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.1  # `interrupt` and `close` end the wait of `receive` after this time
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
+TOPICS_SECONDS = 10.0  # how soon a topic that was deleted and created again is noticed
+OPEN_SECONDS = 60.0  # a transaction that is open for longer is told of
 IDLE_SECONDS = 5.0  # a partition with nothing to read is no longer in use after this time
 JOIN_SECONDS = 1.0  # a member that leaves while it joins would be missed, and waited for, until its session is over
 UNANSWERED_SECONDS = 5.0  # without a record: ask whether a broker is there
 
 # The group has no such member any more, or none in this generation.
 LOST = {"ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH"}
+LEFT_OPEN = (
+    "A transaction has been open in partition {partition} of topic {topic!r} since {since:%Y-%m-%d %H:%M:%S} UTC or before, at "
+    "offset {offset}: of the {count} records behind it none is delivered to readers of committed ones. Have its producer end it, "
+    "or find it (find-hanging) and end it (abort) with kafka-transactions.sh."
+)
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 ALLOW = "Allow this user Read on the topic."
 REBALANCING = {"REBALANCE_IN_PROGRESS"}
 
@@ -74,6 +85,7 @@ class GroupMember:
     ) -> None:
         self.group = group
         self.owner: GroupOwner = NO_OWNER
+        self.known_topics: frozenset[str] = frozenset()  # of which the group's inbox has messages
         self.refusals: dict[str, str] = {}
         self._options = options
         self._name = name
@@ -82,6 +94,11 @@ class GroupMember:
         self._consumer = Consumer(member_settings(options, name, group))
         self._subscribed: set[str] = set()
         self._asked_at: dict[str, float] = {}  # refused topics
+        self.left_open: dict[str, str] = {}  # topics with a transaction that does not end
+        self._open: dict[TopicPartition, tuple[int, float]] = {}  # its first offset, and since when it is known
+        self._topic_ids: dict[str, str] = {}
+        self._looked_at = time.monotonic()
+        self._look = threading.Thread()
         self._new: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
         self._partitions: dict[tuple[str, int], HeldPartition] = {}  # the next to hand out first
         self._largest_hand = 1
@@ -103,6 +120,7 @@ class GroupMember:
             self._subscribe(topics)
         with self._lock:
             self._largest_hand = max(self._largest_hand, limit)
+            self._look_at_topics()
         deadline = time.monotonic() + wait.total_seconds()
         seconds = 0.0
         while True:
@@ -159,6 +177,8 @@ class GroupMember:
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._look.is_alive():
+                self._look.join(ANSWER_SECONDS)
             try:
                 deadline = time.monotonic() + JOIN_SECONDS
                 while self._subscribed and not self._has_joined and time.monotonic() < deadline:
@@ -202,12 +222,68 @@ class GroupMember:
         description = find_topic(self._options, self._name, topic, hint=ALLOW)
         if description is None:
             raise call_error(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), f"look the topic {topic!r} up")
+        self._topic_ids[topic] = _id_of(description)
         require_access(self._options, self._name, self.group)
         places = [TopicPartition(topic, number) for number in range(len(description.partitions))]
         notes = committed_notes(self._consumer, places)
         require_owner(self.group, notes, self.owner)
-        if all(place.offset < 0 for place in notes):  # a partition that is added later is read from its first message
+        if all(place.offset < 0 for place in notes) and topic not in self.known_topics:  # Kafka deletes offsets after a while
+            # A partition that is added later is read from its first message.
             self._new |= {(place.topic, place.partition) for place in places}
+
+    def _look_at_topics(self) -> None:
+        """Ask again, after a while, for the topics' ids and open transactions; in a thread, since an answer may take seconds."""
+        if time.monotonic() >= self._looked_at + TOPICS_SECONDS and not self._look.is_alive():
+            self._looked_at = time.monotonic()
+            self._look = threading.Thread(target=self._ask_about_topics, name=f"Topics of group {self.group}", daemon=True)
+            self._look.start()
+
+    def _ask_about_topics(self) -> None:
+        with suppress(BrokerUnavailable):  # what is known stands
+            found = describe_topics(self._options, self._name, set(self._subscribed))
+            self._topic_ids |= {topic: _id_of(one) for topic, one in found.items() if not isinstance(one, KafkaError)}
+            self._look_for_open()
+
+    def _look_for_open(self) -> None:
+        """Note transactions before which the end for readers of committed records has stood for long."""
+        with self._lock:
+            places = [TopicPartition(*key) for key, partition in self._partitions.items() if not partition.records]
+        latest, now = OffsetSpec.latest(), self._clock()
+        stable = read_offsets(self._options, self._name, places, latest)
+        ends = read_offsets(self._options, self._name, places, latest, IsolationLevel.READ_UNCOMMITTED)
+        before, self._open = self._open, {}
+        left_open = {}
+        for place, offset in stable.items():
+            if offset < ends[place]:
+                known, since = before.get(place, (offset, now))
+                self._open[place] = offset, since if known == offset else now
+                if known == offset and now - since >= OPEN_SECONDS:
+                    left_open[place.topic] = LEFT_OPEN.format(
+                        partition=place.partition,
+                        topic=place.topic,
+                        since=datetime.fromtimestamp(since, UTC),
+                        offset=offset,
+                        count=ends[place] - offset,
+                    )
+        self.left_open = left_open
+
+    def _begin_again(self, partition: HeldPartition, topic_id: str) -> None:
+        """Begin at the start of a topic that was deleted and created again. The offset of the old one may be there, too."""
+        logger.warning(
+            "Topic %r was deleted and created again: group %r reads partition %s from its first message.",
+            partition.topic,
+            self.group,
+            partition.number,
+            extra=log_fields(group=self.group, topic=partition.topic),
+        )
+        place = TopicPartition(partition.topic, partition.number)
+        try:
+            place.offset = self._consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS)[0]
+            self._consumer.seek(place)
+        except KafkaException as error:
+            raise call_error(error, f"go to the start of topic {partition.topic!r}", hint=ALLOW) from error
+        partition.begin_again(place.offset)
+        partition.topic_id = topic_id
 
     def _refuse(self, topic: str, reason: str) -> None:
         if self.refusals.get(topic) != reason:
@@ -240,6 +316,10 @@ class GroupMember:
             with self._lock:  # before the other lock is let go: a rebalance may take the partition away
                 problems = [problem for record in records if (problem := self._add(record)) is not None]
                 self._read_notes()
+                for partition in self._partitions.values():
+                    current = self._topic_ids.get(partition.topic, "")
+                    if current and partition.topic_id not in ("", current):
+                        self._begin_again(partition, current)
                 begun = [partition for partition in self._partitions.values() if (partition.committed or 0) < 0]
                 self._commit([partition for partition in begun if not partition.records])
                 if seconds and not records:
@@ -318,6 +398,7 @@ class GroupMember:
             partition.committed = place.offset
             partition.in_use_until = note.handed_out_before
             partition.seen_before = max(partition.seen_before, note.handed_out_before)
+            partition.topic_id = note.topic_id or self._topic_ids.get(partition.topic, "")
             if partition.position is None and place.offset >= 0:
                 partition.position = place.offset
 
@@ -335,8 +416,8 @@ class GroupMember:
         if not wanted:
             return set()
         offsets = [
-            TopicPartition(*key, offset, OffsetNote(self.owner.source, self.owner.project, until).encode())
-            for key, (_, offset, until) in wanted.items()
+            TopicPartition(*key, offset, OffsetNote(self.owner.source, self.owner.project, until, partition.topic_id).encode())
+            for key, (partition, offset, until) in wanted.items()
         ]
         lost: set[HeldPartition] = set()
         try:
@@ -462,3 +543,8 @@ class GroupMember:
                 partition = self._partitions.pop((place.topic, place.partition), None)
                 if partition is not None and partition.is_paused:  # a pause would outlast the assignment
                     self._consumer.resume([place])
+
+
+def _id_of(topic: TopicDescription) -> str:
+    """Return the id of a topic; "" from a cluster that has none (before Kafka 2.8)."""
+    return "" if topic.topic_id is None or str(topic.topic_id) == NO_TOPIC_ID else str(topic.topic_id)

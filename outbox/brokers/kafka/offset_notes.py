@@ -25,11 +25,13 @@ class OffsetNote(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         source, project: the outbox with the group's inbox; "" where it is not known.
         handed_out_before: records before this offset may have been handed out and not finished.
+        topic_id: of the topic that the offset is of; one that is created again under its name has another. "": unknown.
     """
 
     source: str = ""
     project: str = ""
     handed_out_before: int = 0
+    topic_id: str = ""
 
     def encode(self) -> str:
         """Return the metadata's text."""

@@ -33,6 +33,7 @@ class HeldPartition:
         held: the records that are handed out: offset -> receipt.
         held_until: when all of them expire.
         changed_at: when a record last came or was acknowledged.
+        topic_id: of the topic whose records and offsets these are. "": unknown.
     """
 
     topic: str
@@ -47,6 +48,7 @@ class HeldPartition:
     held: dict[int, str] = field(default_factory=dict)
     held_until: float = 0.0
     changed_at: float = 0.0
+    topic_id: str = ""
     is_paused: bool = False
 
     @property
@@ -58,11 +60,15 @@ class HeldPartition:
         """Add the next record of the partition."""
         offset = record.offset() or 0
         if offset < (self.position or 0):  # of a topic that was deleted and created again
-            self.records.clear()
-            self.held.clear()
-            self.committed, self.in_use_until = -1, 0
+            self.begin_again(offset)
         self.records[offset] = record
         self.position, self.changed_at = offset + 1, now
+
+    def begin_again(self, offset: int) -> None:
+        """Forget all records and offsets, which are those of a topic that was deleted, and begin at an offset."""
+        self.records.clear()
+        self.held.clear()
+        self.position, self.committed, self.in_use_until, self.seen_before = offset, -1, 0, 0
 
     def ready(self, limit: int) -> Iterator[int]:
         """Yield the offsets of records that can be handed out: none beyond the limit after the committed offset."""

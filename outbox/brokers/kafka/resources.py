@@ -15,10 +15,15 @@ from outbox.brokers.kafka.errors import MISCONFIGURED, describe
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import create_topic, describe_topics, read_settings, wait_for_leaders
-from outbox.message import TopicSpec
+from outbox.message import TopicSpec, TopicType
 
 DESCRIBE = "Allow this user Describe on it."
 CREATE = "Allow this user Create on it, or create it with {settings}."
+KEYS_WOULD_MOVE = (
+    "With more partitions its keys move to others, and later messages of a key may be read before earlier ones. Set QUEUES to "
+    "{partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all of it, alter "
+    "it with kafka-topics.sh to have {wanted} partitions, and run outbox_pause --resume {topic}."
+)
 UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
 
 
@@ -30,12 +35,14 @@ class KafkaResource:
     Args:
         new: as it is created.
         least: the partitions that it needs.
+        is_ordered: whether the partition of a key must stay the same.
     """
 
     kind: str
     new: NewTopic
     create: Callable[[], object]
     least: int
+    is_ordered: bool = False
 
 
 class KafkaResources:
@@ -51,7 +58,7 @@ class KafkaResources:
 
     def _topic(self, topic: TopicSpec) -> KafkaResource:
         new = NewTopic(topic.name, topic.queues, config={"retention.ms": str(milliseconds(topic.retention))})
-        return KafkaResource("topic", new, partial(self._create, new), topic.queues)
+        return KafkaResource("topic", new, partial(self._create, new), topic.queues, topic.type is TopicType.FIFO)
 
     def _create(self, new: NewTopic) -> None:
         settings = ", ".join(f"{setting}={value}" for setting, value in _wanted(new).items())
@@ -79,8 +86,11 @@ def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, setti
             return resource(is_there=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
         trouble = f"Kafka could not look it up ({describe(found)}). {MISCONFIGURED.get(found.code(), '')}".rstrip()
         return resource(is_there=None, trouble=trouble)
-    differences = [*_differences(needed, len(found.partitions), settings)]
-    return resource(is_there=True, differences=tuple(differences), trouble="" if settings else UNSEEN)
+    partitions = len(found.partitions)
+    trouble = "" if settings else UNSEEN
+    if needed.is_ordered and partitions < needed.least:
+        trouble = KEYS_WOULD_MOVE.format(topic=needed.new.topic, partitions=partitions, wanted=needed.least)
+    return resource(is_there=True, differences=tuple(_differences(needed, partitions, settings)), trouble=trouble)
 
 
 def _wanted(new: NewTopic) -> dict[str, str]:

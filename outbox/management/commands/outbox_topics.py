@@ -39,7 +39,10 @@ class ResourceState(enum.StrEnum):
 
 DONE = {ResourceState.THERE, ResourceState.CREATED}
 HOW_TO_CREATE = "Run manage.py outbox_topics --create to create what is missing."
-NEVER_CHANGED = "What is different was left as it is: correct the settings, or change it with the server's own tools."
+NEVER_CHANGED = (
+    "What is different was left as it is: correct the settings, or change it with the server's own tools, unless a line above "
+    "says otherwise."
+)
 
 
 @dataclass(frozen=True, slots=True)

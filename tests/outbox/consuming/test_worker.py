@@ -20,6 +20,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.models import Deferred, Inbox, Process
 from outbox.outages import Backoff
+from outbox.testing.factories import InboxFactory
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import end_delays, errors, outgoing
 from tests.outbox.consuming.messages import Placed
@@ -43,6 +44,18 @@ def worker(worker) -> Worker:
             raise Reject("of no use")
 
     return worker()
+
+
+class TestBegin:
+    def test_tells_the_broker_of_which_topics_the_inbox_has_messages(self, worker, broker, monkeypatch):
+        told = []
+        monkeypatch.setattr(MemoryBroker, "set_known_topics", lambda client, *known: told.append(known))
+        InboxFactory(consumer_group="cart", topic="orders", number=1, lane=1)
+        InboxFactory(consumer_group="billing", topic="parcels", number=1, lane=1)
+
+        worker.step(NO_WAIT)
+
+        assert told == [("cart", ["orders"])]
 
 
 def applied() -> list[str]:

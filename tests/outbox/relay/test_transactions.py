@@ -16,6 +16,7 @@ from outbox.batches.operators import resend
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import LaneKey, forget
 from outbox.database.identity import read_identity
+from outbox.database.locks import Lock
 from outbox.errors import BrokerMisconfigured
 from outbox.failpoints import FailpointReached
 from outbox.models import Batch, MessageRow, State
@@ -473,6 +474,21 @@ class TestMarker:
         assert stored(ticket)
         relay_beside(takes_over=True).drain()
         assert Batch.objects.get().state == State.SENT
+
+    def test_of_each_lane_is_taken_over_at_once(self, relay_beside, broker, connect, caplog):
+        source = read_identity(database.raw("default")).source
+        for lane in (1, 2, 3):
+            broker.open_lane(source, lane)
+            broker.send_transaction(lane, [], '{"database":"77/16384","timeline":1}')
+        connect().execute("SELECT pg_advisory_lock(%s, 3)", [Lock.LANE])  # as another relay does
+
+        relay_beside(takes_over=True).step()
+
+        for lane in (1, 2):
+            relay_beside(lane=HeldLane(lane)).step()
+        assert "Lanes [3] were not taken over, since other relays hold them" in caplog.text
+        with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes all lanes"):
+            relay_beside(lane=HeldLane(3)).step()
 
     def test_that_is_not_ours_is_refused(self, relay, broker):
         broker.open_lane(read_identity(database.raw("default")).source, 1)

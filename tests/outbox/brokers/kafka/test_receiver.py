@@ -342,10 +342,23 @@ def partition_of(broker: KafkaBroker, group: str) -> HeldPartition:
 
 def noted(topic: str, group: str) -> tuple[int, int]:
     """Return the committed offset of the first partition, and until where it is in use."""
+    place = committed(topic, group)
+    return place.offset, OffsetNote.read(place.metadata).handed_out_before
+
+
+def committed(topic: str, group: str) -> TopicPartition:
+    """Return the committed offset of the first partition, with its metadata."""
     consumer = Consumer({"bootstrap.servers": server().address, "group.id": group, **QUIET})
     [place] = consumer.committed([TopicPartition(topic, 0)], timeout=SECONDS)
     consumer.close()
-    return place.offset, OffsetNote.read(place.metadata).handed_out_before
+    return place
+
+
+def commit(place: TopicPartition, group: str) -> None:
+    consumer = Consumer({"bootstrap.servers": server().address, "group.id": group, **QUIET})
+    place = TopicPartition(place.topic, place.partition, place.offset, place.metadata)
+    consumer.commit(offsets=[place], asynchronous=False)
+    consumer.close()
 
 
 def forget(broker: KafkaBroker, group: str) -> None:
@@ -520,6 +533,14 @@ class TestStart:
         done.set()
         calls.join(SECONDS)
 
+    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, open_member: Open, group: str):
+        topic = create_topic()
+        produce(topic, b"meanwhile")
+        mine = open_member(topic, START="latest")
+        mine.set_known_topics(group, [topic])
+
+        assert bodies(receive(mine, group)) == [b"meanwhile"]
+
 
 class TestTopics:
     def test_that_are_missing_are_named_and_leave_others_alone(
@@ -553,6 +574,58 @@ class TestTopics:
 
         assert bodies(found) == [b"1", b"2"]
         assert noted(topic, group)[0] == 0
+
+    @pytest.mark.parametrize("is_restarted", [False, True], ids=["live", "restarted"])
+    def test_that_have_more_records_than_before_are_read_from_their_start(
+        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, caplog, is_restarted: bool
+    ):
+        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.5)
+        topic = create_topic()
+        mine = open_member(topic)
+        mine.send([message(topic, b"old") for _ in range(5)])
+        mine.ack(receive(mine, group, count=5))
+        before = committed(topic, group)
+        if is_restarted:
+            mine.close()
+        delete_topic(topic)
+        wait_until(lambda: _is_created(topic), SECONDS)
+        for number in range(10):
+            produce(topic, b"%d" % number)
+        if is_restarted:  # as a member does that has not learned of it
+            commit(before, group)
+            mine = open_member(topic)
+
+        found: set[bytes] = set()
+        wait_until(lambda: found.update(bodies(once(mine, group))) or len(found) == 10, SECONDS)
+
+        assert found == {b"%d" % number for number in range(10)}
+        assert f"Topic {topic!r} was deleted and created again" in caplog.text
+
+    def test_with_a_transaction_that_stays_open_are_named(
+        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    ):
+        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.2)
+        topic = create_topic()
+        mine = open_member(topic)
+        theirs = Producer({"bootstrap.servers": server().address, "transactional.id": uuid.uuid4().hex, **QUIET})
+        theirs.init_transactions(SECONDS)
+        theirs.begin_transaction()
+        theirs.produce(topic, b"theirs")
+        theirs.flush(SECONDS)
+        mine.send([message(topic, b"ours")])
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
+        before = mine.refusals()
+        clock.now += 61
+
+        named = wait_until(lambda: once(mine, group) == [] and mine.refusals().get(topic))
+        theirs.commit_transaction(SECONDS)
+        found = receive(mine, group, count=2)
+        mine.ack(found)
+
+        assert before == {}
+        assert f"open in partition 0 of topic {topic!r} since 2027-01-15 08:00:00 UTC or before, at offset 0" in named
+        assert bodies(found) == [b"theirs", b"ours"]
+        assert wait_until(lambda: once(mine, group) == [] and mine.refusals() == {})
 
 
 def _is_created(topic: str) -> bool:

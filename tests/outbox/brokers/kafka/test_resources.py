@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType
 from django.core.management import call_command
 
 from outbox import consumer, database
@@ -22,7 +22,10 @@ from outbox.brokers.kafka.marker import marker_topic
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec, TopicType
+from outbox.relay.lane import HeldLane
+from outbox.relay.rounds import Relay
 from project.servers.kafka import Kafka
+from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.kafka_node import JARS, server
 from tests.outbox.brokers.kafka import cluster, secured
 from tests.outbox.brokers.kafka.secured import CREATE, DESCRIBE
@@ -70,6 +73,36 @@ class TestTopics:
         found = resources(cluster.open_broker(topic))["topic"]
 
         assert found.differences == ("2 partitions, not 4", "retention.ms=-1, not 604800000")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_that_keep_order_get_partitions_only_while_nothing_of_them_waits(self):
+        topic = cluster.create_topic(partitions=1)
+        row = TopicFactory(name=topic, type="fifo", ordered=True)
+        broker = cluster.open_broker(topic, kind=TopicType.FIFO)
+        relay = Relay(database.raw("default"), broker, HeldLane(1))
+        trouble = resources(broker)["topic"].trouble
+
+        def publish(number: int) -> None:
+            for key in "abcdef":
+                message = MessageRowFactory(topic=row, key=key, body=b"%d" % number)
+                TicketFactory(topic=row, message=message, order_key=ord(key))
+
+        publish(1)
+        relay.drain()
+        call_command("outbox_pause", topic, database=["default"], stdout=StringIO())
+        publish(2)
+        relay.drain()
+        waiting = len(cluster.read(topic))  # the group reads these
+        admin = AdminClient({"bootstrap.servers": server().address, **cluster.QUIET})
+        admin.create_partitions([NewPartitions(topic, 4)])[topic].result(cluster.SECONDS)
+        call_command("outbox_pause", topic, database=["default"], resume=True, stdout=StringIO())
+        wait_until(lambda: relay.drain().sent)
+
+        assert "Set QUEUES to 1; or run outbox_pause" in trouble
+        assert "to have 4 partitions" in trouble
+        assert waiting == 6
+        assert len(cluster.read(topic)) == 12
+        assert (resources(broker)["topic"].differences, resources(broker)["topic"].trouble) == ((), "")
 
     def test_with_more_partitions_or_compaction_are_what_the_topic_needs(self):
         topic = cluster.create_topic(partitions=6, config={"retention.ms": "1", "cleanup.policy": "compact"})
