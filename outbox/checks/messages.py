@@ -57,6 +57,27 @@ def check_fields(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
 
 
+def check_annotations(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W060: A message type has an attribute without an annotation.
+
+    It is no field, so it is not in the body. Annotate it, with `ClassVar` if it is none; a name in capitals is taken for a
+    constant.
+    """
+    return [
+        Caution(
+            f"Message type {_name(kind)} has the attribute {name!r} without an annotation, so it is no field of the body.",
+            hint=f"Write `{name}: {type(value).__name__} = {value!r}`, or `{name}: ClassVar = ...` if it is none.",
+            id="outbox.W060",
+        )
+        for kind in message_types().values()
+        for name, value in vars(kind).items()
+        if not name.startswith("_")
+        and name not in (*kind.__struct_fields__, *kind.__annotations__)
+        and not (name.isupper() or isinstance(value, type) or hasattr(value, "__get__"))
+    ]
+
+
 def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
