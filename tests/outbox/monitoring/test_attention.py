@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import celery
 import pytest
+from django.core.management import get_commands
 
 from outbox import conf, consumer, database
 from outbox.brokers.base import Outgoing
@@ -116,8 +117,8 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay --unsent; replay, or discard "
-            "them (--discard)."
+            "Topic 'broken': 2 messages cannot be sent: rejected by the broker, or without a row. See the reasons with "
+            "outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
@@ -135,6 +136,19 @@ class TestTopics:
         TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
 
         assert read() == []
+
+    @pytest.mark.parametrize("hours", [23, 25])
+    def test_name_one_that_was_paused_for_more_than_a_day(self, read, hours):
+        since = {"paused_at": ago(hours=hours), "paused_by": "ann", "pause_reason": "a fix"}
+        TicketFactory(topic=TopicFactory(name="held", paused=True, **since))
+
+        found = read()
+
+        assert [(one.kind, one.cause) for one in found] == [
+            (AttentionKind.PAUSED, "It is paused by ann for 25 h: a fix. 1 message waits.")
+        ] * (hours == 25)
+        for one in found:
+            assert one.step == "End the pause with outbox_pause held --resume."
 
     def test_name_one_that_the_settings_do_not_have(self, settings):
         TicketFactory(topic=TopicFactory(name="former"))
@@ -718,3 +732,14 @@ class TestGroups:
         Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
 
         assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
+
+    @pytest.mark.parametrize("is_installed", [True, False])
+    def test_name_the_audit_where_it_is_a_command(self, read, settings, is_installed):
+        Gap.objects.create(consumer_group="cart", source="s", topic="orders", lane=1, first_number=3, last_number=5)
+        if not is_installed:
+            settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("outbox.pipeline")]
+
+        [one] = read()
+
+        assert one.step.startswith("Run outbox_audit" if is_installed else "Add outbox.pipeline to INSTALLED_APPS")
+        assert ("outbox_audit" in get_commands()) is is_installed
