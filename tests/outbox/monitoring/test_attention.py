@@ -14,7 +14,7 @@ from outbox.database.partitions import make_day
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.message import Message
-from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
+from outbox.models import Deferred, FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
@@ -371,6 +371,24 @@ class TestGroups:
         assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
         assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
         assert one.error == "Its queues have another x-max-length."
+
+    @pytest.mark.parametrize("silent", [5, 15])
+    def test_name_a_consumer_of_celerys_that_beat_no_longer_calls(self, read, monkeypatch, silent):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule()  # without the group, which is in this project's code
+        monkeypatch.setattr(celery, "current_app", app)
+        a_process("consumer", consumer_group="cart", note="celery", silent=silent)
+        a_backlog("a")
+
+        assert [one.kind for one in read()] == [AttentionKind.NO_CONSUMER] * (silent > 8)
+
+    def test_need_none_of_failed_messages_whose_inbox_was_emptied(self, read):
+        a_process("consumer", consumer_group="cart")
+        FailedDelivery.objects.create(
+            consumer_group="cart", topic="parcels", message_id=uuid4(), delivery_count=1, outcome="retry"
+        )
+
+        assert read() == []
 
     def test_need_none_while_nothing_waits(self, read):
         a_process("consumer", consumer_group="cart", silent=160)
