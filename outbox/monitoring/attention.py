@@ -262,7 +262,7 @@ def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
         yield Attention(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
-        step = "Correct it at the broker. The relay sends again within 30 s."
+        step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
         yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.failures >= ALERT_FAILURES:

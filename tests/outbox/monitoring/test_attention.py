@@ -175,7 +175,7 @@ class TestTopics:
             "The topic is not configured correctly at the broker.",
             "Wrong type.",
         )
-        assert "not configured correctly at the broker. Wrong type. Correct it" in str(one)
+        assert "not configured correctly at the broker. Wrong type. Correct what" in str(one)
         assert one.step.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
 
     def test_name_parked_half_messages(self, read, settings):
