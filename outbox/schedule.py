@@ -38,6 +38,8 @@ def beat_schedule(
         consume: consumer groups that Celery's workers serve, each second; none where `outbox_consume` runs.
         queue: the same as `OUTBOX["CELERY_QUEUE"]`.
     """
+    if isinstance(consume, str):
+        raise TypeError(f"consume takes a list of consumer groups: beat_schedule(consume=[{consume!r}]).")
     return {
         "outbox-sweep": _entry("outbox.tasks.sweep", sweep, queue),
         "outbox-maintenance": _entry("outbox.tasks.maintenance", maintenance, queue),

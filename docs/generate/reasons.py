@@ -172,6 +172,8 @@ CHECKS = {
     "E020": "A half message could be left undecided.",
     "W021": "A stale answer would be taken for the truth.",
     "W022": "Message and business row would not commit together.",
+    "E059": "Nothing that is published would be committed.",
+    "W060": "A value would be missing in each body.",
     "W023": "Statements would fail now and then.",
     "E024": "Time-outs that locks need would be missing.",
     "W025": "A relay would hold no lock, or refuse to start.",

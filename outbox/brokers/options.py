@@ -83,6 +83,8 @@ def _explain(error: msgspec.ValidationError) -> str:
 def _advice(kind: type[BrokerOptions], text: str) -> str:
     if "field" in text:
         return f"Choices are: {', '.join(name.upper() for name in kind.__struct_fields__)}."
+    if "Expected `array`, got `str`" in text:
+        return 'Write a list: ["..."].'
     return "Write timedelta(seconds=...)." if "duration" in text else "Correct it."
 
 

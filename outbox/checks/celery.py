@@ -15,7 +15,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox.checks.settings import known_settings
-from outbox.consuming.register import groups
+from outbox.consuming.register import groups, known_groups
 
 SWEEP = "outbox.tasks.sweep"
 CONSUME = "outbox.tasks.consume"
@@ -60,9 +60,8 @@ def check_consumed_groups(**kwargs: Any) -> list[CheckMessage]:
     Correct the name in `beat_schedule(consume=[...])`, or define the consumer in consumers.py of an installed app.
     """
     names = sorted({str(name) for entry in beat_entries(CONSUME) for name in entry.get("args", ())[:1]} - set(groups()))
-    known = ", ".join(sorted(groups())) or "none"
     text = "Celery's beat consumes for the group {!r}, which no @consumer is in."
-    return [Error(text.format(name), hint=f"Choices are: {known}.", id="outbox.E058") for name in names]
+    return [Error(text.format(name), hint=known_groups(), id="outbox.E058") for name in names]
 
 
 def wakeup_app() -> Iterator[Any]:

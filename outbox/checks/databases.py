@@ -121,6 +121,24 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E059: A database of the outbox has `AUTOCOMMIT: False`.
+
+    Django's transactions would begin and end nothing: messages are not committed, and consumers wait for locks of their own
+    session. Remove it.
+    """
+    return [
+        Error(
+            f"Database {alias!r} has AUTOCOMMIT = False, so no transaction of Django's ends with a commit: nothing is sent.",
+            hint=f'Remove AUTOCOMMIT from DATABASES["{alias}"].',
+            id="outbox.E059",
+        )
+        for alias in database.outbox_databases()
+        if not connections[alias].settings_dict["AUTOCOMMIT"]
+    ]
+
+
 def check_prepared_statements(**kwargs: Any) -> list[CheckMessage]:
     """
     W023: Statements are prepared on a database behind a pooler in transaction mode.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec.inspect
@@ -55,6 +56,27 @@ def check_fields(**kwargs: Any) -> list[CheckMessage]:
     type or a dataclass.
     """
     return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
+
+
+def check_annotations(**kwargs: Any) -> list[CheckMessage]:
+    """
+    W060: A message type has an attribute without an annotation.
+
+    It is no field, so it is not in the body. Annotate it, with `ClassVar` if it is none; a name in capitals is taken for a
+    constant.
+    """
+    return [
+        Caution(
+            f"Message type {_name(kind)} has the attribute {name!r} without an annotation, so it is no field of the body.",
+            hint=f"Write `{name}: {type(value).__name__} = {value!r}`, or `{name}: ClassVar = ...` if it is none.",
+            id="outbox.W060",
+        )
+        for kind in message_types().values()
+        for name, value in vars(kind).items()
+        if not name.startswith("_")
+        and name not in (*kind.__struct_fields__, *_annotated(kind))
+        and not (name.isupper() or isinstance(value, type) or hasattr(value, "__get__"))
+    ]
 
 
 def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
@@ -141,6 +163,12 @@ def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
         for cls in _foreign_types(field.type, set()):
             text = f"Message type {_name(kind)} has the field {field.name!r} of type {cls.__module__}.{cls.__qualname__}"
             yield Error(f"{text}, which JSON cannot represent.", hint=hint, id="outbox.E047")
+
+
+def _annotated(kind: type[Message]) -> Collection[str]:
+    with suppress(NameError):  # from Python 3.14 on, they are evaluated here; E047 reports it
+        return kind.__annotations__
+    return ()
 
 
 def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:

@@ -201,14 +201,12 @@ def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list
         lost = schemas - {_schema_of(other) for other in database.outbox_databases() if _place(other) == _place(alias)}
         if not lost:
             return []
-        return [
-            Error(
-                f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, which no relay reads.",
-                hint="Drop them and keep the outbox in a schema that all connections see, or add an alias to DATABASES for "
-                "each, with its search_path in OPTIONS.",
-                id="outbox.E034",
-            )
-        ]
+        text = f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, which no relay reads."
+        hint = (
+            "Drop them and keep the outbox in a schema that all connections see, or add an alias to DATABASES for each, with its "
+            "search_path in OPTIONS."
+        )
+        return [Error(text, hint=hint if _schema_of(alias) else database.explain_missing(alias), id="outbox.E034")]
 
     return _check_each(databases, check)
 

@@ -114,8 +114,12 @@ def _check_transaction(consumer: Consumer) -> None:
     connection = connections[consumer.using]
     status = connection.connection.pgconn.transaction_status if connection.connection else TransactionStatus.UNKNOWN
     if connection.needs_rollback or status != TransactionStatus.INTRANS:
-        error = BrokenTransaction if not connection.closed_in_transaction else ClosedByHandler
-        raise error(
+        if connection.closed_in_transaction:
+            raise ClosedByHandler(
+                f"{consumer.name} closed the connection of database {consumer.using!r}, and so ended the transaction that was to "
+                "commit its work and its inbox row. Leave the connection open: it is closed after the handler."
+            )
+        raise BrokenTransaction(
             f"{consumer.name} returned with a broken transaction: it caught an error of the database, or of an atomic "
             "block, that had aborted the transaction. Put the statement that may fail into an atomic() of its own, "
             "and catch the error outside of it."

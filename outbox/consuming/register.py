@@ -242,9 +242,15 @@ def group(name: str) -> Group:
         ConfigurationError: no handler is in that group.
     """
     if name not in registered:
-        known = ", ".join(sorted(registered)) or "none"
-        raise ConfigurationError(f"No @consumer is in the group {name!r}.", hint=f"Choices are: {known}.")
+        raise ConfigurationError(f"No @consumer is in the group {name!r}.", hint=known_groups())
     return registered[name]
+
+
+def known_groups() -> str:
+    """Return a sentence that names the groups that there are, or says where a handler is found."""
+    if registered:
+        return f"Choices are: {', '.join(sorted(registered))}."
+    return "There are none: write the handlers into consumers.py of an app in INSTALLED_APPS."
 
 
 @overload

@@ -11,12 +11,14 @@ from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
+from django.apps import apps
 from psycopg import pq
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
 from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
+from outbox.conf.apps import PIPELINE
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
 from outbox.extensions import Attention, Extension, extensions
@@ -31,6 +33,7 @@ from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
 LATE_AFTER = timedelta(minutes=1)
+PAUSED_FOR = timedelta(days=1)  # after which a pause may be forgotten
 STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
 SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
 
@@ -68,6 +71,7 @@ class AttentionKind(enum.StrEnum):
     SEND_FAILS = "send_fails"
     REJECTED = "rejected"
     PARKED = "parked"
+    PAUSED = "paused"
     GROUP_STUCK = "group_stuck"
     GROUP_SLOW = "group_slow"
     GROUP_FAILS = "group_fails"
@@ -250,20 +254,20 @@ def _silent(status: Status) -> Iterator[Attention]:
 def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
     subject = f"topic {topic.name!r}"
     if topic.dead:
-        cause = f"The broker rejected {count(topic.dead, 'message')}."
-        yield Attention(
-            AttentionKind.REJECTED,
-            subject,
-            cause,
-            "See the reasons with outbox_replay --unsent; replay, or discard them (--discard).",
-        )
+        cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
+        one_topic = f"outbox_replay --unsent --topic {topic.name}"
+        step = f"See the reasons with {one_topic}; correct them, then add --all to send again, or --all --discard."
+        yield Attention(AttentionKind.REJECTED, subject, cause, step)
+    if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_FOR.total_seconds():
+        cause = f"It is {topic.pause}. {count(topic.unsent, 'message')} {'waits' if topic.unsent == 1 else 'wait'}."
+        yield Attention(AttentionKind.PAUSED, subject, cause, f"End the pause with outbox_pause {topic.name} --resume.")
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
         cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
         yield Attention(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
-        step = "Correct it at the broker. The relay sends again within 30 s."
+        step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
         yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.failures >= ALERT_FAILURES:
@@ -284,7 +288,7 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     for topic, progress in sorted(group.progress.items()):
         if progress.is_gone:
             cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
-            step = "Start or restart its consumers, which declare it; then run outbox_audit, and resend what was lost."
+            step = f"Start or restart its consumers, which declare it. {_resend()}"
             yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
@@ -423,11 +427,17 @@ def _long_transactions(connection: Connection) -> Iterator[Attention]:
         yield Attention(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
 
 
+def _resend() -> str:
+    """Return how the messages that a group lacks are found and sent again, with the apps that are installed."""
+    if apps.is_installed(PIPELINE):
+        return "Run outbox_audit, and resend lost messages on the admin's page of its findings."
+    return f"Add {PIPELINE} to INSTALLED_APPS, run migrate and outbox_audit, and resend lost messages on its page of the admin."
+
+
 def _records(status: Status) -> Iterator[Attention]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
-        step = "Run outbox_audit, and resend lost messages on the admin's page of its findings."
-        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
+        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, _resend())
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
         yield Attention(

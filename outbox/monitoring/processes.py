@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 
 from outbox import conf
 from outbox.checks.celery import CONSUME, SWEEP, beat_entries, seconds_between
+from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER, Handling
 
@@ -109,7 +110,8 @@ def _beats_within(process: ProcessStatus) -> float:
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
     # A group of another service is in the schedule of that service's beat, which is not known here.
-    unknown = UNKNOWN_INTERVAL.total_seconds() if is_consumer and not entries else 0.0
+    is_elsewhere = is_consumer and not (process.consumer_group in groups() and beat_entries(SWEEP))
+    unknown = UNKNOWN_INTERVAL.total_seconds() if is_elsewhere and not entries else 0.0
     every = max((seconds_between(entry["schedule"]) for entry in entries), default=unknown)
     is_shared = len({topic.broker for topic in settings.topics.values()}) > 1
     return SILENT_AFTER.total_seconds() + 2 * every + takes.total_seconds() * is_shared

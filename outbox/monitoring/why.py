@@ -125,7 +125,8 @@ def why(connection: Connection, message_id: UUID) -> str | None:
         case "sent":
             return " ".join(_of_groups(connection, message_id, message))
         case "dead":
-            return f"The broker rejected it: {message.last_error.rstrip('.')}. Replay or discard it with outbox_replay --unsent."
+            act = f"outbox_replay --unsent {message_id}"
+            return f"It cannot be sent: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
         case "discarded":
             return "An operator has discarded it, so it is not sent."
         case "lost":

@@ -2,6 +2,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
+import pytest
 from celery import current_app
 
 import outbox.tasks  # noqa: F401  (registers the tasks)
@@ -26,6 +27,10 @@ class TestBeatSchedule:
         served = {tuple(entry["args"]) for entry in schedule.values() if entry["task"] == "outbox.tasks.consume"}
         assert served == {("cart",), ("points",)}
         assert "outbox.tasks.consume" in current_app.tasks
+
+    def test_refuses_a_text_whose_letters_would_be_groups(self):
+        with pytest.raises(TypeError, match=r"beat_schedule\(consume=\['points'\]\)"):
+            beat_schedule(consume="points")
 
     def test_lets_ticks_expire_that_nobody_took(self):
         slow = beat_schedule(sweep=timedelta(minutes=1), queue="mine")["outbox-sweep"]

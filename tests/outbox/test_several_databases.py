@@ -248,6 +248,7 @@ class TestASchemaForEachTenant:
             with pytest.raises(NotMigrated) as refused:
                 relay("signalled")
             (warning,) = check_tables(databases=["signalled"])
+            (lost,) = check_schemas(databases=["signalled"])
         finally:
             connections["signalled"].close()
             del connections["signalled"]
@@ -255,6 +256,7 @@ class TestASchemaForEachTenant:
         step = '''or DATABASES['signalled']["OPTIONS"]["options"] = "-c search_path=north,public"'''
         assert step in refused.value.hint
         assert step in warning.hint
+        assert step in lost.hint
         assert step in caplog.text
         assert "Run manage.py migrate" not in caplog.text
 

@@ -41,7 +41,7 @@ CHANNEL_SECONDS = 30.0  # an idle channel is not used for longer; see `_is_outda
 # Of an ordered queue, the same in each process. The server puts messages that a lost process gives back behind those that it got
 # back before: a process with a smaller prefetch than the one before it would leave some of these, and change their order.
 ORDERED_PREFETCH = 100
-DECLARE_SECONDS = 10.0  # a topic that the server refused is declared again after this time
+DECLARE_SECONDS = 10.0  # a topic is declared again after this time: it may be refused no longer, or have lost its binding
 CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT, after which the server takes back all that came over a channel
 
 Source = tuple[str, str]  # group and topic
@@ -299,7 +299,7 @@ class RabbitMQReceiver:
         with closing(connection.channel()) as channel:
             states = {topic: state_of(channel, inlet_name(topic, group)) for topic in readable}
         for topic in (topic for topic, state in states.items() if state is None):
-            if self._declared[group, topic] == float("inf"):  # the server has not refused it
+            if topic not in self.refusals:
                 del self._declared[group, topic]
         return [topic for topic, state in states.items() if state is not None and state[0] > 0]
 
@@ -333,10 +333,9 @@ class RabbitMQReceiver:
                 if not _exists(channel, queue_name(topic, group)):
                     return False
                 del self._refused[source]  # there is something to read
-                self._declared[source] = time.monotonic() + DECLARE_SECONDS
             else:
                 self.refusals.pop(topic, None)
-                self._declared[source] = float("inf")
+            self._declared[source] = time.monotonic() + DECLARE_SECONDS
         return True
 
     def _refuse(self, source: Source, reason: str) -> None:

@@ -32,7 +32,8 @@ class Command(BaseCommand):
     help = (
         "Relay messages as they are committed: one thread for each database and broker. Ends cleanly on SIGTERM and "
         "SIGINT, within 5 s: the current batch is finished, the others are released. You can start any number of relays; they "
-        f"share the work. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, {ENDED_UNFINISHED}."
+        "share the work. Exit code: 0 stopped by a signal or by an option, 1 failed, or --once has left messages unsent, "
+        f"2 could not start, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -57,6 +58,8 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.OperationalError) as error:
             raise unable(error) from error
         self._report(done, as_json=options["json"])
+        if options["once"] and any(result.unaccepted for result in done.values()):
+            raise SystemExit(1)
 
     def _report(self, done: dict[hosts.RelayTarget, RelayResult], *, as_json: bool) -> None:
         if as_json:

@@ -680,6 +680,19 @@ def rejected(stage: Stage) -> Iterator[None]:
 
 
 @situation(
+    "A topic was paused, and not resumed for a day",
+    "paused of topic 'orders'",
+    within=10,
+    do="`outbox_pause orders --resume`",
+)
+def paused_for_a_day(stage: Stage) -> Iterator[None]:
+    stage.run("outbox_pause", "orders")
+    stage.execute("UPDATE outbox_topic SET paused_at = now() - interval '25 hours' WHERE name = 'orders'")
+    yield
+    stage.run("outbox_pause", "orders", "--resume")
+
+
+@situation(
     "A message was lost by the broker",
     "gap of group 'shipping'",
     within=30,

@@ -81,3 +81,10 @@ class TestE058:
         assert problem.id == "outbox.E058"
         assert problem.msg == "Celery's beat consumes for the group 'pionts', which no @consumer is in."
         assert problem.hint == "Choices are: points."
+
+    def test_says_where_handlers_are_found_if_there_are_none(self, app, found):
+        app.conf.beat_schedule = beat_schedule(consume=["points"])
+
+        (problem,) = found()
+
+        assert "into consumers.py of an app in INSTALLED_APPS" in problem.hint

@@ -37,6 +37,16 @@ class TestE007:
         assert ["is used with psycopg2" in problem.msg for problem in found()] == [True]
 
 
+class TestE059:
+    def test_finds_a_database_that_commits_nothing(self, found, monkeypatch):
+        monkeypatch.setitem(connections["other"].settings_dict, "AUTOCOMMIT", False)
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.E059"
+        assert problem.hint == 'Remove AUTOCOMMIT from DATABASES["other"].'
+
+
 class TestE044:
     @pytest.mark.parametrize(
         ("named", "says"),

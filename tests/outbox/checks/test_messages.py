@@ -2,7 +2,7 @@ import inspect
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import Group
@@ -170,6 +170,41 @@ class TestE047:
 
             class Meta:
                 topic = "orders"
+
+        assert found() == []
+
+
+class TestW060:
+    def test_finds_an_attribute_that_is_no_field(self, found):
+        class Odd(Message):
+            order_id: int
+            total = 5
+
+            class Meta:
+                topic = "orders"
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W060"
+        assert problem.msg.endswith("has the attribute 'total' without an annotation, so it is no field of the body.")
+        assert problem.hint.startswith("Write `total: int = 5`")
+
+    def test_leaves_constants_and_methods_alone(self, found):
+        class Fine(Message):
+            order_id: int
+            limit: ClassVar = 5
+            MOST = 7
+            Kind = TopicType
+
+            class Meta:
+                topic = "orders"
+
+            @property
+            def place(self):
+                return self.order_id
+
+            @staticmethod
+            def now(): ...
 
         assert found() == []
 

@@ -145,6 +145,7 @@ class TestHandler:
         consumer(Placed, group="cart", retry=NO_RETRY)(lambda message, context: connection.close())
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
+        assert "closed the connection of database 'default'" in errors()[0]
 
     def test_that_wraps_the_error_of_a_lost_connection_has_not_failed(self):
         @consumer(Placed, group="cart", retry=NO_RETRY)

@@ -9,9 +9,10 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, HalfState
+from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.models import Batch, Deferred, MessageState, Process, State, Ticket
 from outbox.testing.factories import DeferredFactory, InboxFactory
+from tests.outbox.management.conftest import TOPIC
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -133,6 +134,17 @@ class TestOutboxRelay:
         assert json.loads(capsys.readouterr().out)["relays"][0]["sent"] == 2
         assert are_sent(ids)
         assert not Process.objects.exists()
+
+    def test_exits_with_1_when_once_leaves_messages_unsent(self, publish, capsys):
+        ids = publish(2)
+        EmbeddedTopic.objects.create(name=TOPIC, type="fifo", queues=1)  # not as in settings
+
+        with pytest.raises(SystemExit) as ended:
+            call_command("outbox_relay", "--once", "--database", "default")
+
+        assert ended.value.code == 1
+        assert "0 sent in 1 batch, 2 to be retried or dead" in capsys.readouterr().out
+        assert not are_sent(ids)
 
     def test_says_what_it_did(self, publish, capsys):
         publish(2)

@@ -82,8 +82,8 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   long-running  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': The broker rejected 3 messages. See the reasons with outbox_replay --unsent; replay, or discard "
-            "them (--discard).",
+            "! Topic 'orders': 3 messages cannot be sent: rejected by the broker, or without a row. See the reasons with "
+            "outbox_replay --unsent --topic orders; correct them, then add --all to send again, or --all --discard.",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):

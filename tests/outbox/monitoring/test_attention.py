@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import celery
 import pytest
+from django.core.management import get_commands
 
 from outbox import conf, consumer, database
 from outbox.brokers.base import Outgoing
@@ -14,7 +15,7 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.ids import topic_number
 from outbox.message import Message
-from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
+from outbox.models import Deferred, FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import AttentionKind, read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
@@ -117,8 +118,8 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': The broker rejected 2 messages. See the reasons with outbox_replay --unsent; replay, or discard "
-            "them (--discard)."
+            "Topic 'broken': 2 messages cannot be sent: rejected by the broker, or without a row. See the reasons with "
+            "outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
@@ -136,6 +137,19 @@ class TestTopics:
         TicketFactory(topic=topic, message=MessageRowFactory(topic=topic, id=message_id(ago(hours=1))))
 
         assert read() == []
+
+    @pytest.mark.parametrize("hours", [23, 25])
+    def test_name_one_that_was_paused_for_more_than_a_day(self, read, hours):
+        since = {"paused_at": ago(hours=hours), "paused_by": "ann", "pause_reason": "a fix"}
+        TicketFactory(topic=TopicFactory(name="held", paused=True, **since))
+
+        found = read()
+
+        assert [(one.kind, one.cause) for one in found] == [
+            (AttentionKind.PAUSED, "It is paused by ann for 25 h: a fix. 1 message waits.")
+        ] * (hours == 25)
+        for one in found:
+            assert one.step == "End the pause with outbox_pause held --resume."
 
     def test_name_one_that_the_settings_do_not_have(self, settings):
         TicketFactory(topic=TopicFactory(name="former"))
@@ -162,7 +176,7 @@ class TestTopics:
             "The topic is not configured correctly at the broker.",
             "Wrong type.",
         )
-        assert "not configured correctly at the broker. Wrong type. Correct it" in str(one)
+        assert "not configured correctly at the broker. Wrong type. Correct what" in str(one)
         assert one.step.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
 
     def test_name_parked_half_messages(self, read, settings):
@@ -350,6 +364,24 @@ class TestGroups:
         assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
         assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
         assert one.error == "Its queues have another x-max-length."
+
+    @pytest.mark.parametrize("silent", [5, 15])
+    def test_name_a_consumer_of_celerys_that_beat_no_longer_calls(self, read, monkeypatch, silent):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule()  # without the group, which is in this project's code
+        monkeypatch.setattr(celery, "current_app", app)
+        a_process("consumer", consumer_group="cart", note="celery", silent=silent)
+        a_backlog("a")
+
+        assert [one.kind for one in read()] == [AttentionKind.NO_CONSUMER] * (silent > 8)
+
+    def test_need_none_of_failed_messages_whose_inbox_was_emptied(self, read):
+        a_process("consumer", consumer_group="cart")
+        FailedDelivery.objects.create(
+            consumer_group="cart", topic="parcels", message_id=uuid4(), delivery_count=1, outcome="retry"
+        )
+
+        assert read() == []
 
     def test_need_none_while_nothing_waits(self, read):
         a_process("consumer", consumer_group="cart", silent=160)
@@ -711,3 +743,14 @@ class TestGroups:
         Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
 
         assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
+
+    @pytest.mark.parametrize("is_installed", [True, False])
+    def test_name_the_audit_where_it_is_a_command(self, read, settings, is_installed):
+        Gap.objects.create(consumer_group="cart", source="s", topic="orders", lane=1, first_number=3, last_number=5)
+        if not is_installed:
+            settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("outbox.pipeline")]
+
+        [one] = read()
+
+        assert one.step.startswith("Run outbox_audit" if is_installed else "Add outbox.pipeline to INSTALLED_APPS")
+        assert ("outbox_audit" in get_commands()) is is_installed

@@ -123,7 +123,8 @@ class TestUnsent:
     def test_where_the_broker_rejected_it(self, orders, ask, relay):
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
-        assert ask(batch.message_ids[0]) == "The broker rejected it: Too large. Replay or discard it with outbox_replay --unsent."
+        one = batch.message_ids[0]
+        assert ask(one) == f"It cannot be sent: Too large. Replay it with outbox_replay --unsent {one}, or add --discard."
 
     def test_where_an_operator_has_discarded_it(self, orders, ask):
         batch = BatchFactory(topic=orders, state=State.DISCARDED)

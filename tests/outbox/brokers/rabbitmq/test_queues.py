@@ -157,6 +157,19 @@ class TestDeletedExchange:
         assert set(receive_all(broker, topic, 2)) == {before.message_id, after.message_id}
         channel.queue_delete(f"{topic}:theirs")
 
+    def test_of_a_group_that_options_do_not_name_is_bound_again_by_its_consumers(
+        self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic, monkeypatch
+    ):
+        monkeypatch.setattr(receiver, "DECLARE_SECONDS", 0.0)
+        broker = open_broker(GROUPS={})
+        received(broker, topic)
+        channel.exchange_delete(topic)
+        channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
+
+        received(broker, topic)
+
+        assert statuses(broker.send([message()])) == [SendStatus.ACCEPTED]
+
 
 class TestDeclaredOtherwise:
     def test_is_named_with_the_difference_and_can_be_drained(self, open_broker: Open, message: NewMessage, topic):
