@@ -193,7 +193,12 @@ def _not_in_transaction(subject: str, alias: str) -> NotInTransaction:
             f"else open one by @transactional(using={alias!r}) or `with outbox.atomic({alias!r}):`."
         )
         return NotInTransaction(text, hint)
-    return NotInTransaction(text, "Decorate the view or function with @transactional, or use `with outbox.atomic():`.")
+    hint = (
+        "Decorate the view or function with @transactional, or use `with outbox.atomic():`, around publish() and the statements "
+        "that write the rows. In on_commit() and in another thread, their transaction is over or another one; a handler of "
+        "post_save has that of its caller only."
+    )
+    return NotInTransaction(text, hint)
 
 
 def is_in_event_loop() -> bool:
