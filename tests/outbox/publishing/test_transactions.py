@@ -32,8 +32,8 @@ class TestOutsideATransaction:
         assert str(caught.value) == (
             "OrderMade was published outside a transaction of database 'default', so nothing would tie it to the rows. "
             "Decorate the view or function with @transactional, or use `with outbox.atomic():`, around publish() and the "
-            "statements that write the rows. In on_commit() and in another thread, their transaction is over or another one; a handler of "
-            "post_save has that of its caller only."
+            "statements that write the rows. In on_commit() and in another thread, their transaction is over or another one; a "
+            "handler of post_save has that of its caller only."
         )
 
     def test_publish_raw_names_the_topic(self):
