@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.admin import ModelAdmin
-from django.db import router, transaction
+from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -24,23 +24,14 @@ from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, TopicStatus, read_status, read_throughput
 from outbox.monitoring.text import age
 
-# As long as a person waits for a page, whatever the project's own limit for its requests is.
-STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', '15s', true)"
-
 
 def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     """Show the state of the outbox."""
     using = router.db_for_read(MessageRow) or "default"
-    with transaction.atomic(using):
-        database.raw(using).execute(STATEMENT_TIMEOUT)
-        return TemplateResponse(request, "admin/outbox/overview.html", _read(model_admin, request, using))
-
-
-def _read(model_admin: ModelAdmin, request: HttpRequest, using: str) -> dict[str, Any]:
     connection = database.raw(using)
     framed = frame(model_admin.admin_site, request)
     urls = {link["name"]: link["url"] for link in framed["outbox_links"]}
-    return {
+    context = {
         **model_admin.admin_site.each_context(request),
         **framed,
         "title": "Outbox overview",

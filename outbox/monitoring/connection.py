@@ -15,7 +15,7 @@ from outbox.monitoring.blocking import read_blocking
 
 CONNECT_SECONDS = 2  # probes and scrapes have time-outs of their own, and repeat
 LOCK_SECONDS = 2  # a look waits for a lock as long
-STATEMENT_SECONDS = 5  # of each statement of a page
+STATEMENT_SECONDS = 15  # of a page; as long as a person waits for it, whatever the project's own limit for its requests is
 
 
 @contextmanager
