@@ -53,7 +53,7 @@ class Attention:
     Something that needs attention.
 
     Args:
-        kind: what is wrong, as a label value of metrics: an `AttentionKind`, or one of an extension's `attention_kinds`.
+        kind: the problem, as a label value of metrics: an `AttentionKind`, or one of an extension's `attention_kinds`.
         subject: for example topic 'orders', group 'points', or broker 'default'.
         cause: a sentence that says what is wrong.
         step: a sentence that says what to do.

@@ -51,7 +51,7 @@ DISCARD = BulkAct(
 
 
 class SettledFilter(Filter):
-    """What is dead still, unless the person asks for more."""
+    """Dead messages only, unless the user asks for more."""
 
     title = "state"
     parameter_name = "settled"

@@ -33,7 +33,7 @@ class BulkAct:
         name: the permission, and what forms call it: replay, discard.
         title: of the page.
         button: an order.
-        past: what was done, in the log and in messages: "Sent again".
+        past: the act as done, in the log and in messages: "Sent again".
         warning: what becomes of them.
     """
 
@@ -105,9 +105,9 @@ def impact_page(
 
     Args:
         counts: the number of messages by topic.
-        hidden: what the form sends again: what was chosen.
+        hidden: the chosen rows, which the form sends again.
         limit: how many are done at most.
-        notes: what else to know before: what is not done, and why.
+        notes: sentences about rows that the act leaves out, and why.
     """
     context = {
         **model_admin.admin_site.each_context(request),

@@ -51,7 +51,7 @@ class Pages(Paginator):
 
 @dataclass(frozen=True, slots=True)
 class Unindexed:
-    """What a search without an index has found. `floor`: no older row was read. `note`: says so."""
+    """The result of a search without an index. `floor`: no older row was read. `note`: says so."""
 
     pks: Sequence[Any]
     floor: Any = None

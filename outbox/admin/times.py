@@ -42,7 +42,7 @@ class TimeRange:
     From when, and up to but not including when; None: without bound.
 
     Args:
-        texts: what was asked for, by the names of the parameters.
+        texts: the values of the parameters, by name.
     """
 
     begin: datetime | None

@@ -102,7 +102,7 @@ ORDER BY looked_at.id <= %(after)s, looked_at.id
 
 CLAIM = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]")
 
-# Of these topics only: each probe costs a microsecond, which adds up over thousands of topics.
+# Only these topics are probed: each probe costs a microsecond, which adds up over thousands of topics.
 CLAIM_AMONG = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]", among="AND topic.id = ANY(%(among)s)")
 
 CLAIM_ORDERED = _claim_statement(tickets=OLDEST_OF_FREE_KEYS, order_keys="array_agg(order_key ORDER BY pos)")

@@ -34,7 +34,7 @@ SELECT batch.id, source.id
 FROM batch, outbox_source source, pg_advisory_xact_lock_shared({Lock.HALF_FIRST}, hashtext(%s::text))
 """
 
-# In the transaction that has written the batch, so that every committed batch has its place.
+# Runs in the transaction that has written the batch, so that every committed batch has its place.
 NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
 
 MARK_SENT = f"""

@@ -64,7 +64,7 @@ UPDATE outbox_batch SET state = {State.DEAD}, tx_lane = NULL, tx_attempt = NULL,
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# What a marker names and this database does not have as it was sent; and whether it was never that far.
+# The batch that a marker names and this database does not have as sent; and whether the database was never that far.
 READ_NAMED = """
 SELECT count(*), count(*) FILTER (WHERE batch.attempt < named.attempt OR batch.id IS NULL
     AND named.id > coalesce(pg_sequence_last_value(pg_get_serial_sequence('outbox_batch', 'id')), 0))

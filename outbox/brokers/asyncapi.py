@@ -1,4 +1,4 @@
-"""What an AsyncAPI document says about a broker: its servers, the headers there, and the bindings of its protocol."""
+"""The description of a broker in an AsyncAPI document: its servers, the headers there, and the bindings of its protocol."""
 
 from __future__ import annotations
 

@@ -394,7 +394,7 @@ class SpeaksKafka(Capability):
 
 
 class ListsResources(Capability):
-    """What the topics and their consumer groups need at the server can be listed, and what is missing created."""
+    """The resources of topics and consumer groups at the server can be listed, and missing ones created."""
 
     @abc.abstractmethod
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:

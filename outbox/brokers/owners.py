@@ -52,13 +52,13 @@ class GroupOwners:
 
 
 class OwnedByAnother(Exception):
-    """Raised when a group belongs to another outbox. Its arguments: what is wrong, and what to do."""
+    """Raised when a group belongs to another outbox. Its arguments: the problem, and the remedy."""
 
     def __init__(self, subject: str, group: str, theirs: GroupOwner, ours: GroupOwner, *, apart: str) -> None:
         """
         Args:
             subject: what belongs to another one, at the beginning of a sentence.
-            apart: what a server has to keep projects apart, such as a virtual host.
+            apart: the server's means to keep projects apart, such as a virtual host.
         """
         super().__init__(
             f"{subject} belongs to {theirs}, and this is {ours}: a consumer group has its inbox in one database.",

@@ -56,7 +56,7 @@ class Limits:
 
 
 class EndSemantics(enum.StrEnum):
-    """What a broker does with a second end of one half message. Source: docs/explanation/half-messages.md."""
+    """The effect of a second end of one half message at a broker. Source: docs/explanation/half-messages.md."""
 
     IDEMPOTENT = "idempotent"  # embedded: the first end wins, is remembered and returned
     STATELESS = "stateless"  # RocketMQ: every COMMIT makes a copy, also after ROLLBACK or a discard
@@ -196,8 +196,8 @@ class StoredList:
     Messages that a consumer is still to get, in the order of a key.
 
     Args:
-        noun: what one of them is, such as "waiting message".
-        read: returns keys with their messages, at most so many, after a key or from the beginning (None); the newest ones of
+        noun: the name of one of them, such as "waiting message".
+        read: returns keys with their messages, up to a limit, after a key or from the beginning (None); the newest ones of
             them, the newest first, if the last argument is true. None instead of a message that is gone.
     """
 

@@ -27,7 +27,7 @@ OTHER = "Any other message"
 OF_OTHERS = "Its type is not defined in this project, or it has none."
 JSON = "application/json"
 
-# Of each message with a type; all others may be missing.
+# Each message with a type has these; all others may be missing.
 REQUIRED = [
     *(Header.ID, Header.SOURCE, Header.TYPE, Header.SPEC_VERSION, Header.TIME),
     *(Header.VERSION, Header.CORRELATION_ID, Header.CONTENT_TYPE),
@@ -168,7 +168,7 @@ class _Document:
         Return headers and correlation id of a message.
 
         Args:
-            known: what the headers of a type have beside what those of all messages have.
+            known: the headers of a type beside those of all messages.
         """
         interface, spec = self._interface(topic), self._specs.get(topic.name)
         ours = HEADERS | (ON_TOPICS.get(spec.type, {}) if spec else {})

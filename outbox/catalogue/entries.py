@@ -1,4 +1,4 @@
-"""What the code and the settings say: topics, with the types that are published to them and the handlers that take them."""
+"""The content of code and settings: topics, with the types that are published to them and the handlers that take them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TopicEntry:
     Args:
         broker: the alias of its broker; "" where the settings do not have the topic.
         type: of the topic; "" as above, or where the settings leave it to a broker whose client is not installed.
-        promise: what is promised about its messages; None where the type is "", or the broker's client is not installed.
+        promise: the promise about its messages; None where the type is "", or the broker's client is not installed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What has happened of late to the messages of each type: the newest ones of the database, in one statement."""
+"""The recent fate of the messages of each type: the newest ones of the database, in one statement."""
 
 from __future__ import annotations
 

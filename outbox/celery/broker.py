@@ -168,7 +168,7 @@ class CeleryBroker(Broker):
 
 
 def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResult]) -> dict[int, SendResult]:
-    """Return the results of a second try. What was not handed over again may be stored since the first."""
+    """Return the results of a second try. A message that was not handed over again may be stored since the first."""
     return {
         number: before[number]
         if result.status is SendStatus.UNAVAILABLE and before[number].status is SendStatus.UNSURE

@@ -54,7 +54,7 @@ class CapturingProducer:
     Keeps what is published; duck-typed, as Celery takes any producer.
 
     Args:
-        ignore_result: what the next message says of its result. Celery is told to ignore all of them, or it would turn to the
+        ignore_result: that of the next message. Celery is told to ignore all of them, or it would turn to the
             result backend before the transaction has committed.
     """
 
@@ -225,7 +225,7 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
         results.append(result)
     if not results:
         raise InvalidMessage("The group has no task.", hint="Put one into it.")
-    # With a barrier of its own the result does not turn to the result backend, which the transaction need not wait for.
+    # A barrier of its own keeps the result from the result backend, which the transaction need not wait for.
     return GroupResult(group_id, results, app=producer.app, ready_barrier=barrier())
 
 

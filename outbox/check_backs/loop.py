@@ -73,7 +73,7 @@ class CheckLoop:
         Ask about some half messages; return whether more may be due.
 
         Raises:
-            BrokerUnavailable: the broker is out of reach. Nothing is lost: what was not answered is asked again.
+            BrokerUnavailable: the broker is out of reach. Nothing is lost: unanswered questions are asked again.
         """
         try:
             with noting(Loop("check loop", broker=self._alias)):

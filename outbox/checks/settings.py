@@ -112,7 +112,7 @@ def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]
     else:
         hint = "Set another type or another broker for the topic."
         if topic.type is TopicType.DELAY:
-            hint = "Remove TYPE: what is published with a delay waits in the outbox's table. Or use another broker."
+            hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
         yield Error(text, hint=hint, id="outbox.E008")
 
 

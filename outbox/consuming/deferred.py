@@ -1,5 +1,5 @@
 """
-Deferred messages: what a group knows and has not ended. The table, its statements, and the steps of a run.
+Deferred messages, which a group knows and has not ended. The table, its statements, and the steps of a run.
 
 A message that a group could not handle at its first delivery is stored here, and only then acknowledged: the broker is done with
 it. A message is *known* if it has a row here or in the inbox. A row is deleted here only where the inbox has its message, in the
@@ -8,7 +8,7 @@ if the message is known. Source: docs/explanation/deliveries.md.
 
 A deferred message is run in two steps. TAKE commits the beginning of the run, so that it is known when it kills its process. Then
 one transaction holds the row's lock, which is the lease, while the handler runs behind a savepoint; its failure is written under
-the same lock. `runs` is the token of a run: what a process writes after another one has taken the message changes nothing.
+the same lock. `runs` is the token of a run: writes of a process change nothing after another one has taken the message.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Taken:
 
 LIMITS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
 
-# Of an order key, an earlier row that is not dead is a message that has to be handled before.
+# An earlier row of an order key that is not dead is a message that has to be handled before.
 _IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
 _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s::text AND i.message_id = g.message_id)
     AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)"""

@@ -53,7 +53,8 @@ UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN 
     FOR UPDATE OF d SKIP LOCKED)
 """
 
-# Of a key, only where its group skips what it cannot handle. Without a live process of the group, nothing is given up.
+# Messages of a key are given up only where their group skips messages that it cannot handle. Where no process of the group lives,
+# nothing is given up.
 GIVE_UP = """
 UPDATE outbox_deferred SET dead_at = clock_timestamp(), error = %(error)s, fingerprint = %(error)s WHERE id IN (
     SELECT d.id FROM outbox_deferred d JOIN (

@@ -43,11 +43,11 @@ LOOK_ALONE = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
 # Compiling the statement takes longer than it runs.
 NO_JIT = "SET LOCAL jit = off"
 
-# Each lane's last numbers, last first, as the index has them: what is missing between two neighbours is a hole. The
-# holes, and the gaps known so far, without the numbers that are known, are the gaps now; of two that overlap, the larger
+# Each lane's last numbers, last first, as the index has them: numbers missing between two neighbours are a hole. The
+# holes, and the gaps known before, without the numbers that are known, are the gaps now; of two that overlap, the larger
 # one counts.
 #
-# Before a message older than the retention, inbox rows may have been pruned: what is missing there says nothing.
+# Before a message older than the retention, inbox rows may have been pruned: a number missing there is no sign of a loss.
 FIND = """
 WITH RECURSIVE lane_of AS (
     (SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL

@@ -95,7 +95,7 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
         raise NotOutermost(
             f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox "
             "row.",
-            hint="Use atomic() there: what the handler writes is committed when it returns. Work that has to be committed by "
+            hint="Use atomic() there: the handler's writes are committed when it returns. Work that has to be committed by "
             "itself goes into a message of its own, which the handler publishes.",
         ) from error
     finally:

@@ -1,4 +1,4 @@
-"""What the workers of this process do now, for its heartbeats."""
+"""The current work of this process's workers, for its heartbeats."""
 
 from __future__ import annotations
 

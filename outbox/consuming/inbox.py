@@ -60,11 +60,11 @@ SELECT is_known, is_mine, is_next, EXISTS (SELECT FROM i) FROM l
 _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text))
             AND NOT EXISTS (SELECT FROM outbox_deferred WHERE order_key = %(order)s::text AND dead_at IS NULL))"""
 
-# Without order, it is not asked whether the message is deferred: one that was delivered before does not come here.
+# A topic without order is not asked whether the message is deferred: one that was delivered before does not come here.
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# With a handler's own dedupe key, a copy of a discarded message has another key than the message's inbox row, so the message is
+# Under a handler's own dedupe key, a copy of a discarded message has another key than the message's inbox row, so the message is
 # looked for by its id, under a lock of its own that was taken before.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")

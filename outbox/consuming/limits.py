@@ -20,7 +20,7 @@ FAILURES_AT_ONCE = 200.0
 COUNT_SECONDS = 10.0
 MOST_GIVEN_UP = 10_000  # dead rows of a topic that the server gave up
 
-# Without messages that an operator holds, and those that are due in more than an hour.
+# Messages that an operator holds, and those that are due in more than an hour, do not count.
 COUNT = """
 SELECT topic, count(*) FROM outbox_deferred
 WHERE consumer_group = %s AND dead_at IS NULL AND (due_at IS NULL OR due_at < statement_timestamp() + interval '1 hour')

@@ -25,10 +25,11 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# For messages of a newer version, whose code may be deployed soon: 16 retries, a minute to two hours apart, about 9 hours in all.
+# The pauses of messages of a newer version, whose code may be deployed soon: 16 retries, a minute to two hours apart, about
+# 9 hours in all.
 RETRY_FOR_CODE = RetryPolicy(limit=16, delays=conf.RETRY_DELAYS[4:])
 
-# For conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
+# The pauses after conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
 CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 

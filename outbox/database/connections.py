@@ -34,7 +34,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 # each time, which takes up to seconds.
 NO_JIT = {"jit": "off"}
 
-# For statements in autocommit; psycopg's `isolation_level` is for the transactions that it begins.
+# This is for statements in autocommit; psycopg's `isolation_level` is for the transactions that it begins.
 READ_COMMITTED = {"default_transaction_isolation": "read committed"}
 
 TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
@@ -51,8 +51,8 @@ IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
 # SQLSTATE, by its beginning: the connection broke, an operator ended it, a conflict with another transaction, a lock was held.
 NO_REFUSALS = ("08", "57P", "40", "55P03")
 
-# What an operator has to correct: tables, columns, permissions (42), a database (3D) or schema (3F), a feature (0A), a replica
-# identity (55000). And what is refused with any values, too: writes to a read-only database, anything without resources (53).
+# Errors that an operator has to correct: tables, columns, permissions (42), a database (3D) or schema (3F), a feature (0A), a
+# replica identity (55000). And errors with any values, too: writes to a read-only database, anything without resources (53).
 MISCONFIGURED = ("0A", "3D", "3F", "42", "55000")
 REFUSES_ALL = (*MISCONFIGURED, "25006", "53")
 

@@ -62,7 +62,7 @@ class _ConnectionState(NamedTuple):
         blocks = len(wrapper.atomic_blocks) if wrapper.in_atomic_block else 0
         autocommit = wrapper.autocommit if wrapper.connection.autocommit == wrapper.autocommit else None
         status = TransactionStatus(wrapper.connection.pgconn.transaction_status)
-        # In a test's transaction both states are correct, since it begins with its first statement.
+        # Both states are correct in a test's transaction, since it begins with its first statement.
         status = IDLE if blocks and status is TransactionStatus.INTRANS else status
         return cls(blocks, autocommit, status, 0 if blocks else len(wrapper.run_on_commit))
 

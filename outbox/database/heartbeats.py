@@ -42,7 +42,7 @@ SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subs
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
 
-# Of the newest row: a host may run several processes, and killed ones leave rows behind.
+# The newest row counts: a host may run several processes, and killed ones leave rows behind.
 SILENCE = """
 SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
 """

@@ -1,4 +1,4 @@
-"""What holds a day of messages in the database: unfinished rows that refer to it. Prune and the archive both check it."""
+"""Unfinished rows that hold a day of messages in the database. Prune and the archive both check it."""
 
 from __future__ import annotations
 

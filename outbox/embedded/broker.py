@@ -287,7 +287,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         reader = receiver.Reader(group, stored, invisible_for, next(self._receives), self._now)
         read_at, joined = self._stored.read_at, [(group, topic.id) for topic in stored]
         if any(self._joined.get(one) != read_at for one in joined):
-            # What is in tables that were emptied after the group had joined, is all new.
+            # All messages in tables that were emptied after the group had joined are new.
             is_new = any(one not in self._joined for one in joined)
             receiver.join(connection, reader, at_end=is_new and self._settings.start == "latest")
             self._joined |= dict.fromkeys(joined, read_at)

@@ -160,7 +160,7 @@ class EmbeddedClient:
                 self._in_call.release()
 
     def notifications(self) -> set[str]:
-        """Return the payloads of notifications received so far."""
+        """Return the payloads of the notifications received until now."""
         return self.wait(0) if self.is_registered else set()
 
     def wait(self, seconds: float) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the embedded broker adds to the outbox, beside a broker."""
+"""The embedded broker's additions to the outbox, beside a broker."""
 
 from __future__ import annotations
 

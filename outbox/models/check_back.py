@@ -1,4 +1,4 @@
-"""What was asked about half messages, and what was answered."""
+"""Check-backs about half messages, and their answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CheckBack(models.Model):
     half_id = models.TextField()
     token = models.TextField(default="")
     asked = models.IntegerField(default=1)
-    answer = models.TextField()  # what was decided
-    sent_answer = models.TextField(default="")  # what the broker was sent instead; empty: the decision
+    answer = models.TextField()  # the decision
+    sent_answer = models.TextField(default="")  # the answer sent instead; empty: the decision
     reason = models.TextField()
     about = models.TextField(default="none")  # exists, missing, none
     milliseconds = models.FloatField()
@@ -30,7 +30,7 @@ class CheckBack(models.Model):
 
     @property
     def shown_answer(self) -> str:
-        """What was decided, and what the broker was sent instead."""
+        """The decision, and the answer that was sent instead."""
         return show_answer(self.answer, self.sent_answer)
 
     def __str__(self) -> str:

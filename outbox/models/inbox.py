@@ -59,7 +59,7 @@ class InboxRow(models.Model):
     class Meta:
         db_table = "outbox_inbox_row"
         managed = False
-        default_permissions = ()  # whoever may view the inbox
+        default_permissions = ()  # those who may view the inbox may view it
         verbose_name = "inbox row"
 
     def __str__(self) -> str:

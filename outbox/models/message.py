@@ -32,7 +32,7 @@ class Topic(models.Model):
 
 
 class Overview(Topic):
-    """What the admin calls its overview, so that it stands among the pages; whoever may view topics may view it."""
+    """Names the overview among the admin's pages; users who may view topics may view it."""
 
     class Meta:
         proxy = True

@@ -7,7 +7,7 @@ from django.db.models.functions import Now
 
 
 class Act(models.TextChoices):
-    """What an operator did about a dead message, or about a message that a group deferred."""
+    """An operator's act on a dead message, or on a message that a group deferred."""
 
     REPLAYED = "replayed"
     RETRIED_NOW = "retried now"

@@ -86,7 +86,7 @@ class AttentionKind(enum.StrEnum):
     EXTENSION_FAILS = "extension_fails"
 
 
-# Without writes there are no heartbeats, and nothing is sent or handled.
+# A database without writes has no heartbeats, and nothing is sent or handled.
 FOLLOW_FROM_READ_ONLY = {
     AttentionKind.NO_RELAY,
     AttentionKind.NO_CHECKER,

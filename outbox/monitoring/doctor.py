@@ -56,7 +56,7 @@ class DoctorFinding:
     A finding of the doctor.
 
     Args:
-        subject: what was checked: configuration, database 'default', ...
+        subject: the thing checked: configuration, database 'default', ...
         hint: what to do; "" if there is nothing to do.
     """
 

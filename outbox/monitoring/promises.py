@@ -1,4 +1,4 @@
-"""What is promised about the messages of a topic, computed from its type, its broker's options and the settings."""
+"""The promises about the messages of a topic, computed from its type, its broker's options and the settings."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Status:
         lacks_tomorrow: whether the partition of tomorrow does not exist.
         overdue: days of messages that are kept past their retention, oldest first.
         check_backs: answer -> number of check-backs in the last hour.
-        risks: what may be lost with the settings of brokers, a sentence each.
+        risks: possible losses with the settings of brokers, a sentence each.
         promises: topic -> what is promised about its messages; of the topics in the settings whose broker's client is installed.
         is_read_only: whether transactions are read-only by default, so that nothing can be published.
     """

@@ -70,7 +70,7 @@ class Unreadable(NamedTuple):
     Messages that cannot be read for one reason.
 
     Args:
-        noun: what one of them is: waiting message, dead letter.
+        noun: the name of one of them: waiting message, dead letter.
         group: the group that is to get them; "" for all.
         problem: the problem, without what differs between messages.
     """
@@ -102,7 +102,7 @@ class Readings:
 
     @property
     def text(self) -> str:
-        """What was read, in a sentence without its end."""
+        """The number of messages read, in a sentence without its end."""
         read = ", ".join(f"{count(number, noun)}{' (not all)' if noun in self.cut else ''}" for noun, number in self.read.items())
         foreign = f"; {self.foreign:,} of them have neither a handler nor a message type here" if self.foreign else ""
         return f"{read or 'no stored messages'} read{foreign}"
@@ -141,7 +141,7 @@ def read_stored(
 
     Args:
         everything: read all; a page after the other, so that memory stays as it is.
-        progress: called after each page with what was read so far.
+        progress: called after each page with the readings until then.
         limits: as for `connected`.
 
     Raises:

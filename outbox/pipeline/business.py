@@ -1,4 +1,4 @@
-"""The business rows of `OUTBOX["PIPELINE"]["AUDIT"]`: what is wrong with an entry, and what the jobs read for it."""
+"""The business rows of `OUTBOX["PIPELINE"]["AUDIT"]`: the problems of an entry, and its query for the jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipeline adds to the outbox."""
+"""The pipeline's additions to the outbox."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Envelope:
     A message for `publish_many()`, with what `publish()` takes as arguments.
 
     Args:
-        message: what is published.
+        message: the message to publish.
         about: the row that the message is about. The message goes to the row's database, and the admin links the two.
         key, tag: override those of the type's Meta.
         headers: headers of the caller, in addition to those of the outbox.

@@ -150,7 +150,7 @@ class WakeupSender:
         return True
 
     def _is_untaken(self, app: Any) -> bool:
-        """Return whether so many tasks wait in the queue that no wakeup is sent; log it if each look shows that for a minute."""
+        """Return whether too many tasks wait in the queue to send a wakeup; log it if each look shows that for a minute."""
         queue = conf.settings().celery_queue
         with app.pool.acquire(block=True) as connection:
             waiting = count_waiting(connection, queue)

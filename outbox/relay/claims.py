@@ -193,8 +193,8 @@ def _topic_limit(limit: int | None) -> int:
     return 1 if limit else TOPICS_PER_CLAIM
 
 
-# In the order of `due_at`, so that the tickets' positions follow it. clock_timestamp() is in a subquery, because an index scan
-# needs a value, not a volatile function.
+# The order is that of `due_at`, so that the tickets' positions follow it. clock_timestamp() is in a subquery, because an index
+# scan needs a value, not a volatile function.
 MOVE_DUE = """
 WITH due AS (
     SELECT message_id FROM outbox_delayed WHERE due_at <= (SELECT clock_timestamp())

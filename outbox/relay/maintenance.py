@@ -45,7 +45,7 @@ MAINTENANCE = "maintenance"  # the loop
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What was done: the days whose partitions were created, what was pruned, and how many stale heartbeats were deleted."""
+    """The result: the days whose partitions were created, the pruned rows, and how many stale heartbeats were deleted."""
 
     made: list[date]
     pruned: Pruned

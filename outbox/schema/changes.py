@@ -1,4 +1,4 @@
-"""What has changed since the last snapshot, what of it breaks others, and the line that mends it."""
+"""Changes since the last snapshot, those of them that break others, and the line that mends each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Change:
 
     Args:
         type: its name on the wire.
-        text: what has changed, and whom it breaks.
+        text: the change, and the readers that it breaks.
         hint: the line that mends it; of a change that breaks nobody, "".
         breaks: a message of the last release cannot be read, or a reader of the last release cannot read a new one.
     """

@@ -1,4 +1,4 @@
-"""Messages of failed assertions: what was published instead, and how the most similar messages differ."""
+"""Messages of failed assertions: the messages published instead, and how the most similar messages differ."""
 
 from __future__ import annotations
 

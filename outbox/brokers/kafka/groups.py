@@ -1,4 +1,4 @@
-"""Administer consumer groups as a client that is no member: what waits, whose they are, and where they go on."""
+"""Administer consumer groups as a client that is no member: their backlog, owners and positions."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NO_LEADER = "Partition {partition} of topic {topic!r} has no leader: the servers
 
 
 class PartitionLeaders:
-    """What the cluster says about the leaders of topics, for a moment."""
+    """The leaders of topics, as the cluster has answered a moment ago."""
 
     def __init__(self, options: KafkaOptions, name: str) -> None:
         self._options = options

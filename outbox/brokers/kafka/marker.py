@@ -80,7 +80,7 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_f
     Return the marker of a lane; None where there is none.
 
     Args:
-        is_fenced: the lane was fenced before, so no transaction of it is open. False: what an open one writes is not read.
+        is_fenced: the lane was fenced before, so no transaction of it is open. False: the writes of an open one are not read.
 
     Raises:
         BrokerUnavailable: it cannot be read now. That is never the same as none.
@@ -88,7 +88,7 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_f
     """
     place = TopicPartition(topic, lane)
     try:
-        # Of a fenced lane as a reader of uncommitted records: another reader's end is before an open transaction.
+        # A fenced lane is read with uncommitted records: another reader's end is before an open transaction.
         end = read_end(options, name, place, committed=not is_fenced)
         for start in (end - TAIL, 0):
             if records := list(read_records(options, name, place, start, end)):

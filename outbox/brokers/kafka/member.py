@@ -2,7 +2,7 @@
 A member of a consumer group.
 
 The group's offset in a partition is committed after a message was acknowledged, so whatever happens to a member, the messages
-that it had not acknowledged are delivered again. What a member has fetched is in its partitions (`partition.py`).
+that it had not acknowledged are delivered again. Fetched messages are in the member's partitions (`partition.py`).
 
 DELIVERY COUNTS. Kafka does not count deliveries, and a message that kills its process must not be taken for a new one. So before
 records are handed out, the partition is *in use*: the metadata of the committed offset names an offset, which is the member's
@@ -171,7 +171,7 @@ class GroupMember:
         self._is_interrupted = True
 
     def close(self) -> None:
-        """Leave the group; what was acknowledged is committed. A second call does nothing."""
+        """Leave the group; acknowledged messages are committed. A second call does nothing."""
         self._is_interrupted = True
         with self._polling:
             if self._is_closed:
@@ -239,7 +239,7 @@ class GroupMember:
             self._look.start()
 
     def _ask_about_topics(self) -> None:
-        with suppress(BrokerUnavailable):  # what is known stands
+        with suppress(BrokerUnavailable):  # the earlier answer stands
             found = describe_topics(self._options, self._name, set(self._subscribed))
             self._topic_ids |= {topic: _id_of(one) for topic, one in found.items() if not isinstance(one, KafkaError)}
             self._look_for_open()

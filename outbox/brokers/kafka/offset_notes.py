@@ -1,4 +1,4 @@
-"""What the metadata of a group's committed offsets says: whose group it is, and what it has handed out."""
+"""The metadata of a group's committed offsets: its owner, and the offsets up to which it has handed messages out."""
 
 from __future__ import annotations
 

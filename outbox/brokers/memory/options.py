@@ -18,7 +18,7 @@ class MemoryOptions(BrokerOptions, frozen=True):
     """Brokers with the same NAME share their messages; CLOCK returns the current time."""
 
     name: str = ""  # empty: messages are not shared
-    end: EndSemantics = EndSemantics.IDEMPOTENT  # what a second end of a half message does
+    end: EndSemantics = EndSemantics.IDEMPOTENT  # the effect of a second end of a half message
     commit_window: timedelta | None = None  # like HalfMessages.commit_window; only where END is not idempotent
     start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
     clock: Callable[[], datetime] | None = None  # by default the system's clock

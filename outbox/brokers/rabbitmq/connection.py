@@ -61,7 +61,7 @@ class RabbitMQConnection:
         """
         Hold the lock and yield the open connection. It is dropped after an error, a request without an answer in time included.
 
-        A channel error that the caller does not catch drops it, too: what was delivered over the channel is gone in either case.
+        A channel error that the caller does not catch drops it, too: the channel's deliveries are lost in either case.
 
         Raises:
             BrokerUnavailable: no node could be connected to.

@@ -59,7 +59,7 @@ def _can_be_read(payload: bytes) -> bool:
 
 
 def _properties_instead(properties: bytes, error: Exception) -> bytes:
-    """Return properties with a single header: what is wrong with the ones that cannot be read, and their bytes."""
+    """Return properties with a single header: the error of those that cannot be read, and their bytes."""
     text = f"{line_of(error)}: {properties[:MOST_SHOWN]!r}".encode()
     header = bytes([len(Header.UNREADABLE)]) + Header.UNREADABLE.encode() + b"S" + len(text).to_bytes(4, "big") + text
     return HEADERS_FLAG + len(header).to_bytes(4, "big") + header

@@ -22,14 +22,14 @@ from outbox.brokers.rabbitmq.topology import group_queues, queue_name
 COLUMNS = ("name", "members", "online", "policy", "operator_policy", "effective_policy_definition")
 ENOUGH_MEMBERS = 3  # survive the loss of one node
 
-# What a policy does to our queues with each of its keys. On a quorum queue it wins over the arguments of the queue, or the lower
+# The effects of a policy's keys on our queues. On a quorum queue it wins over the arguments of the queue, or the lower
 # of both counts.
 POLICY_EFFECTS = {
     "overflow": "a full queue may drop messages that were confirmed",
     "max-length": "the queue is full with fewer messages",
     "max-length-bytes": "the queue is full with fewer messages",
     "message-ttl": "messages are given up before their time, and those in a group's inlet are lost",
-    "delivery-limit": "messages are given up after so many deliveries",
+    "delivery-limit": "messages are given up after this number of deliveries",
     "expires": "a queue that no consumer uses is deleted with its messages",
     "dead-letter-exchange": "what the server gives up goes elsewhere",
     "dead-letter-routing-key": "what the server gives up goes elsewhere",

@@ -70,7 +70,7 @@ def _declare(channel: amqp.Channel, name: str, arguments: dict[str, str]) -> Non
 
 
 def _read_source(channel: amqp.Channel, name: str) -> str:
-    """Return the id that the server has noted; "" where the names are so long that its answer, of 255 bytes, is cut before."""
+    """Return the id that the server has noted; "" where long names cut its answer, of 255 bytes, before the id."""
     try:
         _declare(channel, name, {})  # without our id, theirs is in the answer
     except PreconditionFailed as error:

@@ -1,15 +1,15 @@
 """
 Receives for consumer groups: each queue has a consumer that stays, and to which the server pushes at most a hand of messages.
 
-A message that is released goes back to its place in this process, and is handed out again from there. What nobody takes in time
-goes back to its queue: a delivery that was not renewed, and a message that has waited here for `UNCLAIMED_SECONDS`, since a
-handler is slow. Then the channel of the queue is closed, so that another process gets all that it brought. Single messages are
+A message that is released goes back to its place in this process, and is handed out again from there. A message that is not taken
+in time goes back to its queue: a delivery that was not renewed, and a message that has waited here for `UNCLAIMED_SECONDS`, since
+a handler is slow. Then the channel of the queue is closed, so that another process gets all that it brought. Single messages are
 never returned (`basic.reject`), and no consumer is cancelled while its channel stays: the queue would push such a message to this
-process again, or behind later ones of its key, and before RabbitMQ 4.3 it keeps what a cancelled consumer holds where its node
-is lost.
+process again, or behind later ones of its key, and before RabbitMQ 4.3 it keeps what a cancelled consumer holds where its node is
+lost.
 
-Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in
-`refusals`. Its queues are read if they exist, so that they can be drained; but not those of another project's group.
+Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in `refusals`.
+Its queues are read if they exist, so that they can be drained; but not those of another project's group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 5.0
 CHANNEL_SECONDS = 30.0  # an idle channel is not used for longer; see `_is_outdated`
-# Of an ordered queue, the same in each process. The server puts messages that a lost process gives back behind those that it got
+# An ordered queue has the same in each process. The server puts messages that a lost process gives back behind those that it got
 # back before: a process with a smaller prefetch than the one before it would leave some of these, and change their order.
 ORDERED_PREFETCH = 100
 DECLARE_SECONDS = 10.0  # a topic is declared again after this time: it may be refused no longer, or have lost its binding
@@ -104,7 +104,7 @@ class RabbitMQReceiver:
         return deliveries
 
     def receive_given_up(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
-        """Receive what the server gave up; what an earlier call returned and was not acknowledged comes again."""
+        """Receive messages that the server gave up, unacknowledged ones of an earlier call again."""
         deliveries: list[Delivery] = []
         try:
             with self._connection.use() as connection:
@@ -153,7 +153,7 @@ class RabbitMQReceiver:
         self._connection.wake()
 
     def close(self) -> None:
-        """Close the connection; what is held goes back to its queues."""
+        """Close the connection; held messages go back to their queues."""
         self._is_interrupted = True
         self._connection.close()
 

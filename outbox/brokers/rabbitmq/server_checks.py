@@ -1,5 +1,5 @@
 """
-Checks of the running server, for `Broker.check()`: what a client can ask. With MANAGEMENT_URL, `management` asks the rest.
+Checks of the running server, for `Broker.check()`, as far as a client can ask. With MANAGEMENT_URL, `management` asks the rest.
 
 Nothing that is asked changes the server, except that missing exchanges and queues are declared with their bindings, as for a
 send; where others of the topic were there, a problem says so. Questions about permissions are requests that the server refuses or
@@ -43,7 +43,7 @@ CAPABILITIES = {
     "consumer_cancel_notify": "a consumer does not notice that its queue was deleted",
     "connection.blocked": "an alarm looks like a server that does not answer",
 }
-# What an argument of a queue follows from.
+# The setting that an argument of a queue follows from.
 SOURCES = {
     "x-message-ttl": 'the RETENTION of the topic in OUTBOX["TOPICS"]',
     "x-max-length": 'OPTIONS["MAX_LENGTH"]',

@@ -1,4 +1,4 @@
-"""What the server has pushed to this process from one queue."""
+"""The messages of one queue that the server has pushed to this process."""
 
 from __future__ import annotations
 

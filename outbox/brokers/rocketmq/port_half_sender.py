@@ -52,7 +52,7 @@ class PortHalfSender(HalfSender):
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
-            # From the preceding look-up, from the send, or from the broker's index, in this order.
+            # The place is that of the preceding look-up, of the send, or of the broker's index, in this order.
             looked_up = self._half_lookup.found.pop(half.half_id, None)
             place = looked_up or HalfPlace.read(half.place) or await self._half_lookup.place_of(half)
         except (ConnectionError, RemotingError) as error:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 MAX_INVISIBLE = timedelta(hours=12)
 MIN_INVISIBLE = timedelta(milliseconds=1)
 
-# In the server's answer about a delivery that has expired, or that its broker no longer has.
+# The server's answer about a delivery that has expired, or that its broker no longer has.
 TOO_LATE = ("expired", "status is abnormal")
 
 ORDERED = "_fifo"  # RocketMQ keeps order for a whole group or not at all, so fifo topics have a group of their own

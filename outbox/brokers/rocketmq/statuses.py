@@ -65,7 +65,7 @@ NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # of an end: a slave, shutt
 MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: request code not supported
 ILLEGAL_CODE = 13
 
-# In a broker's answer to an end, if the half message is not at its place.
+# A broker's answer to an end, if the half message is not at its place.
 HALF_NOT_FOUND = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
 
 

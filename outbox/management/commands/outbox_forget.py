@@ -36,7 +36,7 @@ FINAL = "This cannot be undone: these messages can never be delivered to the gro
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What is dropped of a group in a topic."""
+    """The messages of a group in a topic that are dropped."""
 
     database: str
     broker: str

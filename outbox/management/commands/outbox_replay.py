@@ -129,7 +129,7 @@ class Command(BaseCommand):
             is_for_act = options["list"] and (options["all"] or options["message_id"])
             self._list([rows.filter(APPLIES[act]) for rows in chosen] if is_for_act else chosen, as_json=options["json"])
             return
-        ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]  # what comes later is left alone
+        ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]  # later rows are left alone
         chosen = [rows.filter(id__in=some) for rows, some in zip(chosen, ids, strict=True)]
         wanted = sum(map(len, ids))
         if act is Act.DISCARDED and wanted and not options["no_input"]:

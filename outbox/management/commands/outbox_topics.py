@@ -88,7 +88,7 @@ class BrokerTopics:
 class Command(BaseCommand):
     help = (
         "List what the topics in settings and the consumer groups in code need at the brokers: topics, groups and queues, with "
-        "their settings, and whether they are there. With --create, create what is missing. What is there is never changed. "
+        "their settings, and whether they are there. With --create, create missing ones; those that are there are never changed. "
         "Exit code: 0 all is there, 1 something is missing or different, or one of several brokers cannot be asked, 2 none can, "
         "or refused."
     )

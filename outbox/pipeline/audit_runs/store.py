@@ -145,7 +145,7 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
 
 
 def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
-    # With an archive it may be later than in the configuration, if the lake is incomplete.
+    # An incomplete lake makes it later than in the configuration.
     run.since = datetime.fromisoformat(report["since"]) if report["since"] else None
     summary = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
     run.verdict = verdict.serialize(summary)

@@ -83,7 +83,7 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
         if cause is not BacklogCause.NONE:
             episode = found[-1] if found and found[-1].cause is not BacklogCause.NONE else None
             onset = episode.onset if episode else _onset(span, place)
-            # In its first minutes, the cause of an episode may not be visible yet.
+            # The cause of an episode may not be visible in its first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
         length = min(CURRENT, place + 1)

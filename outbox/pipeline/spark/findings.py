@@ -20,7 +20,7 @@ NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, 
 
 
 class FindingKind(enum.StrEnum):
-    """What is wrong."""
+    """The kinds of findings."""
 
     LOST = "lost"  # missing at this stage
     ORPHAN = "orphan"  # at this stage, but at none before

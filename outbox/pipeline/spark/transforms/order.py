@@ -29,7 +29,7 @@ def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataF
 
 def with_generation(frame: DataFrame, keys: list[str], *, tolerance_seconds: float) -> DataFrame:
     """
-    Add the column `generation`: how often the positions of a key have started again so far.
+    Add the column `generation`: how often the positions of a key have started again until then.
 
     If a topic or broker is created again, positions start at 0; if a topic gets more queues, a key may move to another one. So
     the positions of a key define an order only as long as they increase with time, within the tolerance of clocks.
