@@ -16,6 +16,7 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
+from outbox.message import Header
 from outbox.models import Batch, Inbox, State
 from outbox.relay.maintenance import prune
 from outbox.testing.factories import DeferredFactory
@@ -107,7 +108,7 @@ class TestAMessageThatWasHandledAndNotAcknowledged:
             finally:
                 worker.close()
 
-        broker.send([outgoing(Placed("A1"))])
+        broker.send([outgoing(Placed("A1"), headers={Header.SOURCE: "urn:uuid:4f89"})])
         monkeypatch.setattr(TellingBroker, "dies_before_ack", True)
         with pytest.raises(BrokerUnavailable):
             step()
