@@ -93,7 +93,8 @@ class PendingConfirms:
 
     def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
         last = tag - self.first_tag
-        assert last >= 0, "the channel of an earlier batch is not used again"
+        if last < 0:  # of an earlier batch, whose results are known
+            return
         for index in range(self._settled_to if multiple else last, last + 1):
             if self.results[index] is None:
                 self.results[index] = self.returned.get(self._names[index], result)

@@ -136,8 +136,7 @@ def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:
         answer = channel.queue_declare(queue, passive=True)
     except NotFound:
         return None  # the channel was opened anew
-    assert answer is not None, "it is waited for"
-    return int(answer[1]), int(answer[2])
+    return None if answer is None else (int(answer[1]), int(answer[2]))
 
 
 def quorum(channel: amqp.Channel) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request
 from outbox.brokers.rocketmq.settlement import MAX_INVISIBLE
 from outbox.brokers.validation import problem_of_retention
+from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 
 MAX_BATCH_INTERVAL = timedelta(seconds=1)
@@ -210,7 +211,10 @@ def _settings(text: str) -> dict[str, str]:
 def _clock(runtime: Mapping[str, str]) -> float:
     """Return the time of a broker's clock, calculated from its start and its uptime."""
     match = RUNTIME.search(runtime["runtime"])
-    assert match is not None, f"unknown format of a broker's uptime: {runtime['runtime']}"
+    if match is None:
+        raise BrokerUnavailable(
+            f"A broker tells its uptime as {runtime['runtime']!r}.", hint="Use a version of RocketMQ that is supported."
+        )
     days, hours, minutes, seconds = map(int, match.groups())
     running = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     return int(runtime["bootTimestamp"]) / 1000 + running.total_seconds()

@@ -11,6 +11,7 @@ import msgspec
 
 from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
+from outbox.errors import ConfigurationError
 
 
 class RocketMQOptions(BrokerOptions, frozen=True):
@@ -60,9 +61,8 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of "host:port"."""
-    found = read_address(text)
-    assert found is not None, f"{text!r} is not host:port, which check_settings() reports"
-    host, port = found
-    assert port is not None, f"{text!r} has no port, which check_settings() reports"
+    """Return the host and the port of "host:port". Raises ConfigurationError."""
+    host, port = read_address(text) or ("", None)
+    if port is None:
+        raise ConfigurationError(f"{text!r} is not host:port.", hint="Correct it in the broker's OPTIONS, or at its server.")
     return host, port

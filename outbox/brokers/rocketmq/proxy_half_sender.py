@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import cast
 
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.endpoints import Endpoint
@@ -70,8 +71,7 @@ class ProxyHalfSender(HalfSender):
         endpoint, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
             return sent
-        assert endpoint is not None
-        self._sent[wire_id] = SentHalf(endpoint, sent.transaction_id, at)
+        self._sent[wire_id] = SentHalf(cast("Endpoint", endpoint), sent.transaction_id, at)
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:

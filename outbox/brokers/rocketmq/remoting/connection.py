@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from itertools import count
+from typing import cast
 
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request, decode, encode, frame_size
 
@@ -91,8 +92,7 @@ class RemotingConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Resolve the requests whose answers are complete."""
