@@ -167,6 +167,10 @@ class TestTheHeaders:
         with pytest.raises(InvalidMessage, match="OrderMade has the header 'a' with the value"):
             publish(OrderMade(order_id=1), headers={"a": value})
 
+    def test_are_a_mapping(self):
+        with pytest.raises(InvalidMessage, match="OrderMade has headers of type list.*Pass a dict"):
+            publish(OrderMade(order_id=1), headers=[("a", "b")])
+
     def test_are_not_too_many(self):
         publish(OrderMade(order_id=1), headers={f"h{n}": "x" for n in range(64)})
 
