@@ -80,7 +80,7 @@ def check_tag(subject: str, tag: object) -> None:
 
 def check_headers(subject: str, headers: Mapping[str, str]) -> None:
     """Raise InvalidMessage unless the user's headers are valid."""
-    if not isinstance(headers, Mapping):
+    if not hasattr(headers, "items"):
         text = f"{subject} has headers of type {type(headers).__name__}."
         raise InvalidMessage(text, hint='Pass a dict: headers={"name": "value"}.')
     if len(headers) > MAX_HEADERS:

@@ -168,7 +168,7 @@ class TestTheHeaders:
             publish(OrderMade(order_id=1), headers={"a": value})
 
     def test_are_a_mapping(self):
-        with pytest.raises(InvalidMessage, match="OrderMade has headers of type list.*Pass a dict"):
+        with pytest.raises(InvalidMessage, match=r"OrderMade has headers of type list.*Pass a dict"):
             publish(OrderMade(order_id=1), headers=[("a", "b")])
 
     def test_are_not_too_many(self):
