@@ -122,7 +122,7 @@ class BatchSendResult:
 
     def complete(self, rest: Unaccepted | None) -> None:
         """
-        Give positions without a result their reason: HELD behind a message of their key that was not accepted, else `rest`.
+        Set the reason of positions without a result: HELD behind a message of their key that was not accepted, else `rest`.
 
         A message that the relay did not come to holds nothing: it stays together with the later ones of its key.
         """

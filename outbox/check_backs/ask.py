@@ -137,7 +137,7 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
 
 def probe(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> None:
     """
-    Have a check-back endpoint prove that it accepts our signature. Nothing is read from its database, or recorded.
+    Verify that a check-back endpoint accepts our signature. Nothing is read from its database, or recorded.
 
     Raises:
         Exception: it did not, for `explain`.

@@ -29,7 +29,7 @@ OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND 
 
 
 def introduce(broker: Receives, group: Group) -> None:
-    """Tell a broker what a group's database knows of the group, before the first `receive`."""
+    """Set the owner and the known topics of a group at a broker, before the first `receive`."""
     set_owner(broker, group.name, group.using)
     found = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
     broker.set_known_topics(group.name, [topic for (topic,) in found])

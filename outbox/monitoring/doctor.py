@@ -369,7 +369,7 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
 
 
 def check_endpoint() -> Iterator[DoctorFinding]:
-    """Have the check-back endpoint prove that it accepts our signature, if settings have its URL."""
+    """Verify that the check-back endpoint accepts our signature, if settings have its URL."""
     settings = conf.settings().check_back
     if not settings.url:
         return
