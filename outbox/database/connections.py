@@ -43,7 +43,7 @@ TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
 HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('outbox_message_state') IS NOT NULL"
 
 # The schema whose outbox a connection sees.
-SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_ticket')"
+SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_wakeup')"
 
 # Whether the database is a replica, and whether it has the tables of the outbox.
 IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"

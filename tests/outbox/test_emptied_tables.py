@@ -39,7 +39,7 @@ EMBEDDED = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
 TABLES = (
     "outbox_topic, outbox_message, outbox_ticket, outbox_delayed, outbox_batch, outbox_lane, outbox_dedupe, outbox_inbox,"
     " outbox_process, outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
-    " outbox_embedded_delayed, outbox_embedded_offset, outbox_embedded_delivery"
+    " outbox_embedded_offset, outbox_embedded_delivery"
 )
 
 

@@ -37,7 +37,8 @@ def connect_with(monkeypatch):
         known = connections[alias].get_connection_params()
         monkeypatch.setattr(connections[alias], "get_connection_params", lambda: {**known, **parameters})
 
-    return connect_with
+    yield connect_with
+    connections.close_all()  # which may have been opened with them
 
 
 @pytest.mark.parametrize("address", [READY, WELL])

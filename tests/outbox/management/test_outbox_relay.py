@@ -10,6 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
+from outbox.ids import topic_number
 from outbox.models import Batch, Deferred, MessageState, Process, State, Ticket
 from outbox.testing.factories import DeferredFactory, InboxFactory
 from tests.outbox.management.conftest import TOPIC
@@ -137,7 +138,7 @@ class TestOutboxRelay:
 
     def test_exits_with_1_when_once_leaves_messages_unsent(self, publish, capsys):
         ids = publish(2)
-        EmbeddedTopic.objects.create(name=TOPIC, type="fifo", queues=1)  # not as in settings
+        EmbeddedTopic.objects.create(id=topic_number(TOPIC), name=TOPIC, type="fifo", queues=1)  # not as in settings
 
         with pytest.raises(SystemExit) as ended:
             call_command("outbox_relay", "--once", "--database", "default")

@@ -20,7 +20,7 @@ from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.health import Health, health
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 @contextmanager
