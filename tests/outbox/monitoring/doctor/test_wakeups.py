@@ -4,9 +4,11 @@ import celery
 import pytest
 from celery import _state
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from outbox import tasks
 from outbox.monitoring.doctor import Level, check_wakeups
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -17,11 +19,17 @@ def app(settings, monkeypatch):
     return app
 
 
+def leave_alone(**options):
+    """Keep a worker from setting up the logging of this process."""
+
+
 @pytest.fixture
 def workers(app, monkeypatch):
     """Start a worker of Celery that reads a queue, in a thread."""
     monkeypatch.setattr(_state, "default_app", _state.default_app)  # a worker makes its app the default
     with ExitStack() as stack:
+        setup_logging.connect(leave_alone)
+        stack.callback(setup_logging.disconnect, leave_alone)
         yield lambda queue: stack.enter_context(start_worker(app, pool="solo", perform_ping_check=False, queues=[queue]))
 
 
@@ -42,21 +50,17 @@ class TestWakeups:
 
     @pytest.mark.parametrize("queue", ["outbox", "another"])
     def test_are_named_when_no_worker_reads_their_queue(self, app, about, workers, queue):
+        said = (Level.WARNING, "0 tasks in Celery's queue 'outbox', and no worker that answers takes from it")
         workers(queue)
 
-        found = about(check_wakeups, "wakeups")
-
-        said = (Level.WARNING, "0 tasks in Celery's queue 'outbox', and no worker that answers takes from it")
-        assert (said in found) is (queue == "another")
+        wait_until(lambda: (said in about(check_wakeups, "wakeups")) is (queue == "another"))
 
     def test_are_named_when_workers_do_not_know_their_task(self, app, about, workers):
         app.tasks.pop(tasks.relay.name)
         workers("outbox")
 
-        (_, (level, text)) = about(check_wakeups, "wakeups")
-
-        assert level is Level.WARNING
-        assert "take from queue 'outbox' and discard outbox.tasks.relay, which they do not know" in text
+        said = "take from queue 'outbox' and discard outbox.tasks.relay, which they do not know"
+        wait_until(lambda: [text for level, text in about(check_wakeups, "wakeups") if level is Level.WARNING and said in text])
 
     def test_are_not_looked_at_where_none_are_sent(self, app, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}
