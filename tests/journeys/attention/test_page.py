@@ -6,7 +6,8 @@ from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.situations import SITUATIONS, table
 
 # Kinds that no situation here leads to: only RocketMQ asks checkers, an extension that fails is tested beside the others
-# (tests/outbox/test_extensions.py), as are sessions that block others (tests/outbox/monitoring/test_blocking.py), and the rest come beside a cause, or only after very many messages or minutes.
+# (tests/outbox/test_extensions.py), as are sessions that block others (tests/outbox/monitoring/test_blocking.py), and the rest
+# come beside a cause, or only after very many messages or minutes.
 ELSEWHERE = {
     AttentionKind.NO_CHECKER,
     AttentionKind.EXTENSION_FAILS,

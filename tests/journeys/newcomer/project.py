@@ -25,6 +25,7 @@ from tests.quotes import python_blocks
 SETTINGS = "mysite/settings.py"
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"  # for what is to be said without a database
 SECONDS = 60
+ENVIRONMENT = dict(os.environ)  # read here, since pytest changes it for each test, while threads play mistakes
 
 CELERY_APP = """
 import os
@@ -160,7 +161,7 @@ def _run(project: Path, commands: Sequence[Command], variables: Mapping[str, str
 
 def _python(project: Path, *arguments: str, **variables: str) -> str:
     """Run Python in a project; return all its output."""
-    environment = {**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{ROOT}", **variables}
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{project}{os.pathsep}{ROOT}", **variables}
     environment["DJANGO_SETTINGS_MODULE"] = "mysite.settings"
     if "startproject" in arguments:
         del environment["DJANGO_SETTINGS_MODULE"]
