@@ -119,6 +119,18 @@ class TestOverview:
         assert "messages were published" in drawing.locator("desc").text_content()
 
 
+    def test_names_the_session_that_has_locked_a_table(self, visit, shop):
+        operator = visit()
+
+        with psycopg.connect(shop.database_url, application_name="psql") as session:
+            session.execute("LOCK TABLE outbox_ticket")
+            command = f"pg_terminate_backend({session.info.backend_pid})"
+            page = operator.open(PAGES["overview"])
+
+        page.get_by_text(command).first.wait_for()
+        operator.photograph("locked")
+
+
 class TestFinding:
     def test_finds_an_order_by_its_number(self, visit):
         page = visit().open(PAGES["messages"])
