@@ -118,7 +118,6 @@ class TestOverview:
         drawing.wait_for()
         assert "messages were published" in drawing.locator("desc").text_content()
 
-
     def test_names_the_session_that_has_locked_a_table(self, visit, shop):
         operator = visit()
 
