@@ -167,15 +167,22 @@ def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
 
 
 def topics_of(alias: str) -> list[TopicSpec]:
-    """Return the topics of a broker, sorted by name. Where it has no half messages, type transaction becomes normal (W009)."""
-    has_halves = broker_has(alias, "HalfMessages")
-    found = []
-    for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias):
-        topic = topic_settings(name)
-        kind = topic.type or TopicType.NORMAL
-        kind = TopicType.NORMAL if kind is TopicType.TRANSACTION and not has_halves else kind
-        found.append(TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name))))
-    return found
+    """Return the topics of a broker, sorted by name."""
+    return [topic_spec(name) for name in sorted(name for name, topic in settings().topics.items() if topic.broker == alias)]
+
+
+def topic_spec(name: str) -> TopicSpec:
+    """
+    Return a topic as its broker creates it. Where that has no half messages, type transaction becomes normal (W009).
+
+    Raises:
+        UnknownTopic: it is not in settings.
+    """
+    topic = topic_settings(name)
+    kind = topic.type or TopicType.NORMAL
+    if kind is TopicType.TRANSACTION and not broker_has(topic.broker, "HalfMessages"):
+        kind = TopicType.NORMAL
+    return TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name)))
 
 
 def make_broker(alias: str) -> Broker:

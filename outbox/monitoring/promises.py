@@ -55,7 +55,7 @@ def promise_of(topic: str) -> Promise:
     """
     found = conf.topic_settings(topic)
     kind, options = conf.broker_class(found.broker), conf.settings().brokers[found.broker].options
-    spec = next(one for one in conf.topics_of(found.broker) if one.name == topic)
+    spec = conf.topic_spec(topic)
     limits = kind.limits(options, spec)
     check_backs = NOT_CHECKED_BACK
     if spec.type is TopicType.TRANSACTION and HalfMessages.has(kind):
