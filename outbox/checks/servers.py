@@ -149,7 +149,7 @@ def check_projects(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
 
     def check(alias: str) -> list[CheckMessage]:
         with database.connect(alias) as connection:
-            problem = problem_of_project(alias, connection)
+            problem = problem_of_project(alias, read_identity(connection))
         return [Error(problem[0], hint=problem[1], id="outbox.E053")] if problem else []
 
     return _check_each(databases, check)

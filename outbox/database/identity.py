@@ -93,9 +93,9 @@ def adopt(connection: Connection) -> None:
     connection.execute(ADOPT, [conf.project()])
 
 
-def problem_of_project(alias: str, connection: Connection) -> tuple[str, str] | None:
+def problem_of_project(alias: str, identity: Identity) -> tuple[str, str] | None:
     """Return which other project a database's tables belong to, and what to do; None where they are this project's."""
-    owner, ours = read_identity(connection).project, conf.project()
+    owner, ours = identity.project, conf.project()
     if not owner or not ours or owner == ours:
         return None
     return (
@@ -113,6 +113,5 @@ def require_own_tables(alias: str, connection: Connection) -> None:
         NotMigrated: they have no id.
         OtherProject: they belong to another project.
     """
-    require_identity(connection)
-    if problem := problem_of_project(alias, connection):
+    if problem := problem_of_project(alias, require_identity(connection)):
         raise OtherProject(*problem)
