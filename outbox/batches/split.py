@@ -20,15 +20,15 @@ from outbox.database import Connection
 from outbox.models import State
 
 
-def _statement(state: State, changes: str) -> str:
+def _statement(state: State, changes: str = "") -> str:
     """
-    Return the statement that splits positions off a batch in a state, and makes changes to the rest of it.
+    Return the statement that splits positions off a batch in a state, and makes changes (each with a comma) to the rest of it.
 
     Positions leave in runs lo..hi. `NOT split &&`: a repeated call, or a second sweep, splits nothing off twice.
     """
     return f"""
 WITH batch AS (
-    UPDATE outbox_batch SET {changes}, split = split || %(positions)s::smallint[]
+    UPDATE outbox_batch SET {changes} split = split || %(positions)s::smallint[]
     WHERE id = %(id)s AND state = {state} AND attempt = %(attempt)s
     AND NOT split && %(positions)s::smallint[] AND cardinality(message_ids) > 1
     RETURNING *),
@@ -46,23 +46,23 @@ SELECT array(SELECT id FROM split_off WHERE state = {State.DEAD}) FROM batch
 """
 
 
-SPLIT_AT_CLAIM = _statement(State.CLAIMED, "lease_until = lease_until")
+SPLIT_AT_CLAIM = _statement(State.CLAIMED)
 
 SPLIT_AT_SEND = _statement(
-    State.CLAIMED, f"state = {State.SENT}, sent_at = clock_timestamp(), open = NULL, ends_until = NULL, lease_until = NULL"
+    State.CLAIMED, f"state = {State.SENT}, sent_at = clock_timestamp(), open = NULL, ends_until = NULL, lease_until = NULL,"
 )
 
 SPLIT_AT_DECISION = _statement(
     State.CLAIMED,
     f"""state = {State.PREPARED}, half_ids = %(half_ids)s::text[], half_places = %(half_places)s::text[], open = NULL,
-        lease_until = NULL, decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval""",
+        lease_until = NULL, decided_at = clock_timestamp(), ends_until = clock_timestamp() + %(window)s::interval,""",
 )
 
 SPLIT_AT_COMMIT = _statement(
     State.PREPARED,
     f"""state = CASE WHEN %(open)s::smallint[] IS NULL THEN {State.SENT} ELSE {State.PREPARED} END,
         sent_at = CASE WHEN %(open)s::smallint[] IS NULL THEN clock_timestamp() END, open = %(open)s::smallint[],
-        lease_until = NULL, half_ids = %(half_ids)s::text[], half_places = coalesce(%(half_places)s::text[], half_places)""",
+        lease_until = NULL, half_ids = %(half_ids)s::text[], half_places = coalesce(%(half_places)s::text[], half_places),""",
 )
 
 

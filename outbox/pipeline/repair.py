@@ -180,9 +180,9 @@ def _defer(again: ResendPlan, connection: Connection) -> None:
             Delivery(group.name, sent.topic, sent.message_id, sent.body, "", sent.key, sent.tag, sent.headers, stored_at=sent_at)
         )
     unhandled = [one for one in deliveries if group.find(one.topic, one.headers.get(Header.TYPE, ""), one.tag) is None]
-    ignored = set(range(len(unhandled))) - (subscriptions.ignore(group, unhandled) if unhandled else set())
-    ends = {unhandled[place].message_id for place in ignored}
-    if handled := [(one, Deferral.unhandled(Reason.LOST, one)) for one in deliveries if one.message_id not in ends]:
+    for_others = subscriptions.ignore(group, unhandled) if unhandled else set()
+    ignored = {one.message_id for place, one in enumerate(unhandled) if place not in for_others}
+    if handled := [(one, Deferral.unhandled(Reason.LOST, one)) for one in deliveries if one.message_id not in ignored]:
         defer(database.raw(group.using), group.name, handled)
 
 

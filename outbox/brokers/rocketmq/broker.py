@@ -128,9 +128,9 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
         Brokers and consumer groups are checked only if OPTIONS name the brokers' own ports.
         """
-        if problems(self.options):
-            return problems(self.options)
-        found = self.check_settings(self.options, list(self.topics.values()))
+        if found := problems(self.options):
+            return found
+        found = problems_of_topics(self._settings, list(self.topics.values()))
         found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
         found += self._problems_of_owners()
         return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
