@@ -1,4 +1,4 @@
-"""A slow link to a server: a TCP proxy that passes on so many bytes a second of what its clients send."""
+"""A slow link to a server: a TCP proxy that limits the bytes a second which its clients send."""
 
 from __future__ import annotations
 

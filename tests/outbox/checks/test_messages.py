@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db.models import IntegerChoices, Model, TextChoices
+from django.db.models import Model
 
 from outbox import transactional
 from outbox.message import Message, TopicType
 from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
+from tests.outbox.choices import OrderState, Stars
 
 
 @dataclass
@@ -115,16 +116,6 @@ class TestE013:
             order_id: int
 
         assert found() == []
-
-
-class OrderState(TextChoices):
-    NEW = "new", "New"
-    PAID = "paid", "Paid"
-
-
-class Stars(IntegerChoices):
-    ONE = 1
-    TWO = 2
 
 
 class TestE047:

@@ -109,6 +109,14 @@ def make(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Callable[..
         yield made
 
 
+def saved(make: Callable[..., type[models.Model]], kind: str) -> models.Model:
+    """Save a row with a key of a kind."""
+    field, key = KEYS[kind]
+    row = make(key=field.clone())(key=key)
+    row.save(force_insert=True)
+    return row
+
+
 def rows_of(model: type[models.Model]) -> list[str]:
     """Return the rows as the audit reads them."""
     entry = business.business_of("rows", AuditSettings(model._meta.label, "OrderMade"))
@@ -125,9 +133,7 @@ def abouts() -> list[str | None]:
 class TestTheKey:
     @pytest.mark.parametrize("kind", KEYS)
     def test_is_written_as_the_table_has_it(self, make, kind):
-        field, key = KEYS[kind]
-        row = make(key=field.clone())(key=key)
-        row.save(force_insert=True)
+        row = saved(make, kind)
 
         with transaction.atomic():
             publish(OrderMade(order_id=1), about=row)
@@ -137,9 +143,7 @@ class TestTheKey:
 
     @pytest.mark.parametrize("kind", KEYS)
     def test_leads_back_to_the_row(self, make, kind):
-        field, key = KEYS[kind]
-        row = make(key=field.clone())(key=key)
-        row.save(force_insert=True)
+        row, key = saved(make, kind), KEYS[kind][1]
         with transaction.atomic():
             receipt = publish(OrderMade(order_id=1), about=row)
 

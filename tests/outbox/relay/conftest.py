@@ -102,7 +102,7 @@ def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def hold_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breakers, int], None]:
-    """Keep the budget of a call at so many bytes, however fast the calls are."""
+    """Keep the budget of a call at a number of bytes, however fast the calls are."""
 
     def hold(breakers: Breakers, size: int) -> None:
         monkeypatch.setattr(Budget, "LEAST", size)

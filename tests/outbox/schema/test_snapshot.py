@@ -8,7 +8,6 @@ from datetime import datetime, time
 from typing import Any, Literal
 
 import pytest
-from django.db.models import IntegerChoices, TextChoices
 
 from outbox import message
 from outbox.errors import InvalidMessageType, UnreadableSnapshot
@@ -16,6 +15,7 @@ from outbox.message import Message
 from outbox.schema import snapshot
 from outbox.schema.misfits import misfits
 from outbox.schema.snapshot import Snapshot
+from tests.outbox.choices import OrderState, Stars
 
 IN_ANOTHER_PROCESS = """
 from typing import Literal
@@ -28,16 +28,6 @@ class OrderPlaced(Message):
 
 print(snapshot.as_text(snapshot.take(message_types())), end="")
 """
-
-
-class OrderState(TextChoices):
-    NEW = "new", "New"
-    PAID = "paid", "Paid"
-
-
-class Stars(IntegerChoices):
-    ONE = 1
-    TWO = 2
 
 
 class Category(Message):
