@@ -62,7 +62,7 @@ ACTS = {
 }
 
 
-def _database(request: HttpRequest) -> str:
+def database_of(request: HttpRequest) -> str:
     """Return the database that the page is about, by default the first one."""
     known = deferred_databases()
     chosen = request.GET.get("database", "")
@@ -73,7 +73,7 @@ def _kinds(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the kinds of deferred messages with their numbers, the most frequent first, read once per request."""
     known: list[dict[str, Any]] | None = getattr(request, "_outbox_deferred", None)
     if known is None:
-        rows = Deferred.objects.using(_database(request)).order_by().values(*COLUMNS)
+        rows = Deferred.objects.using(database_of(request)).order_by().values(*COLUMNS)
         counted = rows.annotate(count=Count("id"), first=Min("deferred_at"), last=Max("deferred_at"))
         known = list(counted.order_by("-count", *COLUMNS))
         request._outbox_deferred = known  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ class DeferredAdmin(ReadOnlyAdmin):
     pages = ("changelist", "change", "history")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Deferred]:
-        return Deferred.objects.using(_database(request)).defer("body", "headers")
+        return Deferred.objects.using(database_of(request)).defer("body", "headers")
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "replay")
@@ -160,7 +160,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         """List deferred messages, below their numbers by group, error and key."""
         if not self.has_view_permission(request):
             return super().changelist_view(request, extra_context)
-        connection = database.raw(_database(request))
+        connection = database.raw(database_of(request))
         counts = [count for count in read_deferred(connection) if not count.reason]
         more = {
             "groups": [(count, age(count.late_seconds), size_in_words(count.bytes)) for count in counts],
@@ -180,7 +180,7 @@ class DeferredAdmin(ReadOnlyAdmin):
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         runs = {
             (process.consumer_group, process.handling.message_id): f"{process.name}, for {age(process.handling.seconds)}"
-            for process in read_processes(database.raw(_database(request)))
+            for process in read_processes(database.raw(database_of(request)))
             if process.handling and not process.is_silent
         }
         for row in rows:

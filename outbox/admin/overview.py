@@ -136,6 +136,7 @@ def _group(group: GroupStatus) -> list[dict[str, Any]]:
             "letters": count.dead if count else 0,
             "consumers": group.consumers,
             "per_minute": f"{group.progress[topic].per_minute:.0f}",
+            "ignored": f"{group.progress[topic].ignored_per_minute:.0f}",
         }
         for topic in group.topics
     ]

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from outbox.extensions import Page, extensions
-from outbox.models import CheckBack, DeadMessage, Deferred, InboxRow, MessageRow, Overview, Topic
+from outbox.models import CheckBack, DeadMessage, Deferred, Gap, InboxRow, MessageRow, Overview, Topic
 
 OVERVIEW = "outbox_overview_changelist"
 CATALOGUE = "outbox_catalogue"
@@ -21,6 +21,7 @@ OF_CORE = [
     Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
     Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
     Page(40, "Deferred messages", Deferred, "outbox_deferred_changelist"),
+    Page(45, "Gaps", Gap, "outbox_gap_changelist"),
     Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
     Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
     Page(80, "Topics", Topic, "outbox_topic_changelist"),

@@ -143,6 +143,7 @@ class Migration(PostgreSQLMigration):
                             ("replayed", "Replayed"),
                             ("retried now", "Retried Now"),
                             ("held", "Held"),
+                            ("delivered again", "Delivered Again"),
                             ("discarded", "Discarded"),
                         ]
                     ),
@@ -289,6 +290,7 @@ class Migration(PostgreSQLMigration):
                     ),
                     models.Index(fields=["message_id"], name="outbox_inbox_message"),
                     models.Index(fields=["handled_at"], name="outbox_inbox_handled"),
+                    models.Index(condition=models.Q(("delivery_count", 0)), fields=["handled_at"], name="outbox_inbox_ignored"),
                 ],
             },
         ),

@@ -37,6 +37,7 @@ class Inbox(models.Model):
             ),
             models.Index(fields=["message_id"], name="outbox_inbox_message"),
             models.Index(fields=["handled_at"], name="outbox_inbox_handled"),
+            models.Index(fields=["handled_at"], name="outbox_inbox_ignored", condition=models.Q(delivery_count=0)),
         ]
 
     def __str__(self) -> str:

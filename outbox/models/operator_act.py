@@ -7,11 +7,12 @@ from django.db.models.functions import Now
 
 
 class Act(models.TextChoices):
-    """An operator's act on a dead message, or on a message that a group deferred."""
+    """An operator's act on a dead message, or on a message that a group deferred, lost or ignored."""
 
     REPLAYED = "replayed"
     RETRIED_NOW = "retried now"
     HELD = "held"
+    DELIVERED_AGAIN = "delivered again"
     DISCARDED = "discarded"
 
 

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
-from django.apps import apps
 from psycopg import pq
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
 from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
-from outbox.conf.apps import PIPELINE
+from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
 from outbox.extensions import Attention, Extension, extensions
@@ -81,6 +80,7 @@ class AttentionKind(enum.StrEnum):
     BLOCKED = "blocked"
     LONG_TRANSACTION = "long_transaction"
     GAP = "gap"
+    IGNORED = "ignored"
     CODE_DIFFERS = "code_differs"
     NO_MAINTENANCE = "no_maintenance"
     EXTENSION_FAILS = "extension_fails"
@@ -288,7 +288,10 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
     for topic, progress in sorted(group.progress.items()):
         if progress.is_gone:
             cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
-            step = f"Start or restart its consumers, which declare it. {_resend()}"
+            step = (
+                "Start or restart its consumers, which declare it. The lost messages are a gap when later ones have arrived; "
+                "outbox_replay --lost lists them."
+            )
             yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
@@ -427,17 +430,20 @@ def _long_transactions(connection: Connection) -> Iterator[Attention]:
         yield Attention(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
 
 
-def _resend() -> str:
-    """Return how the messages that a group lacks are found and sent again, with the apps that are installed."""
-    if apps.is_installed(PIPELINE):
-        return "Run outbox_audit, and resend lost messages on the admin's page of its findings."
-    return f"Add {PIPELINE} to INSTALLED_APPS, run migrate and outbox_audit, and resend lost messages on its page of the admin."
-
-
 def _records(status: Status) -> Iterator[Attention]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
-        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, _resend())
+        step = f"See them with outbox_replay --lost --group {gap.consumer_group}; add --all to deliver them to the group again."
+        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
+    for ignored in status.ignored:
+        if any(one.using != status.database and ignored.topic in one.topics for one in groups().values()):
+            continue  # another database may have the row of a group that has handled them
+        cause = (
+            f"{count(ignored.messages, 'message')} of type {ignored.type!r} came in the last hour, and no group handled "
+            f"{'it' if ignored.messages == 1 else 'them'}: {', '.join(sorted(ignored.groups))} had no handler."
+        )
+        step = "Add or restore a handler of the type, deploy it, and deliver them with outbox_replay --ignored --all."
+        yield Attention(AttentionKind.IGNORED, f"topic {ignored.topic!r}", cause, step)
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
         yield Attention(

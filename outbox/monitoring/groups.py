@@ -28,14 +28,15 @@ STOPPED_FOR_SECONDS = 600.0  # a group that handled messages since may be stoppe
 KNOWN_AFTER_SECONDS = 30.0  # a server may tell of a new group late
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
-# What each group has handled recently, from the newest inbox rows, by the index of their times: how many in how many seconds, and
-# how long ago the last one was.
+# What each group has ended recently, from the newest inbox rows, by the index of their times: how many in how many seconds, how
+# many of them without a handler, and how long ago the last one was.
 PACES = """
 WITH newest AS MATERIALIZED (
-    SELECT consumer_group, topic, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
+    SELECT consumer_group, topic, delivery_count, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
     FROM outbox_inbox ORDER BY handled_at DESC LIMIT %(limit)s
 )
 SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
+    count(*) FILTER (WHERE seconds <= %(window)s AND delivery_count = 0),
     coalesce(max(seconds) FILTER (WHERE seconds <= %(window)s), 0), min(seconds)
 FROM newest GROUP BY 1, 2
 """
@@ -56,7 +57,8 @@ class TopicProgress:
     Args:
         idle_seconds: seconds since the group handled a message of it; None if that is too long ago to be found.
         waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
-        per_minute: messages of it that the group has handled per minute in the last minutes.
+        per_minute, ignored_per_minute: messages of it that the group has handled, and had no handler for, per minute in the last
+            minutes.
         is_gone: the group has handled messages of it, and the broker knows nothing of it in this topic.
     """
 
@@ -64,6 +66,7 @@ class TopicProgress:
     waits_seconds: float | None = None
     is_gone: bool = False
     per_minute: float = 0.0
+    ignored_per_minute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class GroupStatus:
         consumers: number of processes with a recent heartbeat.
         silent_seconds: seconds since the newest heartbeat; None if there is none.
         oldest_seconds: the age of the process among them that started first.
-        per_minute: messages that the group has handled per minute in the last minutes.
+        per_minute: messages that the group has handled or ignored per minute in the last minutes.
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
         deferred: topic -> its deferred messages, without topics that have none.
@@ -113,9 +116,10 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """How many messages of a topic a group has handled recently, in how many seconds, and the seconds since the last one."""
+    """How many messages of a topic a group has ended recently, in how many seconds, and the seconds since the last one."""
 
-    handled: int
+    ended: int
+    ignored: int
     seconds: float
     idle_seconds: float
 
@@ -235,7 +239,7 @@ def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[Pr
 def _per_minute(paces: Sequence[_Pace]) -> float:
     """Return the pace since the first message handled in the last minutes; idle time before it is not counted."""
     seconds = max((pace.seconds for pace in paces), default=0.0)
-    return 60 * sum(pace.handled for pace in paces) / max(seconds, MIN_SECONDS)
+    return 60 * sum(pace.ended for pace in paces) / max(seconds, MIN_SECONDS)
 
 
 def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:
@@ -243,8 +247,9 @@ def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequ
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
-    pace_of_topic = _per_minute([pace] if pace else [])
-    return TopicProgress(idle, _waits(facts.sends, topic, idle), is_gone, pace_of_topic)
+    ended = _per_minute([pace] if pace else [])
+    ignored = ended * pace.ignored / pace.ended if pace and pace.ended else 0.0
+    return TopicProgress(idle, _waits(facts.sends, topic, idle), is_gone, ended - ignored, ignored)
 
 
 def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:

@@ -18,6 +18,7 @@ from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
 from outbox.errors import ConfigurationError
 from outbox.ids import topic_number
+from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.deferred import DeferredCount, read_deferred
 from outbox.monitoring.groups import GroupStatus, read_groups
@@ -72,6 +73,20 @@ FROM (
         least(b.oldest, (SELECT message_id FROM outbox_ticket WHERE topic_id = t.id ORDER BY pos LIMIT 1)) AS oldest
     FROM t LEFT JOIN b ON b.topic_id = t.id
 ) topic ORDER BY name
+"""
+
+# Messages of the last hour that groups ignored, of the newest 1,000, and that no group of this database handled or keeps.
+IGNORED = """
+WITH ignored AS MATERIALIZED (
+    SELECT message_id, consumer_group FROM outbox_inbox
+    WHERE delivery_count = 0 AND handled_at > clock_timestamp() - interval '1 hour' ORDER BY handled_at DESC LIMIT 1000
+)
+SELECT t.name, m.headers, array_agg(i.consumer_group)
+FROM ignored i JOIN outbox_message m ON m.id = i.message_id JOIN outbox_topic t ON t.id = m.topic_id AND t.id <> 0
+WHERE NOT EXISTS (SELECT FROM outbox_inbox o WHERE o.message_id = m.id AND o.delivery_count > 0)
+    AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.message_id = m.id)
+    AND NOT EXISTS (SELECT FROM outbox_operator_act a WHERE a.message_id = m.id AND a.act = 'discarded')
+GROUP BY m.id, t.name, m.headers
 """
 
 GAPS = """
@@ -155,6 +170,16 @@ class TopicStatus:
         return self.waiting + self.delayed + self.released + self.claimed + self.prepared
 
 
+@dataclass(slots=True)
+class IgnoredType:
+    """The number of messages of a type in the last hour that no group of a database handled; groups that had no handler."""
+
+    topic: str
+    type: str
+    messages: int = 0
+    groups: set[str] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class GapStatus:
     """The number of open gaps of a group in a topic, and of the numbers missing in them."""
@@ -203,6 +228,7 @@ class Status:
     groups: list[GroupStatus]
     failures: list[FailureStatus]
     gaps: list[GapStatus]
+    ignored: list[IgnoredType]
     misconfigured: dict[str, str]
     parked: dict[str, int]
     deferred: list[DeferredCount]
@@ -231,6 +257,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         groups,
         _read_failures(connection),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
+        _read_ignored(connection),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
         {topic: count for broker in brokers.values() for topic, count in broker.parked.items()},
         deferred,
@@ -294,6 +321,16 @@ def _promises() -> dict[str, Promise]:
     return found
 
 
+def _read_ignored(connection: Connection) -> list[IgnoredType]:
+    found: dict[tuple[str, str], IgnoredType] = {}
+    for topic, headers, names in connection.execute(IGNORED).fetchall():
+        type_name = read_headers(headers).get(Header.TYPE, "")
+        ignored = found.setdefault((topic, type_name), IgnoredType(topic, type_name))
+        ignored.messages += 1
+        ignored.groups.update(names)
+    return [found[key] for key in sorted(found)]
+
+
 def _read_failures(connection: Connection) -> list[FailureStatus]:
     arguments = {"window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
     return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
@@ -312,7 +349,10 @@ GROUP BY 1 ORDER BY 1
 # The newest inbox rows, by the index of their times. A message counts once for each group.
 HANDLED = """
 SELECT least(%(last)s, floor(extract(epoch FROM handled_at - %(begin)s) / 60))::int, count(*)
-FROM (SELECT handled_at FROM outbox_inbox WHERE handled_at >= %(begin)s ORDER BY handled_at DESC LIMIT %(limit)s) newest
+FROM (
+    SELECT handled_at FROM outbox_inbox WHERE handled_at >= %(begin)s AND delivery_count > 0
+    ORDER BY handled_at DESC LIMIT %(limit)s
+) newest
 GROUP BY 1 ORDER BY 1
 """
 

@@ -80,11 +80,12 @@ class Severity(enum.StrEnum):
     WAITING = "waiting"
 
 
-# Acts of operators on dead messages, and on deferred ones.
+# Acts of operators on dead messages, and on those that a group has not handled.
 ACTS: dict[str, tuple[str, Severity]] = {
     Act.REPLAYED: ("Replayed", Severity.PLAIN),
     Act.RETRIED_NOW: ("Retried now", Severity.PLAIN),
     Act.HELD: ("Held", Severity.BAD),
+    Act.DELIVERED_AGAIN: ("Delivered again", Severity.PLAIN),
     Act.DISCARDED: ("Discarded", Severity.BAD),
 }
 

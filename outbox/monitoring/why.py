@@ -48,9 +48,9 @@ SELECT id FROM (
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups in whose inbox a message is, each with the operator who discarded it.
+# The groups in whose inbox a message is, each with the operator who discarded it, and whether it ignored the message.
 ENDED = """
-SELECT consumer_group, coalesce((
+SELECT consumer_group, delivery_count = 0, coalesce((
     SELECT acted_by FROM outbox_operator_act act WHERE act.message_id = inbox.message_id
     AND act.consumer_group = inbox.consumer_group AND act.act = 'discarded' ORDER BY id DESC LIMIT 1), '')
 FROM outbox_inbox inbox WHERE message_id = %s
@@ -206,7 +206,10 @@ def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
 
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
-    ended: dict[str, str] = dict(connection.execute(ENDED, [message_id]).fetchall())
+    rows_of_inbox = connection.execute(ENDED, [message_id]).fetchall()
+    ended = {name for name, _, _ in rows_of_inbox}
+    discarded = {name: by for name, _, by in rows_of_inbox if by}
+    ignored = {name for name, is_ignored, _ in rows_of_inbox if is_ignored and name not in discarded}
     rows = connection.cursor(row_factory=class_row(_Deferred)).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
     deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended}
     processes = read_processes(connection)
@@ -217,11 +220,13 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
         name for name in groups_without_code_for(connection, message.topic, type_name, tag) if name not in (*ended, *deferred)
     ]
     waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in ended]
-    discarded = {name: by for name, by in ended.items() if by}
-    if waiting or without_handler or discarded:
+    if waiting or without_handler or discarded or ignored:
         yield "It was sent."
     else:
         yield "It was sent, and every known group has handled it." if ended else "It was sent. No consumer group of it is known."
+    for name in sorted(ignored):
+        again = " Deliver it again with outbox_replay --ignored." if name in subscribed else ""
+        yield f"Group {name!r} ignored it: no live process of the group had a handler for it.{again}"
     for name, by in sorted(discarded.items()):
         yield f"It was discarded for group {name!r} by {by}."
     for name in without_handler:

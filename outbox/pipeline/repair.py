@@ -16,18 +16,13 @@ from uuid import UUID
 from django.utils import timezone
 
 from outbox import conf, database
-from outbox.batches.batch import ClaimedBatch
 from outbox.batches.operators import GONE, resend
-from outbox.brokers.base import Delivery
-from outbox.consuming import subscriptions
-from outbox.consuming.deferred import Deferral, Reason, defer
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.database import Connection, guarded
-from outbox.message import Header, TopicType
+from outbox.deliver_again import Undelivered, deliver_again
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import FindingKind, Stage
-from outbox.relay.cloudevents import OutgoingBuilder
 
 MAX_MESSAGES = 10_000  # of one finding
 
@@ -37,13 +32,6 @@ SELECT u.id FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest
 WHERE t.name = %(topic)s AND b.lane = %(lane)s AND u.n <> ALL(b.split)
 AND b.first_seq <= %(last)s AND b.first_seq + cardinality(b.message_ids) > %(first)s
 AND b.first_seq + u.n - 1 BETWEEN %(first)s AND %(last)s ORDER BY b.first_seq + u.n LIMIT %(limit)s
-"""
-
-# Messages as the relay sent them, in the order of their numbers.
-SENT = """
-SELECT m.id::text, m.key, m.headers, m.about, m.body, s.lane, s.number, s.sent_at
-FROM outbox_message_state s JOIN outbox_message m ON m.id = s.id AND m.created_at = s.created_at
-WHERE s.id = ANY(%s) ORDER BY s.lane, s.number, s.created_at
 """
 
 KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
@@ -119,7 +107,8 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
             return again
         connection = database.raw(using)
         if finding.stage == Stage.INBOX:
-            _defer(again, connection)
+            group, topic = finding.consumer_group, finding.topic
+            deliver_again((Undelivered(group, using, topic, None, None, one) for one in again.ids), by=by)
         else:
             _send(again, connection, finding.run.as_of or finding.run.started_at)
         if again.ids:
@@ -165,25 +154,6 @@ def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> li
     if not _is_scattered(finding):
         again.refuse(GONE if len(rows) < MAX_MESSAGES else MORE, finding.count - len(rows))
     return [row[0] for row in rows]
-
-
-def _defer(again: ResendPlan, connection: Connection) -> None:
-    """Put the messages into the inbox of the group that lost them, as a relay sends them."""
-    group, topic = groups()[again.finding.consumer_group], again.finding.topic
-    kind = conf.topic_settings(topic).type or TopicType.NORMAL
-    [source] = connection.execute(SOURCE).fetchone() or ("",)
-    deliveries = []
-    for message_id, key, headers, about, body, lane, number, sent_at in connection.execute(SENT, [again.ids]).fetchall():
-        batch = ClaimedBatch(0, 0, topic, kind, lane, number, [message_id])
-        sent = OutgoingBuilder(batch, source=source, is_half=False).build(1, key, headers, about, bytes(body))
-        deliveries.append(
-            Delivery(group.name, sent.topic, sent.message_id, sent.body, "", sent.key, sent.tag, sent.headers, stored_at=sent_at)
-        )
-    unhandled = [one for one in deliveries if group.find(one.topic, one.headers.get(Header.TYPE, ""), one.tag) is None]
-    for_others = subscriptions.ignore(group, unhandled) if unhandled else set()
-    ignored = {one.message_id for place, one in enumerate(unhandled) if place not in for_others}
-    if handled := [(one, Deferral.unhandled(Reason.LOST, one)) for one in deliveries if one.message_id not in ignored]:
-        defer(database.raw(group.using), group.name, handled)
 
 
 def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> None:

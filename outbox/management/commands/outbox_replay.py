@@ -1,9 +1,10 @@
-"""List, replay and discard messages that were not sent, or that consumer groups have deferred."""
+"""List, replay and discard messages that were not sent, or that consumer groups have deferred, lost or ignored."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from outbox.batches.operators import replay_all, replay_messages
 from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
+from outbox.deliver_again import deliver_again, ignored, lost
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.actor import actor
@@ -47,14 +49,18 @@ WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NUL
 class Command(BaseCommand):
     help = (
         "List the messages that consumer groups have deferred, dead letters first; with MESSAGE_ID or --all, replay dead "
-        "letters, with failures counted from zero. With --unsent, those that the broker rejected. Exit code: 0 done, 1 something "
+        "letters, with failures counted from zero. With --unsent, those that the broker rejected; with --lost or --ignored, "
+        "those that a group lost or had no handler for, which are delivered to that group again. Exit code: 0 done, 1 something "
         "was not done, 2 a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="only these")
         parser.add_argument("--all", action="store_true", help="all that would be listed")
-        parser.add_argument("--unsent", action="store_true", help="dead messages, which the broker rejected")
+        kind = parser.add_mutually_exclusive_group()
+        kind.add_argument("--unsent", action="store_true", help="dead messages, which the broker rejected")
+        kind.add_argument("--lost", action="store_true", help="messages in the open gaps of groups")
+        kind.add_argument("--ignored", action="store_true", help="messages that a group ignored and has a handler for now")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")
         parser.add_argument("--group", action="append", metavar="NAME", help="only of this group; may be repeated")
         parser.add_argument("--type", metavar="NAME", help="only of this message type")
@@ -82,6 +88,8 @@ class Command(BaseCommand):
         try:
             if options["unsent"]:
                 self._unsent(options, is_act=is_act and not options["list"])
+            elif options["lost"] or options["ignored"]:
+                self._undelivered(options, is_act=is_act and not options["list"])
             else:
                 self._deferred(options, is_act=is_act and not options["list"])
         except (OutboxError, psycopg.Error, DatabaseError) as error:
@@ -90,9 +98,7 @@ class Command(BaseCommand):
     # --- messages that were not sent ---
 
     def _unsent(self, options: dict[str, Any], *, is_act: bool) -> None:
-        only_deferred = ("group", "type", "key", "error", "state", "since", "retry_now", "hold")
-        if wrong := [name for name in only_deferred if options[name]]:
-            raise unable(f"--{wrong[0].replace('_', '-')} is not for messages that were not sent.")
+        _refuse(options, ("group", "type", "key", "error", "state", "since", "retry_now", "hold"), "--unsent")
         ids = [_uuid(text) for text in options["message_id"]]
         [alias] = databases([options["database"] or "default"])
         with database.connect(alias, application_name="outbox replay") as connection:
@@ -119,6 +125,45 @@ class Command(BaseCommand):
         text = "\n".join(map(one_line, lines)) if messages or refused else "No message is dead."
         self._say({"messages": messages, "refused": refused}, text, as_json=options["json"])
         if refused or not messages:
+            raise SystemExit(1)
+
+    # --- messages that groups lost or ignored ---
+
+    def _undelivered(self, options: dict[str, Any], *, is_act: bool) -> None:
+        kind = "ignored" if options["ignored"] else "lost"
+        others = ("key", "error", "state", "retry_now", "hold", "discard")
+        _refuse(options, others if options["ignored"] else (*others, "since"), f"--{kind}")
+        ids = [_uuid(text) for text in options["message_id"]]
+        aliases = _databases(options)
+        if options["ignored"]:
+            rows = [row for one in groups().values() if one.using in aliases for row in ignored(one, since=options["since"])]
+        else:
+            rows = [row for alias in aliases for row in lost(alias)]
+        _require("group", options["group"], {*groups(), *(row.group for row in rows)})
+        _require("topic", options["topic"], {*conf.settings().topics, *(row.topic for row in rows)})
+        for name in ("group", "topic"):
+            rows = [row for row in rows if not options[name] or getattr(row, name) in options[name]]
+        rows = [
+            row for row in rows if (not options["type"] or row.type == options["type"]) and (not ids or row.message_id in ids)
+        ]
+        if not is_act:
+            heads = ["message", "group", "topic", "type", "lane", "number", "messages", "not delivered again, because"]
+            names = ("message_id", "group", "topic", "type", "lane", "number", "messages", "refused")
+            listed = table(heads, [[getattr(row, name) for name in names] for row in rows])
+            as_json = {kind: [row._asdict() for row in rows]}
+            self._say(as_json, listed if rows else f"No {kind} messages.", as_json=options["json"])
+            return
+        done = deliver_again(rows, by=actor("outbox_replay"))
+        missing = [str(message_id) for message_id in ids if message_id not in {row.message_id for row in rows}]
+        refused = Counter[str]()
+        for row in rows:
+            if row.refused:
+                refused[row.refused] += row.messages
+        lines = [f"{_count(done)} {'is' if done == 1 else 'are'} delivered again."]
+        lines += [f"{number:,} not: {reason}" for reason, number in refused.items()]
+        lines += [f"{text}: no group has {kind} it" for text in missing]
+        self._say({"delivered_again": done, "refused": refused, "not_found": missing}, "\n".join(lines), as_json=options["json"])
+        if missing or done < sum(row.messages for row in rows):
             raise SystemExit(1)
 
     # --- deferred messages ---
@@ -194,6 +239,11 @@ def _choose(options: dict[str, Any]) -> list[QuerySet[Deferred]]:
     if options["state"]:
         wanted &= STATES[DeferredState(options["state"])]
     return [rows.filter(wanted) for rows in of_databases]
+
+
+def _refuse(options: dict[str, Any], names: Sequence[str], kind: str) -> None:
+    if wrong := [name for name in names if options[name]]:
+        raise unable(f"--{wrong[0].replace('_', '-')} cannot be used with {kind}.")
 
 
 def _uuid(text: str) -> UUID:

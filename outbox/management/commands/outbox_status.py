@@ -187,12 +187,12 @@ def _processes(processes: Sequence[ProcessStatus]) -> str:
 
 def _groups(groups: Sequence[GroupStatus]) -> str:
     return table(
-        ["group", "broker", "topic", "waiting", "deferred", "dead letters", "consumers", "handled a minute"],
+        ["group", "broker", "topic", "waiting", "deferred", "dead letters", "consumers", "handled a minute", "ignored a minute"],
         [
             [
                 *(one.consumer_group, one.broker, topic, "?" if one.trouble else one.waiting.get(topic, 0)),
                 *((count.waiting + count.held, count.dead) if (count := one.deferred.get(topic)) else (0, 0)),
-                *(one.consumers, round(one.progress[topic].per_minute)),
+                *(one.consumers, round(one.progress[topic].per_minute), round(one.progress[topic].ignored_per_minute)),
             ]
             for one in groups
             for topic in one.topics

@@ -374,7 +374,7 @@ def rabbitmq_queue_full(stage: Stage) -> Iterator[None]:
     "The queue of a group was deleted with messages, and the relay declared it again",
     "gap of group 'shipping'",
     within=15,
-    do="run `outbox_audit`, and send them again",
+    do="`outbox_replay --lost --all`",
     **ON_VIRTUAL_HOST,
 )
 def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
@@ -384,7 +384,7 @@ def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
     stage.start("consumer")
     stage.wait_for(lambda one: not one.has(NO_CONSUMER), 30)
     yield
-    stage.execute(ARRIVE)
+    stage.run("outbox_replay", "--lost", "--all")
 
 
 @situation(
@@ -696,7 +696,7 @@ def paused_for_a_day(stage: Stage) -> Iterator[None]:
     "A message was lost by the broker",
     "gap of group 'shipping'",
     within=30,
-    do="run `outbox_audit`, and send it again",
+    do="`outbox_replay --lost --all`",
 )
 def lost(stage: Stage) -> Iterator[None]:
     stage.kill("consumer")
@@ -705,7 +705,7 @@ def lost(stage: Stage) -> Iterator[None]:
     stage.execute("DELETE FROM outbox_embedded_message WHERE message_id = %s", waiting[3][0])
     stage.start("consumer")
     yield
-    stage.execute(ARRIVE)
+    stage.run("outbox_replay", "--lost", "--all")
 
 
 @situation(
@@ -757,12 +757,6 @@ def paused(stage: Stage) -> Iterator[None]:
 NOT_HANDLED = """
 SELECT message_id FROM outbox_embedded_message m
 WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid) ORDER BY m.pos
-"""
-# As if all missing messages were sent again, and handled.
-ARRIVE = """
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
-SELECT consumer_group, 'again ' || number, gen_random_uuid(), source, topic, lane, number, 0
-FROM outbox_gap, generate_series(first_number, last_number) number WHERE closed_at IS NULL
 """
 CONSUMERS = "SELECT pid FROM outbox_process WHERE kind = 'consumer'"
 RELAYS = "SELECT pid FROM outbox_process WHERE kind = 'relay'"

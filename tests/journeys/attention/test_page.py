@@ -11,6 +11,7 @@ from tests.journeys.attention.situations import SITUATIONS, table
 ELSEWHERE = {
     AttentionKind.NO_CHECKER,
     AttentionKind.EXTENSION_FAILS,
+    AttentionKind.IGNORED,
     AttentionKind.LATE,
     AttentionKind.SEND_FAILS,
     AttentionKind.MOST_DEFERRED,

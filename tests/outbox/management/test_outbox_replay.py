@@ -4,11 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from outbox import consumer
+from outbox.consuming import register
 from outbox.consuming.deferred import HELD
 from outbox.management.actor import actor
-from outbox.models import Deferred, Inbox, MessageState, OperatorAct, State
+from outbox.models import Deferred, Gap, Inbox, MessageState, OperatorAct, State
 from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, TopicFactory, stored
 
@@ -126,7 +128,7 @@ class TestUnsent:
         [
             (["--topic", "brokn"], r"There is no topic 'brokn'\. Choices are: .*broken"),
             (["x"], "'x' is not a message id"),
-            (["--group", "cart"], "--group is not for messages that were not sent"),
+            (["--group", "cart"], "--group cannot be used with --unsent"),
         ],
     )
     def test_end_with_2_when_asked_wrongly(self, arguments, text, batch):
@@ -253,3 +255,51 @@ class TestSeveralDatabases:
 
         assert capsys.readouterr().out == "2 messages replayed.\n"
         assert not Deferred.objects.using("other").filter(dead_at__isnull=False).exists()
+
+
+class TestLost:
+    @pytest.fixture
+    def lost(self, monkeypatch):
+        """A sent message of which a group has an open gap, and a number whose message is unknown."""
+        monkeypatch.setattr(register, "registered", {**register.registered})
+        batch = BatchFactory(topic=TopicFactory(name="orders"), size=1, first_seq=7, lane=1, state=State.SENT)
+        consumer(topic="orders", group="cart")(lambda message: None)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT id FROM outbox_source")
+            [source] = cursor.fetchone()
+        Gap.objects.create(consumer_group="cart", source=source, topic="orders", lane=1, first_number=7, last_number=8)
+        return batch.message_ids[0]
+
+    def test_is_listed_with_what_can_be_done(self, lost, capsys):
+        assert replay("--lost") == 0
+
+        first, second = capsys.readouterr().out.splitlines()[1:]
+        assert first.split() == [str(lost), "cart", "orders", "1", "7", "1"]
+        assert second.endswith("1       7         1  Its row is gone: it was pruned, or deleted by hand.")
+
+    def test_is_delivered_to_the_group(self, lost, capsys):
+        assert replay("--lost", "--all") == 1  # one of two
+
+        assert capsys.readouterr().out.splitlines() == [
+            "1 message is delivered again.",
+            "1 not: Its row is gone: it was pruned, or deleted by hand.",
+        ]
+        assert Deferred.objects.get().message_id == lost
+        assert replay("--lost", lost) == 1  # the group has it
+
+    def test_is_named_as_json(self, lost, capsys):
+        replay("--lost", "--group", "cart", "--topic", "orders", "--json")
+
+        rows = json.loads(capsys.readouterr().out)["lost"]
+        assert [row["message_id"] for row in rows] == [str(lost), None]
+
+    @pytest.mark.parametrize("option", ["--hold", "--discard", "--retry-now"])
+    def test_cannot_be_discarded_or_held(self, lost, option):
+        with pytest.raises(CommandError, match=f"{option} cannot be used with --lost"):
+            replay("--lost", "--all", option)
+
+    def test_says_that_nothing_is_lost(self, capsys):
+        replay("--lost")
+        replay("--ignored")
+
+        assert capsys.readouterr().out.splitlines() == ["No lost messages.", "No ignored messages."]

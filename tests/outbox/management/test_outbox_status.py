@@ -133,8 +133,8 @@ class TestOutboxStatus:
         assert status() == 1  # nobody consumes
 
         assert capsys.readouterr().out.splitlines()[7:9] == [
-            "group  broker   topic   waiting  deferred  dead letters  consumers  handled a minute",
-            "cart   default  orders        2         1             0          0                 0",
+            "group  broker   topic   waiting  deferred  dead letters  consumers  handled a minute  ignored a minute",
+            "cart   default  orders        2         1             0          0                 0                 0",
         ]
 
     def test_shows_which_broker_cannot_be_asked(self, cart, monkeypatch, capsys):

@@ -4,7 +4,6 @@ from uuid import uuid4
 
 import celery
 import pytest
-from django.core.management import get_commands
 
 from outbox import conf, consumer, database
 from outbox.brokers.base import Outgoing
@@ -744,13 +743,16 @@ class TestGroups:
 
         assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
 
-    @pytest.mark.parametrize("is_installed", [True, False])
-    def test_name_the_audit_where_it_is_a_command(self, read, settings, is_installed):
-        Gap.objects.create(consumer_group="cart", source="s", topic="orders", lane=1, first_number=3, last_number=5)
-        if not is_installed:
-            settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("outbox.pipeline")]
+    def test_name_messages_that_no_group_handled(self, read, orders):
+        headers = '{"ce-type": "tests.Placed"}'
+        rows = MessageRowFactory.create_batch(3, topic=orders, headers=headers)
+        for row in rows:
+            about = {"dedupe_key": str(row.id), "message_id": row.id, "topic": "orders", "delivery_count": 0}
+            Inbox.objects.create(consumer_group="cart", **about)
+        Inbox.objects.create(consumer_group="points", **about | {"delivery_count": 1})
+        DeferredFactory(consumer_group="points", message_id=rows[1].id)
 
-        [one] = read()
+        [one] = [one for one in read() if one.kind is AttentionKind.IGNORED]
 
-        assert one.step.startswith("Run outbox_audit" if is_installed else "Add outbox.pipeline to INSTALLED_APPS")
-        assert ("outbox_audit" in get_commands()) is is_installed
+        says = "1 message of type 'tests.Placed' came in the last hour, and no group handled it: cart had no handler."
+        assert (one.subject, one.cause) == ("topic 'orders'", says)

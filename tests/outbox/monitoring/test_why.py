@@ -187,6 +187,15 @@ class TestSent:
 
         assert ask(message) == "It was sent, and every known group has handled it."
 
+    @pytest.mark.parametrize(("code", "again"), [(True, " Deliver it again with outbox_replay --ignored."), (False, "")])
+    def test_to_a_group_that_ignored_it(self, message, ask, monkeypatch, code, again):
+        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders", delivery_count=0)
+        if not code:
+            monkeypatch.setattr(register, "registered", {})
+
+        says = "It was sent. Group 'cart' ignored it: no live process of the group had a handler for it."
+        assert ask(message) == says + again
+
     def test_to_a_group_whose_code_was_removed(self, message, ask):
         Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
         about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
