@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from project.servers.program import HOST, Program, ServerError, free_port
+from project.servers.program import HOST, Program, free_port
 
 
 class Redis(Program):
@@ -52,10 +52,9 @@ class Redis(Program):
         other.listen_at(mine)
 
     def listen_at(self, port: int) -> None:
-        """Change the port; connections that are open stay. Raises ServerError."""
-        answer = self.say(f"CONFIG SET port {port}")
-        if answer != "+OK":
-            raise ServerError(f"redis-server did not change its port: {answer}")
+        """Change the port as soon as no other program has it; connections that are open stay. Raises ServerError."""
+        assert self._child is not None
+        self._child.wait_for_answer(lambda: self.say(f"CONFIG SET port {port}") == "+OK", 10)
         self.port = port
 
     def _make_home(self) -> Path:
