@@ -18,17 +18,15 @@ from outbox import conf, database
 from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Consumer, groups
 from outbox.errors import ConfigurationError, UnknownTopic
-from outbox.message import TopicType
 from outbox.models import MessageRow
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
-    E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]` or whose broker only sends, or has `ordered=True` for a topic
-    that is not ordered.
+    E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or whose broker only sends.
 
-    Add the topic or correct the name; set TYPE "fifo" of the topic, or remove `ordered=True`.
+    Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
     """
     return [problem for one in _consumers() for problem in _problems_of_topic(one)]
 
@@ -133,11 +131,5 @@ def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
         yield Error(
             f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
             hint="Publish messages that a consumer handles to a topic of another broker.",
-            id="outbox.E016",
-        )
-    if one.ordered and topic.type is not TopicType.FIFO:
-        yield Error(
-            f"{one.name} has ordered=True, but topic {one.topic!r} is of type {topic.type}, which keeps no order.",
-            hint=f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or remove ordered=True.',
             id="outbox.E016",
         )

@@ -94,7 +94,7 @@ def _note_code(using: str) -> None:
 
 
 def _give_up(using: str) -> None:
-    consumers = [consumer for group in groups().values() for consumer in group.consumers.values() if consumer.ordered]
+    consumers = [consumer for group in groups().values() for consumer in group.consumers.values() if consumer.is_ordered]
     blocking = {(consumer.group, consumer.topic) for consumer in consumers if consumer.on_dead == "block"}
     skipping = sorted({(consumer.group, consumer.topic) for consumer in consumers} - blocking)
     values: dict[str, Any] = {

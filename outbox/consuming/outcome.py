@@ -114,7 +114,7 @@ def is_conflict(error: BaseException) -> bool:
 def _blocks(group: Group, consumer: Consumer | None, delivery: Delivery) -> bool:
     """Return whether a message that cannot be handled blocks the later ones of its key."""
     concerned = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
-    return any(other.ordered and other.on_dead == "block" for other in concerned)
+    return any(other.is_ordered and other.on_dead == "block" for other in concerned)
 
 
 def tell(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:

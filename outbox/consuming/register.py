@@ -29,6 +29,7 @@ from outbox.message import Message, TopicType
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
 NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}  # names that say that the arguments were taken for others
+FORMER = {"ordered": 'Leave it out. A topic keeps order where OUTBOX["TOPICS"] gives it the TYPE "fifo".'}
 CANCEL_SECONDS = 5.0  # a cancelled coroutine has this time to end
 MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
 
@@ -47,7 +48,6 @@ class Options(TypedDict, total=False):
     """The options that do not change the handler's signature."""
 
     retry: RetryPolicy
-    ordered: bool
     on_dead: OnDead
     dedupe: Callable[[Any], object] | None
     tags: Collection[str] | None
@@ -138,7 +138,6 @@ class Consumer:
     handler: Handler
     type: type[Message] | None
     retry: RetryPolicy
-    ordered: bool
     on_dead: OnDead
     dedupe: Callable[[Any], object] | None
     tags: frozenset[str] | None
@@ -151,6 +150,12 @@ class Consumer:
     def subject(self) -> str:
         """What it handles, unique in its group: the type's name on the wire, or the topic."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its topic keeps the messages of a key in order."""
+        topic = conf.settings().topics.get(self.topic)
+        return topic is not None and topic.type is TopicType.FIFO
 
     def takes(self, tag: str) -> bool:
         return self.tags is None or tag in self.tags
@@ -183,8 +188,7 @@ class Group:
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler wants order and its topic keeps none, or takes many messages of one that does; or its
-                topic's broker only sends.
+            ConfigurationError: a handler takes many messages at once of a topic that keeps order, or its topic's broker only sends.
         """
         for one in self.consumers.values():
             if not conf.broker_has(conf.topic_settings(one.topic).broker, "Receives"):
@@ -192,13 +196,7 @@ class Group:
                     f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
                     hint="Publish messages that a consumer handles to a topic of another broker.",
                 )
-            is_ordered = conf.topic_settings(one.topic).type is TopicType.FIFO
-            if one.ordered and not is_ordered:
-                raise ConfigurationError(
-                    f"{one.name} wants its messages in order, but topic {one.topic!r} keeps none.",
-                    hint=f'Set OUTBOX["TOPICS"]["{one.topic}"]["TYPE"] = "fifo", or leave ordered=True out.',
-                )
-            if one.batch_size and is_ordered:
+            if one.batch_size and one.is_ordered:
                 raise ConfigurationError(
                     f"{one.name} takes many messages at once, but topic {one.topic!r} hands out one of a key after the other.",
                     hint="Leave batch_size out, or give it a topic of another type.",
@@ -276,13 +274,13 @@ def consumer(
     group: str = "",
     topic: str = "",
     retry: RetryPolicy = RetryPolicy(),
-    ordered: bool = False,
     on_dead: OnDead = "block",
     dedupe: Callable[[Any], object] | None = None,
     tags: Collection[str] | None = None,
     using: str = DEFAULT_DB_ALIAS,
     time_limit: timedelta | None = None,
     batch_size: int | None = None,
+    **former: Any,
 ) -> Callable[..., Any]:
     """
     Register a handler: a function `handler(message)` or `handler(message, context)` that is called once per message and group.
@@ -295,8 +293,7 @@ def consumer(
         types: message types to handle; the topics are theirs.
         topic: handle the messages of this topic that have no handler for their type. The message is the decoded JSON, or
             bytes where the content type is another one.
-        ordered: require a topic of type fifo, which hands out one message of a key at a time and retries it in its place.
-        on_dead: what happens to a key of an ordered topic when its first message has used up its retries. `block`: the message
+        on_dead: what happens to a key of a topic of type fifo when its first message has used up its retries. `block`: the message
             stays first and is retried at the longest delay, with an alert. `skip`: it becomes a dead letter, and the next
             message of the key is handled.
         dedupe: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
@@ -311,14 +308,14 @@ def consumer(
     Raises:
         ConfigurationError: the arguments contradict each other, or another handler in the group has the same messages.
     """
+    refuse_former(former)
     check_arguments(types, group, topic, tags, on_dead)
-    check_limits(time_limit, batch_size, ordered=ordered)
+    check_limits(time_limit, batch_size)
     check_policies(retry, dedupe)
     make = partial(
         Consumer,
         group=str.__str__(group),
         retry=retry,
-        ordered=ordered,
         on_dead=on_dead,
         dedupe=dedupe,
         tags=frozenset(map(str.__str__, tags)) if tags is not None else None,
@@ -379,13 +376,19 @@ def _add(new: Consumer) -> None:
     registered[new.group] = Group(new.group, {**members, new.subject: new})
 
 
-def check_limits(time_limit: timedelta | None, batch_size: int | None, *, ordered: bool) -> None:
+def refuse_former(options: Collection[str]) -> None:
+    """Raise for options that `consumer` does not have, and say what became of those of 0.1.0."""
+    for name in options:
+        if name not in FORMER:
+            raise TypeError(f"consumer() got an unexpected keyword argument {name!r}")
+        raise ConfigurationError(f"@consumer has no option {name!r} any more.", hint=FORMER[name])
+
+
+def check_limits(time_limit: timedelta | None, batch_size: int | None) -> None:
     if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
         raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for none.")
     if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
         raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
-    if batch_size is not None and ordered:
-        raise ConfigurationError("ordered=True delivers one message of a key at a time; omit batch_size.")
 
 
 def check_policies(retry: object, dedupe: object) -> None:

@@ -75,4 +75,4 @@ def work(message: Told, context: Context) -> None:
 
 for type_ in (Told, Older if given.get("release") == 1 else Newer):
     consumer(type_, group=GROUP, retry=RETRY, time_limit=4 * INVISIBLE)(work)
-consumer(Step, group=GROUP, retry=RetryPolicy(limit=1000, delays=[timedelta(seconds=0.2)]), ordered=True)(work)
+consumer(Step, group=GROUP, retry=RetryPolicy(limit=1000, delays=[timedelta(seconds=0.2)]))(work)

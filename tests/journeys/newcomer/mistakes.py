@@ -97,8 +97,6 @@ from shop.models import Order
 HANDLERS = """
 from outbox import check_back
 from shop.messages import *
-@consumer(topic="orders", group="ordered", ordered=True)
-def ordered(message, context): ...
 @consumer(topic="orders", group="elsewhere", using="reports")
 def elsewhere(message, context): ...
 @consumer(topic="order", group="nowhere")
@@ -237,8 +235,6 @@ CHECKED = [
                 ),
                 "a masked name is not a field": "Keyed masks 'card', which is not a field of it, so this hides nothing.",
                 "a type of an ordered topic has no key": "(outbox.W014) Message type shop.messages.Unordered has no key",
-                "a consumer wants order of a topic without": "(outbox.E016) shop.consumers.ordered has ordered=True, but topic "
-                "'orders' is of type transaction, which keeps no order.",
                 "a consumer's database is misspelt": "(outbox.E017) shop.consumers.elsewhere writes to the database 'reports', "
                 "which is not in DATABASES.\n\tHINT: Choices are: default.",
                 "a consumer's topic is misspelt": "(outbox.E016) shop.consumers.nowhere: Topic 'order' is not in",

@@ -77,7 +77,7 @@ def fail(message: dict[str, Any], context: Context, text: str) -> None:
 
 consumer(topic=ALL.work, group=ALL.one, retry=RETRY, time_limit=timedelta(seconds=3))(work)
 consumer(topic=ALL.later, group=ALL.one, retry=PATIENT)(with_luck)
-consumer(topic=ALL.steps, group=ALL.one, retry=PATIENT, ordered=True)(with_luck)
+consumer(topic=ALL.steps, group=ALL.one, retry=PATIENT)(with_luck)
 consumer(topic=ALL.bulk, group=ALL.two, retry=RETRY, batch_size=20)(together)
 consumer(topic=ALL.spare, group=ALL.third, retry=PATIENT)(with_luck)
 

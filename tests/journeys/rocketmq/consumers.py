@@ -43,4 +43,4 @@ def note(message: dict[str, Any], context: Any) -> None:
 
 
 if given.get("ordered", True):
-    consumer(topic=STEPS, group=GROUP, ordered=True, retry=RetryPolicy(limit=1000, delays=[timedelta(milliseconds=200)]))(step)
+    consumer(topic=STEPS, group=GROUP, retry=RetryPolicy(limit=1000, delays=[timedelta(milliseconds=200)]))(step)

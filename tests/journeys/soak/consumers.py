@@ -61,4 +61,4 @@ def work(message: Work, context: Context) -> None:
 
 for type_ in (Work, OtherWork, Later):
     consumer(type_, group=ALL.group, retry=RETRY)(work)
-consumer(Step, group=ALL.group, retry=RETRY, ordered=True)(work)
+consumer(Step, group=ALL.group, retry=RETRY)(work)

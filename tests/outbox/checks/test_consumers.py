@@ -25,15 +25,6 @@ class TestE016:
         assert problem.msg == f"{__name__}.handler: Topic 'oders' is not in OUTBOX[\"TOPICS\"]."
         assert problem.hint == "Did you mean 'orders'?"
 
-    def test_finds_order_wanted_where_none_is_kept(self, found):
-        consumer(topic="orders", group="cart", ordered=True)(handler)
-
-        (problem,) = found()
-
-        assert problem.id == "outbox.E016"
-        assert "has ordered=True, but topic 'orders' is of type transaction" in problem.msg
-        assert '["TYPE"] = "fifo"' in problem.hint
-
     def test_finds_a_topic_of_a_broker_that_only_sends(self, found, settings):
         app = "tests.outbox.celery.app.app"
         tasks = {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": {"APP": app}}

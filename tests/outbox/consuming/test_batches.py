@@ -139,7 +139,7 @@ class TestBatch:
 
         assert applied() == ["A1", "A2"]
 
-    @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 501}, {"batch_size": 5, "ordered": True}])
+    @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 501}])
     def test_refuses_what_contradicts_it(self, options):
         with pytest.raises(ConfigurationError, match="batch_size"):
             Handler(**options)

@@ -289,7 +289,7 @@ class TestCrashes:
         assert run_due() == [Outcome.HANDLED]
 
     def test_block_an_ordered_key_and_are_run_again(self, fifo, caplog):
-        handler = Handler(ordered=True, retry=RetryPolicy(limit=0, delays=[SECOND], jitter=0))
+        handler = Handler(retry=RetryPolicy(limit=0, delays=[SECOND], jitter=0))
         deliver(delivery_count=2, key="A1")
         for _ in range(CRASH_LIMIT - 1):
             begin_and_die()
@@ -386,7 +386,7 @@ class TestOrderedKey:
 
     @pytest.mark.parametrize("make", [lambda: {"headers": {Header.TYPE: "OrderFrobbed"}}, lambda: {"body": b"{"}])
     def test_is_held_by_what_cannot_be_handled_where_it_blocks(self, make):
-        Handler(ordered=True)
+        Handler()
 
         assert deliver(key="A", **make()) is Outcome.DEFERRED
         assert deliver("A2", key="A") is Outcome.DEFERRED

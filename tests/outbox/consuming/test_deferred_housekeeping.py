@@ -101,7 +101,7 @@ class TestGivingUp:
     @pytest.mark.parametrize(("on_dead", "is_dead"), [("block", False), ("skip", True)])
     def test_lets_a_key_go_on_only_where_its_group_skips(self, on_dead, is_dead, settings):
         settings.OUTBOX = {"BROKERS": {"default": {}}, "TOPICS": {"orders": {"TYPE": "fifo"}}}
-        consumer(topic="orders", group="points", ordered=True, on_dead=on_dead)(lambda message, context: None)
+        consumer(topic="orders", group="points", on_dead=on_dead)(lambda message, context: None)
         live("shop.Bill", started=timedelta(days=1))
         row = without_code(10, order_key="points orders ada")
 

@@ -372,10 +372,14 @@ class TestFailure:
 
 
 class TestOrdered:
+    @pytest.fixture(autouse=True)
+    def _fifo(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
     def test_blocks_its_key_with_an_alert_once_the_retries_are_used_up(self):
         heard = []
         signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
-        fails_with(ValueError("no"), ordered=True, retry=RetryPolicy(limit=0, delays=[timedelta(minutes=5)]))
+        fails_with(ValueError("no"), retry=RetryPolicy(limit=0, delays=[timedelta(minutes=5)]))
 
         result = handle(group("cart"), delivery(Placed("A1"), key="A1"))
 
@@ -384,7 +388,7 @@ class TestOrdered:
         assert "holds back all later messages of the key 'A1'" in heard[0]["reason"]
 
     def test_skips_where_the_handler_says_so(self):
-        fails_with(ValueError("no"), ordered=True, on_dead="skip", retry=RetryPolicy(limit=0))
+        fails_with(ValueError("no"), on_dead="skip", retry=RetryPolicy(limit=0))
 
         assert handle(group("cart"), delivery(Placed("A1"))).outcome is Outcome.DEAD_LETTER
 

@@ -210,7 +210,7 @@ class TestAlert:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1 / 0")
 
-        @consumer(Placed, group="cart", ordered=True, retry=RetryPolicy(limit=0, delays=[timedelta(hours=1)], jitter=0))
+        @consumer(Placed, group="cart", retry=RetryPolicy(limit=0, delays=[timedelta(hours=1)], jitter=0))
         def fail(message, context):
             raise ValueError("no")
 

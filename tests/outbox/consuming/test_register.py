@@ -185,11 +185,11 @@ class TestGroup:
         assert group("cart").topics_of("default") == ["orders"]
         assert group("cart").topics_of("second") == ["elsewhere"]
 
-    def test_refuses_order_where_the_topic_keeps_none(self):
-        consumer(Placed, group="cart", ordered=True)(handler)
-
-        with pytest.raises(ConfigurationError, match='"TYPE"'):
-            group("cart").topics_of("default")
+    def test_says_what_became_of_an_option(self):
+        with pytest.raises(ConfigurationError, match=r"no option 'ordered' any more\. Leave it out"):
+            consumer(Placed, group="cart", ordered=True)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'order'"):
+            consumer(Placed, group="cart", order=True)
 
     def test_refuses_a_topic_that_is_not_in_settings(self):
         consumer(topic="plane", group="cart")(handler)

@@ -43,7 +43,7 @@ class TestRunUntilIdle:
         assert (ran.sent, ran.deliveries.handled) == (0, 0)
 
     def test_keeps_the_order_of_a_key(self, outbox, handled):
-        seen = handled(ParcelMoved, ordered=True)
+        seen = handled(ParcelMoved)
         for place in range(5):
             commit(ParcelMoved(parcel="A", place=place))
 

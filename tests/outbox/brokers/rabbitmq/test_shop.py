@@ -130,7 +130,7 @@ class TestShop:
         seen: dict[str, list[int]] = {"a": [], "b": []}
         failed: list[int] = []
 
-        @consumer(topic=steps, group="cart", ordered=True, retry=RetryPolicy(limit=5, delays=[timedelta(seconds=1)], jitter=0))
+        @consumer(topic=steps, group="cart", retry=RetryPolicy(limit=5, delays=[timedelta(seconds=1)], jitter=0))
         def note(message, context):
             if message["n"] == 2 and not failed:
                 failed.append(2)
