@@ -188,7 +188,7 @@ class Group:
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler takes many messages at once of a topic that keeps order, or its topic's broker only sends.
+            ConfigurationError: a handler takes many messages at once of an ordered topic, or its topic's broker only sends.
         """
         for one in self.consumers.values():
             if not conf.broker_has(conf.topic_settings(one.topic).broker, "Receives"):
