@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlencode
@@ -32,7 +33,7 @@ from outbox.consuming.acts import read_ends
 from outbox.errors import BrokerUnavailable
 from outbox.extensions import Extension, extensions
 from outbox.ids import made_at
-from outbox.message import Header, read_headers
+from outbox.message import Header, message_types, read_headers
 from outbox.models import DeadMessage, Deferred, Delayed, MessageRow, MessageState, Ticket
 from outbox.monitoring.find import FIRST_ID, LAST_ID, SECONDS, find_by_field, has_id, is_field_search, is_key_or_row, parse
 from outbox.monitoring.timeline import Timeline, TimelineEntry, read_timeline
@@ -101,10 +102,24 @@ class TopicIdFilter(Filter):
         return queryset.filter(topic_id__in=[topic.id for topic in topics(request) if topic.name == self.value()])
 
 
+class TypeFilter(Filter):
+    """Filter by message type, which is in the headers as `publish()` encodes them."""
+
+    title = parameter_name = "type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in sorted(message_types())]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
+        if self.value() is None:
+            return queryset
+        return queryset.filter(headers__contains=f'"{Header.TYPE}":{json.dumps(self.value(), ensure_ascii=False)}')
+
+
 @admin.register(MessageRow)
 class MessageAdmin(ReadOnlyAdmin):
     list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempt", "reason"]
-    list_filter = [StateFilter, TopicIdFilter]
+    list_filter = [StateFilter, TopicIdFilter, TypeFilter]
     search_fields = ["id", "key", "about"]
     search_help_text = (
         "A message id, a key, the row that the message is about (shop.order:4711), or a field of the body (invoice=536365, "

@@ -156,5 +156,5 @@ def _retry_in_words(one: Consumer) -> str:
     first, last = (age(delay.total_seconds()) for delay in ends)
     times = "1 retry" if retry.limit == 1 else f"{retry.limit} retries"
     after = f"after {first}" if first == last else f"after {first} to {last}"
-    then = "then blocks its key" if one.ordered and one.on_dead == "block" else "then a dead letter"
+    then = "then blocks its key" if one.is_ordered and one.on_dead == "block" else "then a dead letter"
     return f"{times}, {after}, {then}"

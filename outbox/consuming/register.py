@@ -293,7 +293,7 @@ def consumer(
         types: message types to handle; the topics are theirs.
         topic: handle the messages of this topic that have no handler for their type. The message is the decoded JSON, or
             bytes where the content type is another one.
-        on_dead: what happens to a key of a topic of type fifo when its first message has used up its retries. `block`: the message
+        on_dead: what happens to a key of a `fifo` topic when its first message has used up its retries. `block`: the message
             stays first and is retried at the longest delay, with an alert. `skip`: it becomes a dead letter, and the next
             message of the key is handled.
         dedupe: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.

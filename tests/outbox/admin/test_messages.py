@@ -5,9 +5,10 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
+from outbox import atomic, publish, publish_raw
 from outbox.extensions import Extension
 from outbox.ids import first_id_at
-from outbox.message import Message
+from outbox.message import Message, message_type
 from outbox.models import CheckBack, DeadMessage, FailedDelivery, OperatorAct, State
 from outbox.monitoring import find
 from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory, InboxFactory
@@ -51,6 +52,16 @@ def searched(client, text, **filters):
 
 
 class TestList:
+    def test_has_those_of_a_type(self, masked, admin_client):
+        kind = message_type("OrderPlaced")
+        with atomic():
+            placed = publish(kind(order_id=1, customer="Müller"))
+            publish_raw("orders", {})
+
+        rows = searched(admin_client, "", type="OrderPlaced")
+
+        assert [row.id for row in rows] == [placed.message_id]
+
     def test_shows_state_topic_key_attempts_and_reason(self, message, admin_client):
         message(key="536365", batch={"state": State.RELEASED, "failures": 2, "attempt": 3, "last_error": "time-out"})
 
