@@ -36,4 +36,4 @@ def note(message: Placed | Cancelled, context: Context) -> None:
 TYPES: dict[str, type[Message]] = {"Placed": Placed, "Cancelled": Cancelled}
 
 for name, group, tags in given.get("handlers", []):
-    consumer(TYPES[name], group=group, tags=tags or None, ordered=given["ordered"])(note)
+    consumer(TYPES[name], group=group, tags=tags or None)(note)

@@ -69,7 +69,6 @@ class Release:
             "handlers": self.handlers,
             "types": self.types,
             "outbox": outbox,
-            "ordered": any(one["TYPE"] == "fifo" for one in self.topics.values()),
         }
         return {VARIABLE: json.dumps(told)}
 

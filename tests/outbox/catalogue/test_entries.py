@@ -112,11 +112,10 @@ class TestHandlers:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({}, "16 retries, after 1.0 s to 30 min, then a dead letter"),
+            ({}, "16 retries, after 1.0 s to 30 min, then blocks its key"),
             ({"retry": RetryPolicy(limit=0)}, "no retry"),
-            ({"retry": RetryPolicy(limit=1, delays=[timedelta(minutes=5)])}, "1 retry, after 5 min, then a dead letter"),
-            ({"ordered": True, "retry": RetryPolicy(limit=1)}, "1 retry, after 1.0 s, then blocks its key"),
-            ({"ordered": True, "on_dead": "skip", "retry": RetryPolicy(limit=1)}, "1 retry, after 1.0 s, then a dead letter"),
+            ({"retry": RetryPolicy(limit=1, delays=[timedelta(minutes=5)])}, "1 retry, after 5 min, then blocks its key"),
+            ({"on_dead": "skip", "retry": RetryPolicy(limit=1)}, "1 retry, after 1.0 s, then a dead letter"),
         ],
     )
     def test_say_when_they_try_again(self, options, words):
