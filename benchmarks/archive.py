@@ -51,7 +51,7 @@ WITH m AS (
     SELECT %(topic)s, 1, min(n) + 1, array_agg(id ORDER BY n), 3, max(created_at), max(created_at), max(created_at)
     FROM numbered GROUP BY n / 500
 )
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count, handled_at)
+INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count, handled_at)
 SELECT 'bench', id::text, id, 'urn:uuid:bench', 'bench-archive', 1, n + 1, 1, created_at FROM numbered
 """
 EMPTY = "DELETE FROM outbox_inbox WHERE consumer_group = 'bench'; DELETE FROM outbox_archived_day; TRUNCATE outbox_batch"

@@ -35,7 +35,7 @@ TOPIC = "bench-consumed"
 EMPTY = """
 TRUNCATE outbox_embedded_message, outbox_embedded_queue, outbox_embedded_offset, outbox_embedded_delivery, outbox_inbox
 """
-INBOX = "INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic) VALUES (%s, %s, %s, '', %s)"
+INBOX = "INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic) VALUES (%s, %s, %s, '', %s)"
 BROKER = "FROM pg_stat_activity WHERE application_name = 'outbox embedded broker'"
 A_SECOND = 100
 SECONDS = 5

@@ -9,7 +9,7 @@ MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
 # PostgreSQL takes no longer time-out. Periods may be longer: they are subtracted from the present time, within its calendar.
 LONGEST_WAIT = timedelta(days=24)
 LONGEST_PERIOD = timedelta(days=36_500)
-PERIODS = frozenset({"retention", "dedupe_retention", "audit_retention", "after", "check_horizon", "dead_for"})
+PERIODS = frozenset({"retention", "idempotency_retention", "audit_retention", "after", "check_horizon", "dead_for"})
 
 
 def problem_of_duration(name: str, value: timedelta) -> str:

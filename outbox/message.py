@@ -340,7 +340,7 @@ def _register(cls: type[Message]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `publish()`. `is_duplicate`: the dedupe key was used before, and this is the first message's receipt."""
+    """The result of `publish()`. `is_duplicate`: the idempotency key was used before, and this is the first message's receipt."""
 
     message_id: UUID
     topic: str

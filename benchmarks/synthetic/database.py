@@ -47,7 +47,7 @@ COPY = "COPY {table} ({columns}) FROM STDIN"
 MESSAGE = ("id", "topic_id", "key", "headers", "about", "body", "created_at")
 BATCH = ("topic_id", "lane", "first_seq", "message_ids", "state", "claimed_at", "sent_at")
 STORED = ("topic_id", "queue", "pos", "message_id", "source", "key", "tag", "headers", "body", "stored_at")
-INBOX = ("consumer_group", "dedupe_key", "message_id", "source", "topic", "lane", "number", "delivery_count", "handled_at")
+INBOX = ("consumer_group", "idempotency_key", "message_id", "source", "topic", "lane", "number", "delivery_count", "handled_at")
 
 SENT = 3  # outbox.models.State
 
@@ -117,7 +117,7 @@ def _stored(frame: DataFrame, topic_id: Column) -> DataFrame:
 
 
 def _handled(frame: DataFrame) -> DataFrame:
-    """Set a dedupe key of its own for each row, or the inbox would reject a second copy."""
+    """Set an idempotency key of its own for each row, or the inbox would reject a second copy."""
     columns = ("message_id", "source", "topic", "lane", "number", "delivery_count")
     return frame.select("consumer_group", F.expr("uuid()"), *columns, _text("at"))
 

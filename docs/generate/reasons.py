@@ -16,7 +16,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "celery_wakeup": "Where all relays are long-running, a Celery message for each commit is wasted.",
         "celery_queue": "The workers of the outbox listen on a queue of another name.",
         "retention": "The database is to hold less, or a repeated delivery may come later than a week.",
-        "dedupe_retention": "Callers repeat a request later than after a week.",
+        "idempotency_retention": "Callers repeat a request later than after a week.",
     },
     "BrokerSettings": {
         "backend": "The broker is not PostgreSQL.",
@@ -213,7 +213,7 @@ TABLES = {
     "outbox_batch": "The protocol's state, of many messages at once.",
     "outbox_check_back": "Why a half message was committed or not can be shown.",
     "outbox_dead": "A rejected message outlives its day.",
-    "outbox_dedupe": "A repeated request publishes once.",
+    "outbox_idempotency_key": "A repeated request publishes once.",
     "outbox_delayed": "Claims do not walk past messages that are not due.",
     "outbox_failed_delivery": "Why a message failed in a group.",
     "outbox_operator_act": "Who had a message that was given up sent or delivered again, or not, and why.",

@@ -34,11 +34,11 @@ class GroupFilter(Filter):
 
 @admin.register(InboxRow)
 class InboxAdmin(ReadOnlyAdmin):
-    list_display = ["handled", "consumer_group", "message", "topic", "delivery", "place", "shown_dedupe_key"]
+    list_display = ["handled", "consumer_group", "message", "topic", "delivery", "place", "shown_idempotency_key"]
     list_display_links = None
     list_filter = [GroupFilter, TopicFilter]
-    search_fields = ["message_id", "dedupe_key"]
-    search_help_text = "A message id, or a dedupe key of one of the project's groups. Exact matches only."
+    search_fields = ["message_id", "idempotency_key"]
+    search_help_text = "A message id, or an idempotency key of one of the project's groups. Exact matches only."
     keyset = "handled_at"
     older = "lte"
     time = "handled_at"
@@ -56,7 +56,7 @@ class InboxAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        by_key = Q(consumer_group__in=sorted(groups()), dedupe_key=term)
+        by_key = Q(consumer_group__in=sorted(groups()), idempotency_key=term)
         return queryset.filter(Q(message_id=uuid_of(term)) | by_key), False
 
     def handled(self, row: InboxRow) -> SafeString:
@@ -72,6 +72,6 @@ class InboxAdmin(ReadOnlyAdmin):
     def place(self, row: InboxRow) -> str:
         return "" if row.number is None else f"{row.lane}, {row.number}"
 
-    @admin.display(description="dedupe key")
-    def shown_dedupe_key(self, row: InboxRow) -> SafeString:
-        return shown("" if row.dedupe_key == str(row.message_id) else row.dedupe_key, 80)
+    @admin.display(description="idempotency key")
+    def shown_idempotency_key(self, row: InboxRow) -> SafeString:
+        return shown("" if row.idempotency_key == str(row.message_id) else row.idempotency_key, 80)

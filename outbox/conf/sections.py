@@ -82,4 +82,4 @@ class Settings(Section, frozen=True):
     celery_wakeup: bool = True  # whether each commit that publishes sends the Celery task `outbox.tasks.relay`
     celery_queue: QueueName = "outbox"  # Celery queue of the tasks that wake relays
     retention: timedelta = timedelta(days=7)  # minimum time for which sent messages, inbox rows and records are kept
-    dedupe_retention: timedelta = timedelta(days=7)  # how long a dedupe key is remembered
+    idempotency_retention: timedelta = timedelta(days=7)  # how long an idempotency key is remembered

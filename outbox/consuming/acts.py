@@ -71,8 +71,8 @@ CHANGES: dict[Act, dict[str, Any]] = {
 
 # The messages that no handler of their groups is at work on, each locked until the end of the transaction.
 LOCK_FREE = f"""
-SELECT id FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS chosen (id, consumer_group, dedupe_key)
-WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || dedupe_key))
+SELECT id FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS chosen (id, consumer_group, idempotency_key)
+WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || idempotency_key))
 """
 
 # Wakes the first message of each key.
@@ -140,10 +140,10 @@ def _settle(using: str, ids: Collection[int], act: Act, by: str, reason: str) ->
 def _end(rows: list[Deferred], using: str) -> list[Deferred]:
     """Move messages to the inbox, so that a late delivery is known; return those that are not handled at this moment."""
     with connections[using].cursor() as cursor:
-        cursor.execute(LOCK_FREE, [[getattr(row, name) for row in rows] for name in ("id", "consumer_group", "dedupe_key")])
+        cursor.execute(LOCK_FREE, [[getattr(row, name) for row in rows] for name in ("id", "consumer_group", "idempotency_key")])
         free = {row[0] for row in cursor.fetchall()}
     done = [row for row in rows if row.id in free]
-    columns = ("consumer_group", "dedupe_key", "message_id", "source", "topic", "lane", "number")
+    columns = ("consumer_group", "idempotency_key", "message_id", "source", "topic", "lane", "number")
     Inbox.objects.using(using).bulk_create(
         (Inbox(delivery_count=0, **{name: getattr(row, name) for name in columns}) for row in done), ignore_conflicts=True
     )

@@ -28,7 +28,7 @@ from django.db import connections, transaction
 
 from outbox import database
 from outbox.brokers.base import Delivery
-from outbox.consuming.delivery_info import DeliveryInfo, dedupe_key_of, order_key_of
+from outbox.consuming.delivery_info import DeliveryInfo, idempotency_key_of, order_key_of
 from outbox.consuming.subscriptions import BETWEEN
 from outbox.database import Connection
 from outbox.database.guarded import guarded_transaction
@@ -99,7 +99,7 @@ class Taken:
     crashes: int
     failures: int
     message_id: UUID
-    dedupe_key: str
+    idempotency_key: str
     order_key: str | None
 
     @property
@@ -125,18 +125,19 @@ _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group =
 # the row and is not committed.
 DEFER = f"""
 WITH g AS MATERIALIZED (
-    SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(dedupe_key)s::text[], %(topic)s::text[], %(type)s::text[],
-        %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)b::bytea[], %(stored_at)s::timestamptz[],
+    SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(idempotency_key)s::text[], %(topic)s::text[],
+        %(type)s::text[], %(tag)s::text[], %(key)s::text[], %(headers)s::text[], %(body)b::bytea[], %(stored_at)s::timestamptz[],
         %(source)s::text[], %(lane)s::smallint[], %(number)s::bigint[], %(delivery_count)s::int[], %(order_key)s::text[],
         %(failures)s::int[], %(crashes)s::int[], %(after)s::interval[], %(is_dead)s::bool[], %(reason)s::text[],
         %(error)s::text[], %(fingerprint)s::text[])
-        WITH ORDINALITY g (message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
-        delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
+        WITH ORDINALITY g (message_id, own_id, idempotency_key, topic, type, tag, key, headers, body, stored_at, source, lane,
+        number, delivery_count, order_key, failures, crashes, after, is_dead, reason, error, fingerprint, place)
 ), stored AS (
-    INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at,
-        source, lane, number, delivery_count, order_key, failures, crashes, due_at, dead_at, reason, error, fingerprint)
-    SELECT %(group)s::text, message_id, own_id, dedupe_key, topic, type, tag, key, headers, body, stored_at, source, lane, number,
-        delivery_count, order_key, failures, crashes,
+    INSERT INTO outbox_deferred (consumer_group, message_id, own_id, idempotency_key, topic, type, tag, key, headers, body,
+        stored_at, source, lane, number, delivery_count, order_key, failures, crashes, due_at, dead_at, reason, error,
+        fingerprint)
+    SELECT %(group)s::text, message_id, own_id, idempotency_key, topic, type, tag, key, headers, body, stored_at, source, lane,
+        number, delivery_count, order_key, failures, crashes,
         CASE WHEN order_key IS NULL OR {_IS_KEY_FREE.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
         CASE WHEN is_dead THEN clock_timestamp() END, reason, error, fingerprint
     FROM g WHERE {_IS_UNKNOWN}
@@ -164,17 +165,17 @@ WITH due AS MATERIALIZED (
 )
 UPDATE outbox_deferred d SET runs = runs + 1, crashes = crashes + 1, due_at = clock_timestamp() + interval '10 s'
 FROM due WHERE d.id = due.id
-RETURNING d.id, d.runs, d.crashes - 1, d.failures, d.message_id, d.dedupe_key, d.order_key, d.topic, d.own_id, d.body, d.key,
+RETURNING d.id, d.runs, d.crashes - 1, d.failures, d.message_id, d.idempotency_key, d.order_key, d.topic, d.own_id, d.body, d.key,
     d.tag, d.headers, d.delivery_count + d.runs, d.stored_at
 """
 
 # The first statement of a run: the row's lock is the lease, while the transaction is open. The locks keep the message and its key
-# from being handled twice at once; `own`: the handler's own dedupe key.
+# from being handled twice at once; `own`: the handler's own idempotency key.
 LEASE = f"""
 WITH r AS MATERIALIZED (
     SELECT FROM outbox_deferred WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL FOR UPDATE SKIP LOCKED
 )
-SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(dedupe_key)s::text))
+SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(idempotency_key)s::text))
     AND (%(order)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text)))
     AND (%(own)s::text IS NULL OR pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(own)s::text))),
     CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
@@ -187,12 +188,12 @@ CLAIM_DEFERRED = """
 WITH d AS (
     DELETE FROM outbox_deferred WHERE id = %(id)s RETURNING 1
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
         %(number)s::bigint, %(delivery_count)s::int
     FROM d WHERE NOT EXISTS (
         SELECT FROM outbox_inbox WHERE consumer_group = %(group)s::text AND message_id = %(message_id)s::uuid)
-    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING RETURNING 1
+    ON CONFLICT (consumer_group, idempotency_key) DO NOTHING RETURNING 1
 )
 SELECT EXISTS (SELECT FROM i)
 """
@@ -250,10 +251,10 @@ SELECT EXISTS (
 # A row of some size for each table, to be rolled back.
 PROBE = """
 WITH i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic)
+    INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic)
     VALUES (%(group)s, %(id)s::text, %(id)s::uuid, '', '') RETURNING 1
 )
-INSERT INTO outbox_deferred (consumer_group, message_id, own_id, dedupe_key, topic, headers, body, delivery_count, reason)
+INSERT INTO outbox_deferred (consumer_group, message_id, own_id, idempotency_key, topic, headers, body, delivery_count, reason)
 SELECT %(group)s, %(id)s::uuid, '', '', '', '', %(body)b, 1, '' FROM i
 """
 
@@ -281,7 +282,7 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
     return {
         "message_id": info.message_id,
         "own_id": own_id,
-        "dedupe_key": dedupe_key_of(own_id, info.source, info.topic),
+        "idempotency_key": idempotency_key_of(own_id, info.source, info.topic),
         "topic": delivery.topic,
         "type": storable(delivery.headers.get(Header.TYPE, "")),
         "tag": storable(delivery.tag),
@@ -354,7 +355,13 @@ def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bo
 
     None: the run is another process's, or has ended.
     """
-    values = {"id": taken.id, "runs": taken.runs, "group": taken.delivery.group, "dedupe_key": taken.dedupe_key, "own": own_key}
+    values = {
+        "id": taken.id,
+        "runs": taken.runs,
+        "group": taken.delivery.group,
+        "idempotency_key": taken.idempotency_key,
+        "own": own_key,
+    }
     row = database.raw(using).execute(LEASE, {**values, "order": taken.order_key, "idle": idle}).fetchone()
     return None if row is None else bool(row[0])
 

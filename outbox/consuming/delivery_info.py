@@ -58,7 +58,7 @@ class DeliveryInfo:
     The columns about a delivery in the tables of the inbox, deferred messages, failures and duplicates.
 
     Args:
-        message_id: a UUID, made of what identifies the message; see `dedupe_key_of`.
+        message_id: a UUID, made of what identifies the message; see `idempotency_key_of`.
         lane, number: None where the message has no number.
     """
 
@@ -74,7 +74,7 @@ class DeliveryInfo:
     def of(cls, delivery: Delivery) -> DeliveryInfo:
         lane, number = _number(delivery.headers)
         if delivery.message_id:
-            message_id = uuid_of(dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic))
+            message_id = uuid_of(idempotency_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic))
         elif delivery.pos is not None:
             message_id = uuid5(NAMESPACE_OID, f"{delivery.topic} {delivery.queue} {delivery.pos}")
         else:
@@ -102,7 +102,7 @@ class DeliveryInfo:
         }
 
 
-def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
+def context_of(delivery: Delivery, idempotency_key: str, failures: int) -> Context:
     """Return the context for a handler."""
     lane, number = _number(delivery.headers)
     return Context(
@@ -114,7 +114,7 @@ def context_of(delivery: Delivery, dedupe_key: str, failures: int) -> Context:
         headers=delivery.headers,
         delivery_count=delivery.delivery_count,
         failures=failures,
-        idempotency_key=f"{delivery.group}:{dedupe_key}",
+        idempotency_key=f"{delivery.group}:{idempotency_key}",
         source=delivery.headers.get(Header.SOURCE, ""),
         lane=lane,
         number=number,
@@ -157,7 +157,7 @@ def require_id(delivery: Delivery) -> None:
         )
 
 
-def dedupe_key_of(message_id: str, source: str, topic: str) -> str:
+def idempotency_key_of(message_id: str, source: str, topic: str) -> str:
     """
     Return the text that identifies a message for a group: the id of an outbox's.
 

@@ -19,7 +19,7 @@ from django.db import connections
 
 from outbox import conf, database
 from outbox.brokers.base import Delivery
-from outbox.consuming.delivery_info import DeliveryInfo, as_key, columns_of, dedupe_key_of, order_key_of
+from outbox.consuming.delivery_info import DeliveryInfo, as_key, columns_of, idempotency_key_of, order_key_of
 from outbox.consuming.failures import record_duplicate
 from outbox.consuming.register import Consumer
 from outbox.database.locks import Lock
@@ -46,11 +46,11 @@ WITH l AS MATERIALIZED (
         CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
             THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
         %(number)s::bigint, %(delivery_count)s::int
     FROM l WHERE is_mine AND is_next AND NOT is_known
-    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+    ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
     RETURNING 1
 )
 SELECT is_known, is_mine, is_next, EXISTS (SELECT FROM i) FROM l
@@ -64,8 +64,8 @@ _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# Under a handler's own dedupe key, a copy of a discarded message has another key than the message's inbox row, so the message is
-# looked for by its id, under a lock of its own that was taken before.
+# Under a handler's own idempotency key, a copy of a discarded message has another key than the message's inbox row, so the
+# message is looked for by its id, under a lock of its own that was taken before.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 CLAIM_OWN_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
@@ -81,24 +81,24 @@ WITH l AS MATERIALIZED (
     SELECT CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
         THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, key, message_id, source, topic, lane, number, delivery_count FROM l WHERE is_mine
-    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
-    RETURNING dedupe_key, message_id
+    ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
+    RETURNING idempotency_key, message_id
 )
 SELECT is_mine, i.message_id IS NOT NULL
-FROM t, l LEFT JOIN i ON i.dedupe_key = l.key AND i.message_id = l.message_id ORDER BY place
+FROM t, l LEFT JOIN i ON i.idempotency_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
-# Another message was handled under the same dedupe key: record that the number of this one has arrived too.
+# Another message was handled under the same idempotency key: record that the number of this one has arrived too.
 ARRIVED_TOO = """
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number)
+INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number)
 SELECT %(group)s, %(message_id)s::text, %(message_id)s, %(source)s, %(topic)s, %(lane)s::smallint, %(number)s::bigint
 WHERE NOT EXISTS (
     SELECT FROM outbox_inbox
-    WHERE consumer_group = %(group)s AND dedupe_key = %(key)s AND message_id = %(message_id)s
+    WHERE consumer_group = %(group)s AND idempotency_key = %(key)s AND message_id = %(message_id)s
 )
-ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
 """
 
 
@@ -117,7 +117,7 @@ class InboxEntry:
     A message that a group is about to handle.
 
     Args:
-        key: identifies duplicates: the handler's own dedupe key, or that of the message.
+        key: identifies duplicates: the handler's own idempotency key, or that of the message.
         message_key: that of the message.
         order_key: of a key on an ordered topic; None on others.
     """
@@ -130,8 +130,8 @@ class InboxEntry:
     @classmethod
     def of(cls, delivery: Delivery, consumer: Consumer, message: object) -> Self:
         """Return the entry of a delivery."""
-        own = consumer.dedupe(message) if consumer.dedupe else None
-        message_key = dedupe_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic)
+        own = consumer.idempotency_key(message) if consumer.idempotency_key else None
+        message_key = idempotency_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic)
         # The subject keeps the keys of a group's handlers apart from each other, and from message ids.
         key = message_key if own is None else as_key(f"{consumer.subject}:{own}")
         return cls(DeliveryInfo.of(delivery), key, message_key, order_key_of(delivery))

@@ -29,7 +29,10 @@ from outbox.message import Message, TopicType
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
 NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}  # names that say that the arguments were taken for others
-FORMER = {"ordered": 'Leave it out. A topic keeps order where OUTBOX["TOPICS"] gives it the TYPE "fifo".'}
+FORMER = {
+    "dedupe": "It is called idempotency_key.",
+    "ordered": 'Leave it out. A topic keeps order where OUTBOX["TOPICS"] gives it the TYPE "fifo".',
+}
 CANCEL_SECONDS = 5.0  # a cancelled coroutine has this time to end
 MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
 
@@ -49,7 +52,7 @@ class Options(TypedDict, total=False):
 
     retry: RetryPolicy
     on_dead: OnDead
-    dedupe: Callable[[Any], object] | None
+    idempotency_key: Callable[[Any], object] | None
     tags: Collection[str] | None
     using: str
     time_limit: timedelta | None
@@ -139,7 +142,7 @@ class Consumer:
     type: type[Message] | None
     retry: RetryPolicy
     on_dead: OnDead
-    dedupe: Callable[[Any], object] | None
+    idempotency_key: Callable[[Any], object] | None
     tags: frozenset[str] | None
     using: str
     time_limit: timedelta | None = None
@@ -275,7 +278,7 @@ def consumer(
     topic: str = "",
     retry: RetryPolicy = RetryPolicy(),
     on_dead: OnDead = "block",
-    dedupe: Callable[[Any], object] | None = None,
+    idempotency_key: Callable[[Any], object] | None = None,
     tags: Collection[str] | None = None,
     using: str = DEFAULT_DB_ALIAS,
     time_limit: timedelta | None = None,
@@ -296,7 +299,7 @@ def consumer(
         on_dead: what happens to a key of a `fifo` topic when its first message has used up its retries. `block`: the message
             stays first and is retried at the longest delay, with an alert. `skip`: it becomes a dead letter, and the next
             message of the key is handled.
-        dedupe: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
+        idempotency_key: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
         tags: handle only messages with one of these tags.
         using: the database of the handler's writes and of the inbox row.
         time_limit: raise `outbox.errors.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
@@ -311,13 +314,13 @@ def consumer(
     refuse_former(former)
     check_arguments(types, group, topic, tags, on_dead)
     check_limits(time_limit, batch_size)
-    check_policies(retry, dedupe)
+    check_policies(retry, idempotency_key)
     make = partial(
         Consumer,
         group=str.__str__(group),
         retry=retry,
         on_dead=on_dead,
-        dedupe=dedupe,
+        idempotency_key=idempotency_key,
         tags=frozenset(map(str.__str__, tags)) if tags is not None else None,
         using=using,
         time_limit=time_limit,
@@ -391,11 +394,13 @@ def check_limits(time_limit: timedelta | None, batch_size: int | None) -> None:
         raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
 
 
-def check_policies(retry: object, dedupe: object) -> None:
+def check_policies(retry: object, idempotency_key: object) -> None:
     if not isinstance(retry, RetryPolicy):
         raise ConfigurationError(f"retry must be a policy, such as RetryPolicy(limit=3), not {retry!r}.")
-    if dedupe is not None and not callable(dedupe):
-        raise ConfigurationError(f"dedupe must be a function of the message, such as lambda message: message.id, not {dedupe!r}.")
+    if idempotency_key is not None and not callable(idempotency_key):
+        raise ConfigurationError(
+            f"idempotency_key must be a function of the message, such as lambda message: message.id, not {idempotency_key!r}."
+        )
 
 
 def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:

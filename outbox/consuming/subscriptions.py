@@ -58,11 +58,11 @@ WITH g AS MATERIALIZED (
         %(matching)s::text[])
         WITH ORDINALITY g (message_id, source, topic, lane, number, matching, place)
 ), i AS (
-    INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, lane, number, delivery_count)
+    INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g
     WHERE NOT has_subscriber AND NOT EXISTS (
         SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND d.message_id = g.message_id)
-    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING
+    ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
 )
 SELECT place - 1 FROM g WHERE has_subscriber
 """

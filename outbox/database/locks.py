@@ -23,7 +23,7 @@ class Lock(enum.IntEnum):
     AUDIT = 7716  # audits of a database; 0
     RESEND = 7717  # messages resent after an audit; 0
     TOPIC_KEYS = 7718  # shared by publishers on an ordered topic, exclusive for a publisher of very many keys; the topic's id
-    INBOX = 7719  # a consumer group's work on a message; the hash of group and dedupe key
+    INBOX = 7719  # a consumer group's work on a message; the hash of group and idempotency key
     ORDER = 7720  # a consumer group's work on a key of an ordered topic; the hash of group, topic and key
     HALF_FIRST = 7721  # shared, by the transaction of a message that went half first, for the admin to find it; the id's hash
     BROKER_TOPIC = 7724  # topic of the embedded broker: shared by groups that begin to read it, exclusive for its prune; its id

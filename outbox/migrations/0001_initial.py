@@ -76,15 +76,15 @@ CREATE TABLE outbox_delayed (
 CREATE INDEX outbox_delayed_due ON outbox_delayed (due_at);
 """
 
-DEDUPE = """
-CREATE TABLE outbox_dedupe (
+IDEMPOTENCY_KEY = """
+CREATE TABLE outbox_idempotency_key (
     topic_id int NOT NULL,
-    dedupe_key text NOT NULL,
+    idempotency_key text NOT NULL,
     message_id uuid NOT NULL,
     expires_at timestamptz NOT NULL,
-    PRIMARY KEY (topic_id, dedupe_key)
+    PRIMARY KEY (topic_id, idempotency_key)
 );
-CREATE INDEX outbox_dedupe_expires ON outbox_dedupe (expires_at);
+CREATE INDEX outbox_idempotency_key_expires ON outbox_idempotency_key (expires_at);
 """
 
 LANE = """
@@ -203,7 +203,7 @@ class Migration(PostgreSQLMigration):
                 table("outbox_message", MESSAGE),
                 table("outbox_ticket", TICKET),
                 table("outbox_delayed", DELAYED),
-                table("outbox_dedupe", DEDUPE),
+                table("outbox_idempotency_key", IDEMPOTENCY_KEY),
                 table("outbox_lane", LANE),
                 migrations.RunSQL(NEWEST, "DROP FUNCTION outbox_newest;"),
                 table("outbox_batch", BATCH),
@@ -271,21 +271,21 @@ class Migration(PostgreSQLMigration):
                     },
                 ),
                 migrations.CreateModel(
-                    name="Dedupe",
+                    name="IdempotencyKey",
                     fields=[
                         (
                             "pk",
                             models.CompositePrimaryKey(
-                                "topic_id", "dedupe_key", blank=True, editable=False, primary_key=True, serialize=False
+                                "topic_id", "idempotency_key", blank=True, editable=False, primary_key=True, serialize=False
                             ),
                         ),
                         ("topic_id", models.IntegerField()),
-                        ("dedupe_key", models.TextField()),
+                        ("idempotency_key", models.TextField()),
                         ("message_id", models.UUIDField()),
                         ("expires_at", models.DateTimeField()),
                     ],
                     options={
-                        "db_table": "outbox_dedupe",
+                        "db_table": "outbox_idempotency_key",
                     },
                 ),
                 migrations.CreateModel(

@@ -9,7 +9,7 @@ from outbox.database.postgresql_only import PostgreSQLMigration
 # The inbox with one text as its key, for the admin.
 INBOX_ROW = """
 CREATE VIEW outbox_inbox_row AS
-SELECT consumer_group || ' ' || dedupe_key AS id, consumer_group, dedupe_key, message_id, topic, lane, number, delivery_count, handled_at
+SELECT consumer_group || ' ' || idempotency_key AS id, consumer_group, idempotency_key, message_id, topic, lane, number, delivery_count, handled_at
 FROM outbox_inbox;
 """
 
@@ -170,7 +170,7 @@ class Migration(PostgreSQLMigration):
                 ("consumer_group", models.TextField()),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("own_id", models.TextField()),
-                ("dedupe_key", models.TextField()),
+                ("idempotency_key", models.TextField()),
                 ("topic", models.TextField()),
                 ("type", models.TextField(db_default="")),
                 ("tag", models.TextField(db_default="")),
@@ -266,11 +266,11 @@ class Migration(PostgreSQLMigration):
                 (
                     "pk",
                     models.CompositePrimaryKey(
-                        "consumer_group", "dedupe_key", blank=True, editable=False, primary_key=True, serialize=False
+                        "consumer_group", "idempotency_key", blank=True, editable=False, primary_key=True, serialize=False
                     ),
                 ),
                 ("consumer_group", models.TextField()),
-                ("dedupe_key", models.TextField()),
+                ("idempotency_key", models.TextField()),
                 ("message_id", models.UUIDField()),
                 ("source", models.TextField(default="")),
                 ("topic", models.TextField()),
@@ -333,7 +333,7 @@ class Migration(PostgreSQLMigration):
             fields=[
                 ("id", models.TextField(primary_key=True, serialize=False)),
                 ("consumer_group", models.TextField()),
-                ("dedupe_key", models.TextField()),
+                ("idempotency_key", models.TextField()),
                 ("message_id", models.UUIDField()),
                 ("topic", models.TextField()),
                 ("lane", models.SmallIntegerField(null=True)),

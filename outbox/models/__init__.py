@@ -3,7 +3,7 @@
 from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane, Process, State
 from outbox.models.check_back import CheckBack
 from outbox.models.inbox import Deferred, Duplicate, FailedDelivery, Gap, Inbox, InboxRow
-from outbox.models.message import Dedupe, Delayed, MessageRow, MessageState, Overview, Ticket, Topic
+from outbox.models.message import Delayed, IdempotencyKey, MessageRow, MessageState, Overview, Ticket, Topic
 from outbox.models.operator_act import Act, OperatorAct
 
 __all__ = [
@@ -12,13 +12,13 @@ __all__ = [
     "Batch",
     "CheckBack",
     "DeadMessage",
-    "Dedupe",
     "Deferred",
     "Delayed",
     "Duplicate",
     "FailedDelivery",
     "FailedSend",
     "Gap",
+    "IdempotencyKey",
     "Inbox",
     "InboxRow",
     "Lane",

@@ -10,14 +10,14 @@ class Inbox(models.Model):
     """
     A message that a group has handled; inserted in the handler's transaction.
 
-    `dedupe_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
+    `idempotency_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
     carried none. `delivery_count`: which delivery to the group was the one that was handled, from 1; 0: the group had no
     handler for the message.
     """
 
-    pk = models.CompositePrimaryKey("consumer_group", "dedupe_key")
+    pk = models.CompositePrimaryKey("consumer_group", "idempotency_key")
     consumer_group = models.TextField()
-    dedupe_key = models.TextField()
+    idempotency_key = models.TextField()
     message_id = models.UUIDField()
     source = models.TextField(default="")
     topic = models.TextField()
@@ -41,7 +41,7 @@ class Inbox(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.consumer_group}: {self.dedupe_key}"
+        return f"{self.consumer_group}: {self.idempotency_key}"
 
 
 class InboxRow(models.Model):
@@ -49,7 +49,7 @@ class InboxRow(models.Model):
 
     id = models.TextField(primary_key=True)
     consumer_group = models.TextField()
-    dedupe_key = models.TextField()
+    idempotency_key = models.TextField()
     message_id = models.UUIDField()
     topic = models.TextField()
     lane = models.SmallIntegerField(null=True)
@@ -121,7 +121,7 @@ class Deferred(models.Model):
     consumer_group = models.TextField()
     message_id = models.UUIDField(db_index=True)
     own_id = models.TextField()
-    dedupe_key = models.TextField()
+    idempotency_key = models.TextField()
     topic = models.TextField()
     type = models.TextField(db_default="")
     tag = models.TextField(db_default="")

@@ -91,20 +91,20 @@ class Delayed(models.Model):
         return f"{self.message_id} at {self.due_at}"
 
 
-class Dedupe(models.Model):
-    """Remembers a dedupe key until it expires; a second publish with it gets the first one's receipt."""
+class IdempotencyKey(models.Model):
+    """Remembers an idempotency key until it expires; a second publish with it gets the first one's receipt."""
 
-    pk = models.CompositePrimaryKey("topic_id", "dedupe_key")
+    pk = models.CompositePrimaryKey("topic_id", "idempotency_key")
     topic_id = models.IntegerField()
-    dedupe_key = models.TextField()
+    idempotency_key = models.TextField()
     message_id = models.UUIDField()
     expires_at = models.DateTimeField()
 
     class Meta:
-        db_table = "outbox_dedupe"
+        db_table = "outbox_idempotency_key"
 
     def __str__(self) -> str:
-        return self.dedupe_key
+        return self.idempotency_key
 
 
 class MessageState(models.Model):

@@ -38,7 +38,7 @@ class Envelope:
         key, tag: override those of the type's Meta.
         headers: headers of the caller, in addition to those of the outbox.
         delay: the message is not delivered earlier than this from now.
-        dedupe_key: a second message with the same key, within `DEDUPE_RETENTION`, is not written.
+        idempotency_key: a second message with the same key, within `IDEMPOTENCY_RETENTION`, is not written.
     """
 
     message: Message
@@ -47,7 +47,7 @@ class Envelope:
     tag: str | None = None
     headers: Mapping[str, str] | None = None
     delay: timedelta | None = None
-    dedupe_key: str | None = None
+    idempotency_key: str | None = None
 
 
 def publish(
@@ -58,7 +58,7 @@ def publish(
     tag: str | None = None,
     headers: Mapping[str, str] | None = None,
     delay: timedelta | None = None,
-    dedupe_key: str | None = None,
+    idempotency_key: str | None = None,
     using: str | None = None,
 ) -> Receipt:
     """
@@ -74,11 +74,11 @@ def publish(
         key, tag: override those of the type's Meta.
         headers: headers of the caller, in addition to those of the outbox.
         delay: the message is not delivered earlier than this from now.
-        dedupe_key: a second message with the same key, within `DEDUPE_RETENTION`, is not written.
+        idempotency_key: a second message with the same key, within `IDEMPOTENCY_RETENTION`, is not written.
         using: the database. By default that of `about`, else of the innermost `atomic()`, else of the routers.
 
     Returns:
-        The receipt. `is_duplicate`: the dedupe key was used before, and this is the first message's receipt.
+        The receipt. `is_duplicate`: the idempotency key was used before, and this is the first message's receipt.
 
     Raises:
         NotInTransaction: the database has no open transaction. In a `post_save` receiver the row is committed by then: open the
@@ -87,7 +87,7 @@ def publish(
         InvalidMessage: the message breaks a rule (`outbox/publishing/rules.py` lists them).
     """
     draft = compose(message, key=key, tag=tag, headers=headers, delay=delay)
-    return _publish(draft, about=about, dedupe_key=dedupe_key, using=using)
+    return _publish(draft, about=about, idempotency_key=idempotency_key, using=using)
 
 
 @markcoroutinefunction
@@ -99,7 +99,7 @@ def apublish(
     tag: str | None = None,
     headers: Mapping[str, str] | None = None,
     delay: timedelta | None = None,
-    dedupe_key: str | None = None,
+    idempotency_key: str | None = None,
     using: str | None = None,
 ) -> Coroutine[Any, Any, Receipt]:
     """
@@ -110,7 +110,9 @@ def apublish(
     """
     if not is_in_event_loop():
         raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it.", hint="Call publish() there.")
-    call = _apublish(message, about=about, key=key, tag=tag, headers=headers, delay=delay, dedupe_key=dedupe_key, using=using)
+    call = _apublish(
+        message, about=about, key=key, tag=tag, headers=headers, delay=delay, idempotency_key=idempotency_key, using=using
+    )
     unawaited.note(call)
     return call
 
@@ -129,7 +131,7 @@ def publish_raw(
     headers: Mapping[str, str] | None = None,
     content_type: str | None = None,
     delay: timedelta | None = None,
-    dedupe_key: str | None = None,
+    idempotency_key: str | None = None,
     using: str | None = None,
 ) -> Receipt:
     """
@@ -140,7 +142,7 @@ def publish_raw(
         content_type: by default `application/json` for a dict, else `application/octet-stream`.
     """
     draft = compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type, delay=delay)
-    return _publish(draft, about=about, dedupe_key=dedupe_key, using=using)
+    return _publish(draft, about=about, idempotency_key=idempotency_key, using=using)
 
 
 def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = None) -> list[Receipt]:
@@ -161,7 +163,7 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)
     receipts: dict[int, Receipt] = {}
     for alias, places in homes.items():
-        entries = [Entry(drafts[place], _about(envelopes[place], alias), envelopes[place].dedupe_key) for place in places]
+        entries = [Entry(drafts[place], _about(envelopes[place], alias), envelopes[place].idempotency_key) for place in places]
         receipts.update(zip(places, write_many(entries, alias), strict=True))
         for place in places:
             if not receipts[place].is_duplicate:
@@ -182,7 +184,7 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     """
     alias = choose_database(drafts[0].subject, using=using, about=None)
     if len(drafts) == 1:
-        receipts = [write(drafts[0], alias, about=None, dedupe_key=None)]
+        receipts = [write(drafts[0], alias, about=None, idempotency_key=None)]
     else:
         receipts = write_many([Entry(draft) for draft in drafts], alias)
     for draft in drafts:
@@ -192,8 +194,8 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
 
 def _draft_of(one: Envelope) -> Draft:
     draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
-    if one.dedupe_key is not None:
-        rules.check_dedupe_key(draft.subject, one.dedupe_key)
+    if one.idempotency_key is not None:
+        rules.check_idempotency_key(draft.subject, one.idempotency_key)
     return draft
 
 
@@ -201,11 +203,11 @@ def _about(one: Envelope, alias: str) -> str | None:
     return None if one.about is None else describe(one.about, alias)
 
 
-def _publish(draft: Draft, *, about: Model | None, dedupe_key: str | None, using: str | None) -> Receipt:
-    if dedupe_key is not None:
-        rules.check_dedupe_key(draft.subject, dedupe_key)
+def _publish(draft: Draft, *, about: Model | None, idempotency_key: str | None, using: str | None) -> Receipt:
+    if idempotency_key is not None:
+        rules.check_idempotency_key(draft.subject, idempotency_key)
     alias = choose_database(draft.subject, using=using, about=about)
-    receipt = write(draft, alias, about=None if about is None else describe(about, alias), dedupe_key=dedupe_key)
+    receipt = write(draft, alias, about=None if about is None else describe(about, alias), idempotency_key=idempotency_key)
     if not receipt.is_duplicate:
         _wake_for(draft, alias)
     return receipt

@@ -12,7 +12,7 @@ All rules for messages. `publish()` checks them, so that the traceback leads to 
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
 | delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would hold up all later messages of the key |
 | content type | text of 1 to 255 characters, no control characters | may be sent over HTTP |
-| dedupe key | text of 1 to 255 characters, no control characters | part of a primary key |
+| idempotency key | text of 1 to 255 characters, no control characters | part of a primary key |
 
 The types of a message's fields are checked by `draft.py`.
 """
@@ -131,11 +131,11 @@ def check_content_type(subject: str, content_type: object) -> None:
         raise InvalidMessage(f"{subject} cannot have the content type ''.", hint="Leave content_type= out, or name one.")
 
 
-def check_dedupe_key(subject: str, dedupe_key: object) -> None:
-    """Raise InvalidMessage unless the dedupe key is valid."""
-    _check_text(subject, "dedupe key", dedupe_key)
-    if not dedupe_key:
-        raise InvalidMessage(f"{subject} has an empty dedupe key.", hint="Leave dedupe_key= out, or pass a string.")
+def check_idempotency_key(subject: str, idempotency_key: object) -> None:
+    """Raise InvalidMessage unless the idempotency key is valid."""
+    _check_text(subject, "idempotency key", idempotency_key)
+    if not idempotency_key:
+        raise InvalidMessage(f"{subject} has an empty idempotency key.", hint="Leave idempotency_key= out, or pass a string.")
 
 
 def _check_text(subject: str, what: str, text: object) -> None:

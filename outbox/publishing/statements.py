@@ -12,8 +12,8 @@ from outbox import database
 from outbox.database.message_rows import INSERT_DELAYED, INSERT_MANY, INSERT_WAITING
 from outbox.database.wakeup import name_topic
 from outbox.message import Receipt
-from outbox.publishing.dedupe import take_dedupe_keys
 from outbox.publishing.draft import Draft
+from outbox.publishing.idempotency_keys import take_idempotency_keys
 from outbox.publishing.key_locks import lock_key, lock_keys
 from outbox.topics import topic_id
 
@@ -21,25 +21,25 @@ KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
 
 
 class Entry(NamedTuple):
-    """A draft, what its message speaks of (as `describe` has it), and its dedupe key."""
+    """A draft, what its message speaks of (as `describe` has it), and its idempotency key."""
 
     draft: Draft
     about: str | None = None
-    dedupe_key: str | None = None
+    idempotency_key: str | None = None
 
 
-def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None) -> Receipt:
+def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str | None) -> Receipt:
     """
-    Write one message: one statement, and one before it for an ordered topic, another for a dedupe key.
+    Write one message: one statement, and one before it for an ordered topic, another for an idempotency key.
 
     Returns:
-        The receipt; that of the first message where the dedupe key is taken.
+        The receipt; that of the first message where the idempotency key is taken.
     """
     topic = topic_id(draft.topic, using)
     order_key = None
-    if dedupe_key is not None or draft.is_ordered:
+    if idempotency_key is not None or draft.is_ordered:
         with database.bound_cursor(using) as cursor:
-            if dedupe_key is not None and (first := take_dedupe_keys(cursor, [((topic, dedupe_key), draft)])):
+            if idempotency_key is not None and (first := take_idempotency_keys(cursor, [((topic, idempotency_key), draft)])):
                 return first[draft.id]
             if draft.is_ordered:
                 order_key = lock_key(cursor, using, topic, draft.key)
@@ -55,12 +55,14 @@ def write(draft: Draft, using: str, *, about: str | None, dedupe_key: str | None
 
 
 def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
-    """Write many messages: one statement, one before it where a topic is ordered, another where there are dedupe keys."""
+    """Write many messages: one statement, one before it where a topic is ordered, another where there are idempotency keys."""
     topics = {entry.draft.topic: topic_id(entry.draft.topic, using) for entry in entries}
     firsts: dict[UUID, Receipt] = {}
     with database.bound_cursor(using) as cursor:  # Django's own would write the bodies into the statement's text
-        if keyed := [((topics[one.draft.topic], one.dedupe_key), one.draft) for one in entries if one.dedupe_key is not None]:
-            firsts = take_dedupe_keys(cursor, keyed)
+        if keyed := [
+            ((topics[one.draft.topic], one.idempotency_key), one.draft) for one in entries if one.idempotency_key is not None
+        ]:
+            firsts = take_idempotency_keys(cursor, keyed)
         _insert(cursor, using, [entry for entry in entries if entry.draft.id not in firsts], topics)
     return [firsts.get(one.id) or Receipt(one.id, one.topic, one.key) for one, _, _ in entries]
 

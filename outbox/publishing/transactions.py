@@ -69,7 +69,7 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
 
 def _publish(draft: Draft, alias: str, about: str | None) -> None:
     """Write a message for a relay to send: one that was to go half first, to a topic that is paused."""
-    write(draft, alias, about=about, dedupe_key=None)
+    write(draft, alias, about=about, idempotency_key=None)
     wake_after_commit(alias, draft.broker)
 
 

@@ -134,7 +134,7 @@ OLD = {
     "outbox_failed_send": "failed_at < %(before)s",
     "outbox_operator_act": "acted_at < %(before)s",
     "outbox_gap": "closed_at < %(before)s",
-    "outbox_dedupe": "expires_at < %(now)s",
+    "outbox_idempotency_key": "expires_at < %(now)s",
     "outbox_dead": f"""
         died_at < %(before)s AND NOT EXISTS (
             SELECT FROM outbox_batch b
@@ -331,19 +331,19 @@ READ_OLD = f"""
 WITH unfinished AS MATERIALIZED (
     SELECT unnest(message_ids) AS message_id FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}
 )
-SELECT handled_at, consumer_group, dedupe_key, message_id::text, topic FROM outbox_inbox inbox
+SELECT handled_at, consumer_group, idempotency_key, message_id::text, topic FROM outbox_inbox inbox
 WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
     AND NOT EXISTS (SELECT FROM unfinished WHERE unfinished.message_id = inbox.message_id)
-    AND (handled_at, consumer_group, dedupe_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
+    AND (handled_at, consumer_group, idempotency_key) > (%(after_at)s, %(after_group)s, %(after_key)s)
     AND topic <> ALL(%(unavailable)s) AND NOT EXISTS (
         SELECT FROM outbox_deferred deferred
         WHERE deferred.message_id = inbox.message_id AND deferred.consumer_group = inbox.consumer_group)
-ORDER BY handled_at, consumer_group, dedupe_key LIMIT %(limit)s
+ORDER BY handled_at, consumer_group, idempotency_key LIMIT %(limit)s
 """
 
 DELETE = """
-DELETE FROM outbox_inbox inbox USING unnest(%s::text[], %s::text[]) AS old (consumer_group, dedupe_key)
-WHERE inbox.consumer_group = old.consumer_group AND inbox.dedupe_key = old.dedupe_key AND inbox.handled_at < %s
+DELETE FROM outbox_inbox inbox USING unnest(%s::text[], %s::text[]) AS old (consumer_group, idempotency_key)
+WHERE inbox.consumer_group = old.consumer_group AND inbox.idempotency_key = old.idempotency_key AND inbox.handled_at < %s
 """
 
 READ_BROKERS = "SELECT name, broker FROM outbox_topic"
@@ -354,7 +354,7 @@ BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 class _Row(NamedTuple):
     handled_at: datetime
     consumer_group: str
-    dedupe_key: str
+    idempotency_key: str
     message_id: str
     topic: str
 
@@ -376,7 +376,7 @@ def prune_inbox(connection: Connection, *, before: datetime) -> int:
         while True:
             rows = _read(connection, before, last, brokers.unavailable)
             finished = brokers.without_redeliveries(rows)
-            keys = [row.consumer_group for row in finished], [row.dedupe_key for row in finished]
+            keys = [row.consumer_group for row in finished], [row.idempotency_key for row in finished]
             deleted += connection.execute(DELETE, [*keys, before]).rowcount if finished else 0
             if len(rows) < INBOX_SLICE:
                 return deleted
@@ -391,7 +391,12 @@ def _broker_of(connection: Connection) -> dict[str, str]:
 
 
 def _read(connection: Connection, before: datetime, last: _Row, unavailable: set[str]) -> list[_Row]:
-    values = {"before": before, "after_at": last.handled_at, "after_group": last.consumer_group, "after_key": last.dedupe_key}
+    values = {
+        "before": before,
+        "after_at": last.handled_at,
+        "after_group": last.consumer_group,
+        "after_key": last.idempotency_key,
+    }
     found = connection.execute(READ_OLD, {**values, "unavailable": sorted(unavailable), "limit": INBOX_SLICE}).fetchall()
     return [_Row(*row) for row in found]
 

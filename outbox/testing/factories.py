@@ -210,7 +210,7 @@ class InboxFactory(factory.django.DjangoModelFactory):
 
     consumer_group = "points"
     message_id = factory.LazyFunction(message_id)
-    dedupe_key = factory.LazyAttribute(lambda inbox: str(inbox.message_id))
+    idempotency_key = factory.LazyAttribute(lambda inbox: str(inbox.message_id))
     topic = "orders"
 
 
@@ -241,7 +241,7 @@ class DeferredFactory(factory.django.DjangoModelFactory):
     consumer_group = "points"
     message_id = factory.LazyFunction(message_id)
     own_id = factory.LazyAttribute(lambda deferred: str(deferred.message_id))
-    dedupe_key = factory.SelfAttribute("own_id")
+    idempotency_key = factory.SelfAttribute("own_id")
     topic = "orders"
     type = factory.LazyAttribute(lambda deferred: read_headers(deferred.headers).get(Header.TYPE, ""))
     key = _of_message("key", "")

@@ -40,8 +40,8 @@ CUT_OFF = """() => [...document.querySelectorAll('#content, #content *')].filter
 # Two messages get lost after the group has handled them: their inbox rows go, and a search for gaps finds the numbers.
 LOSE_HANDLED = """
 WITH lost AS (
-    DELETE FROM outbox_inbox WHERE (consumer_group, dedupe_key) IN (
-        SELECT consumer_group, dedupe_key FROM outbox_inbox
+    DELETE FROM outbox_inbox WHERE (consumer_group, idempotency_key) IN (
+        SELECT consumer_group, idempotency_key FROM outbox_inbox
         WHERE consumer_group = 'letters' AND delivery_count = 1 ORDER BY number LIMIT 2)
     RETURNING source, topic, lane, number
 )

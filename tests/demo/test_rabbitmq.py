@@ -76,7 +76,7 @@ class TestRabbitMQ:
 
         assert not kill.is_due(["cart"])
         models.Inbox.objects.create(
-            consumer_group="cart", dedupe_key="1", message_id=batch.message_ids[0], topic="orders", delivery_count=1
+            consumer_group="cart", idempotency_key="1", message_id=batch.message_ids[0], topic="orders", delivery_count=1
         )
         assert not kill.is_due(["cart", "points"])
 

@@ -43,7 +43,7 @@ def handled(receipt, *groups, delivery_count=1):
     for group in groups:
         models.Inbox.objects.create(
             consumer_group=group,
-            dedupe_key=str(receipt.message_id),
+            idempotency_key=str(receipt.message_id),
             message_id=receipt.message_id,
             topic=receipt.topic,
             delivery_count=delivery_count,

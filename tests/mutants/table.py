@@ -220,8 +220,8 @@ MUTANTS: dict[str, Mutant] = {
     "inbox-row": Mutant(
         "A message that the inbox has is not handled again",
         INBOX,
-        "    ON CONFLICT (consumer_group, dedupe_key) DO NOTHING\n    RETURNING 1\n",
-        "    ON CONFLICT (consumer_group, dedupe_key) DO UPDATE SET message_id = excluded.message_id\n    RETURNING 1\n",
+        "    ON CONFLICT (consumer_group, idempotency_key) DO NOTHING\n    RETURNING 1\n",
+        "    ON CONFLICT (consumer_group, idempotency_key) DO UPDATE SET message_id = excluded.message_id\n    RETURNING 1\n",
         (f"{CONSUMING}/test_inbox.py", f"{CONSUMING}/test_handle.py"),
     ),
     "inbox-transaction": Mutant(
@@ -369,8 +369,8 @@ MUTANTS: dict[str, Mutant] = {
     "lease-message": Mutant(
         "A deferred message is not run while another process handles it",
         DEFERRED,
-        "SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(dedupe_key)s::text))",
-        "SELECT %(dedupe_key)s::text IS NOT NULL",
+        "SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %(idempotency_key)s::text))",
+        "SELECT %(idempotency_key)s::text IS NOT NULL",
         (f"{CONSUMING}/test_inbox.py",),
     ),
     "lease-key": Mutant(
@@ -620,11 +620,11 @@ MUTANTS: dict[str, Mutant] = {
         ("tests/outbox/database/test_guarded.py",),
     ),
     "dedupe-expiry": Mutant(
-        "A dedupe key is given to one message until it expires",
-        "outbox/publishing/dedupe.py",
+        "An idempotency key is given to one message until it expires",
+        "outbox/publishing/idempotency_keys.py",
         "WHERE d.expires_at <= clock_timestamp()\n",
         "",
-        ("tests/outbox/publishing/test_dedupe.py",),
+        ("tests/outbox/publishing/test_idempotency_keys.py",),
     ),
     "unconfirmed-end": Mutant(
         "The embedded broker keeps a message whose end is not confirmed",
@@ -671,7 +671,7 @@ MUTANTS: dict[str, Mutant] = {
     "discard-lock": Mutant(
         "A message that is being handled is not discarded",
         "outbox/consuming/acts.py",
-        "WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || dedupe_key))",
+        "WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || idempotency_key))",
         "WHERE true",
         (f"{CONSUMING}/test_acts.py",),
     ),

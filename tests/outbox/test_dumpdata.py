@@ -64,7 +64,7 @@ class TestDumpdata:
                 raise ValueError("no such customer")
 
         for number in (1, 2):
-            publish_in("default", number, dedupe_key=str(number))
+            publish_in("default", number, idempotency_key=str(number))
         relay("default")
         with closing(Worker(register.group("points"), "default")) as worker:
             worker.run(until_idle=True)

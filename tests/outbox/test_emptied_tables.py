@@ -37,8 +37,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EMBEDDED = {"BACKEND": "outbox.embedded.EmbeddedBroker"}
 
 TABLES = (
-    "outbox_topic, outbox_message, outbox_ticket, outbox_delayed, outbox_batch, outbox_lane, outbox_dedupe, outbox_inbox,"
-    " outbox_process, outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
+    "outbox_topic, outbox_message, outbox_ticket, outbox_delayed, outbox_batch, outbox_lane, outbox_idempotency_key,"
+    " outbox_inbox, outbox_process, outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
     " outbox_embedded_offset, outbox_embedded_delivery"
 )
 
@@ -116,7 +116,7 @@ class TestAProcessThatHasPublished:
         for name in ("plums", "apples"):
             operator.execute("INSERT INTO outbox_topic (id, name, type) VALUES (%s, %s, 'normal')", [topic_number(name), name])
 
-        publish("apples", "plums", dedupe_key="once")
+        publish("apples", "plums", idempotency_key="once")
         relay()
         consume()
 

@@ -331,7 +331,7 @@ class TestARoleThatOnlyPublishes:
 
         topics.forget("default")  # the first publish of a process looks more up
         with as_role():
-            for options in ({}, {"delay": timedelta(days=1)}, {"dedupe_key": "a"}, {"dedupe_key": "a"}):
+            for options in ({}, {"delay": timedelta(days=1)}, {"idempotency_key": "a"}, {"idempotency_key": "a"}):
                 with atomic():
                     publish(OrderMade(order_id=1), **options)
             with pytest.raises(psycopg.errors.InsufficientPrivilege), database.connect("default") as own:

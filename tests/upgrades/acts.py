@@ -16,14 +16,14 @@ from django.db import connection
 
 
 def publish(messages: str) -> None:
-    """Publish messages in one transaction: a JSON list of objects with topic, what and perhaps do, key, seconds, dedupe_key."""
+    """Publish messages in one transaction: a JSON list of objects with topic, what and perhaps do, key, seconds and so on."""
     from outbox import atomic, publish_raw
 
     with atomic():
         for one in json.loads(messages):
             body = {"what": one["what"], "do": one.get("do", "")}
             delay = timedelta(seconds=one["seconds"]) if "seconds" in one else None
-            publish_raw(one["topic"], body, key=one.get("key", ""), delay=delay, dedupe_key=one.get("dedupe_key"))
+            publish_raw(one["topic"], body, key=one.get("key", ""), delay=delay, idempotency_key=one.get("idempotency_key"))
 
 
 def half_first(what: str) -> None:

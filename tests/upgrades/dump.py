@@ -56,7 +56,7 @@ def play(shop: Shop) -> None:
 def finish_some(shop: Shop) -> None:
     """Send and handle messages to their end."""
     shop.publish("handled before", "orders", "notes", "steps", "moods")
-    shop.publish("published once by its dedupe key", "notes", dedupe_key="once")
+    shop.publish("published once by its idempotency key", "notes", idempotency_key="once")
     shop.relay()
     shop.consume()
     shop.consume("stock")

@@ -141,7 +141,7 @@ class TestADatabaseOfAnEarlierRelease:
             assert shop.handled() == shop.due("handled")
 
             ledger, whole_ledger = shop.operate()
-            shop.shop.publish("published with the key of an older one", "notes", dedupe_key="once")
+            shop.shop.publish("published with the key of an older one", "notes", idempotency_key="once")
             shop.shop.publish("published after the upgrade", *LANES)
             shop.settle()
 

@@ -44,6 +44,6 @@ def outbox(soak: dict[str, Any]) -> dict[str, Any]:
         "CONSUMER": {"INVISIBLE": timedelta(seconds=10), "SETTLE": timedelta(seconds=30)},
         "RELAY": {"SWEEP_AGE": timedelta(seconds=5)},
         "RETENTION": RETENTION,
-        "DEDUPE_RETENTION": RETENTION,
+        "IDEMPOTENCY_RETENTION": RETENTION,
         "CELERY_WAKEUP": False,
     }

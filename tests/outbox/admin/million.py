@@ -37,7 +37,7 @@ INSERT INTO outbox_delayed (message_id, due_at, topic_id)
 SELECT id, now(), %(orders)s FROM numbered WHERE n > %(sent)s + 400 AND n <= %(sent)s + 500;
 INSERT INTO outbox_ticket (message_id, topic_id) SELECT id, %(orders)s FROM numbered WHERE n > %(sent)s + 500 ORDER BY n;
 
-INSERT INTO outbox_inbox (consumer_group, dedupe_key, message_id, source, topic, handled_at)
+INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, handled_at)
 SELECT 'cart', id::text, id, '', 'orders', now() - (%(books)s - n) * interval '1 second' FROM numbered WHERE n <= %(books)s;
 INSERT INTO outbox_check_back (request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason,
     about, milliseconds)

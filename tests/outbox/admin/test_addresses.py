@@ -128,7 +128,7 @@ class TestWithoutTimeZones:
     def with_times(self, pages, orders):
         message = uuid4()
         Inbox.objects.create(
-            consumer_group="cart", dedupe_key="a", message_id=message, source="", topic="orders", delivery_count=1
+            consumer_group="cart", idempotency_key="a", message_id=message, source="", topic="orders", delivery_count=1
         )
         FailedDelivery.objects.create(
             consumer_group="cart",

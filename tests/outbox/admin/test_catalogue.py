@@ -28,7 +28,7 @@ def look(operator):
 class TestThePage:
     def test_shows_types_with_promise_handlers_and_what_became_of_them(self, look, orders):
         row = MessageRowFactory(topic=orders, headers='{"ce-type": "OrderPlaced"}')
-        Inbox.objects.create(consumer_group="cart", dedupe_key=row.id, message_id=row.id, topic="orders")
+        Inbox.objects.create(consumer_group="cart", idempotency_key=row.id, message_id=row.id, topic="orders")
         FailedDelivery.objects.create(consumer_group="cart", topic="orders", message_id=row.id, delivery_count=1, outcome="retry")
 
         page = look().text
@@ -44,7 +44,7 @@ class TestThePage:
         consumer(topic="orders", group="cart")(lambda message, context: None)
         for type_ in ("OrderPlaced", "OrderPlaced", "Old"):
             row = MessageRowFactory(topic=orders, headers=f'{{"ce-type": "{type_}"}}')
-            Inbox.objects.create(consumer_group="cart", dedupe_key=row.id, message_id=row.id, topic="orders")
+            Inbox.objects.create(consumer_group="cart", idempotency_key=row.id, message_id=row.id, topic="orders")
 
         _, _, rest = look().text.partition("Whatever else is published there")
 

@@ -208,8 +208,8 @@ class TestSeveralDatabases:
     def test_are_chosen_by_a_filter(self, operator):
         DeferredFactory(own_id="here")
         row = DeferredFactory._meta.model.objects.using("other").create(
-            consumer_group="points", message_id=MessageRowFactory.build().id, own_id="there", dedupe_key="there", topic="orders",
-            headers="{}", body=b"", delivery_count=1, reason="failed", dead_at=datetime.now(UTC),
+            consumer_group="points", message_id=MessageRowFactory.build().id, own_id="there", idempotency_key="there",
+            topic="orders", headers="{}", body=b"", delivery_count=1, reason="failed", dead_at=datetime.now(UTC),
         )  # fmt: skip
         client, url = operator(*ALL), f"{LIST}?database=other"
 

@@ -163,10 +163,10 @@ class TestCheckBacks:
 
 
 class TestInbox:
-    def test_is_searched_by_message_and_by_dedupe_key(self, admin_client):
+    def test_is_searched_by_message_and_by_idempotency_key(self, admin_client):
         one = message_id()
-        Inbox.objects.create(consumer_group="cart", dedupe_key="Order:1", message_id=one, topic="orders")
-        Inbox.objects.create(consumer_group="points", dedupe_key=str(one), message_id=one, topic="orders")
+        Inbox.objects.create(consumer_group="cart", idempotency_key="Order:1", message_id=one, topic="orders")
+        Inbox.objects.create(consumer_group="points", idempotency_key=str(one), message_id=one, topic="orders")
         url = reverse("admin:outbox_inboxrow_changelist")
 
         by_message = admin_client.get(url, {"q": str(one)}).context["cl"].result_list
@@ -182,7 +182,7 @@ class TestInbox:
         ids = [message_id() for _ in range(3)]
         for one in ids:
             Inbox.objects.create(
-                consumer_group="cart", dedupe_key=str(one), message_id=one, topic="orders", handled_at="2026-01-01T12:00:00Z"
+                consumer_group="cart", idempotency_key=str(one), message_id=one, topic="orders", handled_at="2026-01-01T12:00:00Z"
             )
         url = reverse("admin:outbox_inboxrow_changelist")
 

@@ -20,7 +20,7 @@ def rows():
     rows = [MessageRowFactory(topic=topic, headers='{"ce-type": "OrderPlaced"}') for _ in range(3)]
     rows.append(MessageRowFactory(topic=topic, headers="{}"))
     for row in rows[:2]:
-        Inbox.objects.create(consumer_group="cart", dedupe_key=row.id, message_id=row.id, topic="orders", handled_at=NOW)
+        Inbox.objects.create(consumer_group="cart", idempotency_key=row.id, message_id=row.id, topic="orders", handled_at=NOW)
     for row in rows[1:3]:
         for count in (1, 2):
             FailedDelivery.objects.create(

@@ -60,7 +60,7 @@ def audit(**values: Any) -> Outbox:
 
 
 DURATIONS: list[tuple[Callable[..., Outbox], list[str]]] = [
-    (whole, ["RETENTION", "DEDUPE_RETENTION"]),
+    (whole, ["RETENTION", "IDEMPOTENCY_RETENTION"]),
     (parts, ["RETENTION"]),
     (relay, ["LEASE", "SWEEP_AGE", "TASK_TIME"]),
     (receiving, ["INVISIBLE", "WAIT", "SETTLE", "TASK_TIME"]),

@@ -106,7 +106,7 @@ class TestDiscard:
 
         assert act_on(Act.DISCARDED, row) == [row.id]
 
-        inbox = Inbox.objects.get(consumer_group="points", dedupe_key=row.dedupe_key)
+        inbox = Inbox.objects.get(consumer_group="points", idempotency_key=row.idempotency_key)
         assert (inbox.message_id, inbox.source, inbox.lane, inbox.number) == (row.message_id, "urn:uuid:1", 3, 17)
         assert inbox.delivery_count == 0
         assert not Deferred.objects.exists()
@@ -115,7 +115,7 @@ class TestDiscard:
     def test_leaves_a_message_alone_that_a_handler_is_at_work_on(self):
         row, free = DeferredFactory(), DeferredFactory()
         with database.connect("default") as other, other.transaction():
-            other.execute(LOCK_MESSAGE, ["points", row.dedupe_key])
+            other.execute(LOCK_MESSAGE, ["points", row.idempotency_key])
 
             assert act_on(Act.DISCARDED, row, free) == [free.id]
         assert Deferred.objects.get() == row
@@ -123,7 +123,11 @@ class TestDiscard:
     def test_keeps_the_row_of_a_message_that_was_handled_beside_it(self):
         row = DeferredFactory(dead=True)
         Inbox.objects.create(
-            consumer_group="points", dedupe_key=row.dedupe_key, message_id=row.message_id, topic="orders", delivery_count=2
+            consumer_group="points",
+            idempotency_key=row.idempotency_key,
+            message_id=row.message_id,
+            topic="orders",
+            delivery_count=2,
         )
 
         act_on(Act.DISCARDED, row)

@@ -96,7 +96,7 @@ class TestBatch:
         assert Duplicate.objects.count() == 1
 
     def test_drops_a_copy_within_it(self, broker):
-        handler = Handler(dedupe=lambda message: message.invoice)
+        handler = Handler(idempotency_key=lambda message: message.invoice)
         twin = outgoing(Placed("A1"))
         broker.send([twin, twin, outgoing(Placed("A1")), outgoing(Placed("A2"))])
 

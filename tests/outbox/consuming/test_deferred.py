@@ -244,7 +244,7 @@ class TestEnd:
     def test_of_a_message_that_the_inbox_has_deletes_the_row(self):
         handler = Handler(ValueError("no"))
         deliver(named=ID, headers=OURS)
-        Inbox.objects.create(consumer_group="cart", dedupe_key="of its handler", message_id=UUID(ID), topic="orders")
+        Inbox.objects.create(consumer_group="cart", idempotency_key="of its handler", message_id=UUID(ID), topic="orders")
         end_delays()
 
         assert run_due() == [Outcome.DUPLICATE]
@@ -403,12 +403,12 @@ class TestOrderedKey:
         assert run_due() == [Outcome.HANDLED] * 2
 
 
-class TestOwnDedupeKey:
+class TestOwnIdempotencyKey:
     def test_finds_a_copy_of_a_discarded_message(self):
-        handler = Handler(Reject("of no use"), dedupe=lambda message: message.invoice)
+        handler = Handler(Reject("of no use"), idempotency_key=lambda message: message.invoice)
         deliver(named=ID, headers=OURS)
         Deferred.objects.all().delete()
-        Inbox.objects.create(consumer_group="cart", dedupe_key=ID, message_id=UUID(ID), topic="orders", delivery_count=0)
+        Inbox.objects.create(consumer_group="cart", idempotency_key=ID, message_id=UUID(ID), topic="orders", delivery_count=0)
 
         outcome = deliver(named=ID, headers=OURS)
 
@@ -416,7 +416,7 @@ class TestOwnDedupeKey:
         assert len(handler.contexts) == 1
 
     def test_ends_a_deferred_message_whose_like_was_handled_meanwhile(self):
-        handler = Handler(ValueError("no"), dedupe=lambda message: message.invoice)
+        handler = Handler(ValueError("no"), idempotency_key=lambda message: message.invoice)
         first = deliver(headers=numbered(1))
         second = deliver(headers=numbered(2))
         end_delays()

@@ -33,7 +33,7 @@ def without_code(hours, **fields):
 class TestTidy:
     def test_deletes_messages_that_have_ended_otherwise(self):
         ended, other = DeferredFactory(dead=True), DeferredFactory(dead=True)
-        InboxFactory(message_id=ended.message_id, dedupe_key="own key")
+        InboxFactory(message_id=ended.message_id, idempotency_key="own key")
         InboxFactory(message_id=other.message_id, consumer_group="cart")
 
         tidy("default")

@@ -40,7 +40,7 @@ def arrived(*numbers: int, ago: timedelta = LONG_AGO, born_ago: timedelta = time
     fields = {"consumer_group": "cart", "source": SOURCE, "topic": "orders", "lane": 1} | fields
     for number in numbers:
         row = message_id(now() - born_ago)
-        Inbox.objects.create(dedupe_key=str(row), message_id=row, number=number, handled_at=now() - ago, **fields)
+        Inbox.objects.create(idempotency_key=str(row), message_id=row, number=number, handled_at=now() - ago, **fields)
 
 
 def own_source() -> str:
@@ -236,7 +236,7 @@ class TestFindGaps:
         assert gaps() == []
 
     def test_counts_what_no_handler_takes_and_what_was_handled_under_an_own_key(self):
-        consumer(Cancelled, group="cart", dedupe=lambda message: message.invoice)(lambda message, context: None)
+        consumer(Cancelled, group="cart", idempotency_key=lambda message: message.invoice)(lambda message, context: None)
         for number, message in enumerate([Placed("1"), Ignored(), Cancelled("1"), Cancelled("1"), Placed("2")], 1):
             handle(group("cart"), delivery(message, headers=numbered(number)))
         Inbox.objects.update(handled_at=now() - LONG_AGO)

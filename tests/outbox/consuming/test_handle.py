@@ -197,7 +197,7 @@ class TestDuplicate:
         assert other.outcome is Outcome.HANDLED
 
     def test_goes_by_the_handlers_own_key(self):
-        clears_the_cart(dedupe=lambda message: message.invoice)
+        clears_the_cart(idempotency_key=lambda message: message.invoice)
 
         outcomes = [
             handle(group("cart"), delivery(Placed(invoice), headers=numbered(n))).outcome
@@ -208,7 +208,7 @@ class TestDuplicate:
         assert sorted(Inbox.objects.values_list("number", flat=True)) == [1, 2, 3]
 
     def test_writes_no_second_number_for_a_message_redelivered_under_its_own_key(self):
-        clears_the_cart(dedupe=lambda message: message.invoice)
+        clears_the_cart(idempotency_key=lambda message: message.invoice)
         arrived = delivery(Placed("A1"), headers=numbered(1))
 
         outcomes = [handle(group("cart"), arrived).outcome for _ in range(2)]
@@ -217,8 +217,8 @@ class TestDuplicate:
         assert Inbox.objects.count() == 1
 
     def test_keeps_own_keys_of_two_handlers_apart(self):
-        clears_the_cart(dedupe=lambda message: message.invoice)
-        consumer(Cancelled, group="cart", dedupe=lambda message: message.invoice)(lambda message, context: None)
+        clears_the_cart(idempotency_key=lambda message: message.invoice)
+        consumer(Cancelled, group="cart", idempotency_key=lambda message: message.invoice)(lambda message, context: None)
 
         handle(group("cart"), delivery(Placed("A1")))
         result = handle(group("cart"), delivery(Cancelled("A1")))

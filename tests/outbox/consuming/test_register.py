@@ -104,7 +104,10 @@ class TestConsumer:
             ({"types": [Placed], "group": "cart", "time_limit": 5}, "time_limit must be a timedelta above zero, not 5"),
             ({"types": [Placed], "group": "cart", "batch_size": "10"}, "batch_size must be 2 to 500, not '10'"),
             ({"types": [Placed], "group": "cart", "retry": 5}, r"retry must be a policy, such as RetryPolicy\(limit=3\), not 5"),
-            ({"types": [Placed], "group": "cart", "dedupe": "id"}, "dedupe must be a function of the message, .* not 'id'"),
+            (
+                {"types": [Placed], "group": "cart", "idempotency_key": "id"},
+                "idempotency_key must be a function .* not 'id'",
+            ),
             ({"types": [], "group": "cart"}, "message types or a plain topic"),
             ({"types": [Placed], "group": "cart", "topic": "orders"}, "message types or a plain topic"),
             ({"types": ["Placed"], "group": "cart"}, "takes message types"),

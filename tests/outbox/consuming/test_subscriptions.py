@@ -128,7 +128,7 @@ class TestMessageOfTheOtherRelease:
 
     def test_is_dropped_where_the_group_has_handled_it(self):
         again = delivery(Cancelled("A1"), delivery_count=2)
-        InboxFactory(consumer_group="cart", message_id=DeliveryInfo.of(again).message_id, dedupe_key="its handler's own")
+        InboxFactory(consumer_group="cart", message_id=DeliveryInfo.of(again).message_id, idempotency_key="its handler's own")
 
         assert handle(group("cart"), again).outcome is Outcome.DUPLICATE
         assert Duplicate.objects.get().delivery_count == 2

@@ -26,7 +26,7 @@ class Shipped(Message):
 
 RIGHT = {
     "of its type": """
-@consumer(Placed, group="g", retry=RetryPolicy(limit=3), tags={"new"}, dedupe=lambda message: message.order_id)
+@consumer(Placed, group="g", retry=RetryPolicy(limit=3), tags={"new"}, idempotency_key=lambda message: message.order_id)
 def handle(message: Placed, context: Context) -> int:
     return message.order_id
 """,

@@ -39,7 +39,7 @@ def _filled() -> None:
     DeferredFactory(consumer_group="cart")
     DeferredFactory(consumer_group="cart", dead=True)
     shared = {"consumer_group": "cart", "topic": "orders", "source": "s"}
-    Inbox.objects.create(dedupe_key="a", message_id=message_id(), handled_at=day_ago, **shared)
+    Inbox.objects.create(idempotency_key="a", message_id=message_id(), handled_at=day_ago, **shared)
     FailedDeliveryFactory(consumer_group="cart")
     Gap.objects.create(lane=1, first_number=1, last_number=2, **shared)
     Process.objects.create(kind="consumer", host="h", pid=1, consumer_group="cart", broker="default", beat_at=day_ago)

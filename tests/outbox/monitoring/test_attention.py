@@ -98,7 +98,7 @@ def sent(seconds):
 
 def handled(seconds, number=1, topic="parcels"):
     about = {"consumer_group": "cart", "topic": topic, "handled_at": ago(seconds=seconds)}
-    Inbox.objects.bulk_create(Inbox(dedupe_key=uuid4().hex, message_id=uuid4(), **about) for _ in range(number))
+    Inbox.objects.bulk_create(Inbox(idempotency_key=uuid4().hex, message_id=uuid4(), **about) for _ in range(number))
 
 
 class TestTopics:
@@ -747,7 +747,7 @@ class TestGroups:
         headers = '{"ce-type": "tests.Placed"}'
         rows = MessageRowFactory.create_batch(3, topic=orders, headers=headers)
         for row in rows:
-            about = {"dedupe_key": str(row.id), "message_id": row.id, "topic": "orders", "delivery_count": 0}
+            about = {"idempotency_key": str(row.id), "message_id": row.id, "topic": "orders", "delivery_count": 0}
             Inbox.objects.create(consumer_group="cart", **about)
         Inbox.objects.create(consumer_group="points", **about | {"delivery_count": 1})
         DeferredFactory(consumer_group="points", message_id=rows[1].id)

@@ -24,7 +24,7 @@ def published(minutes_ago):
 def handled(minutes_ago, group="cart"):
     one = message_id()
     at = NOW - timedelta(minutes=minutes_ago)
-    Inbox.objects.create(consumer_group=group, dedupe_key=str(one), message_id=one, topic="orders", handled_at=at)
+    Inbox.objects.create(consumer_group=group, idempotency_key=str(one), message_id=one, topic="orders", handled_at=at)
 
 
 class TestReadFlow:

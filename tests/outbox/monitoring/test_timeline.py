@@ -176,7 +176,7 @@ class TestReadTimeline:
             fingerprint="",
             **shared,
         )
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", delivery_count=2, handled_at=at(3), **shared)
+        Inbox.objects.create(consumer_group="cart", idempotency_key="1", delivery_count=2, handled_at=at(3), **shared)
         Duplicate.objects.create(consumer_group="cart", delivery_count=3, dropped_at=at(4), **shared)
 
         assert moments(message)[1:] == [
@@ -203,7 +203,7 @@ class TestReadTimeline:
         shared = {"consumer_group": "points", "message_id": message.id, "topic": "told"}
         for second, act in enumerate(["replayed", "retried now", "held", "discarded"], start=2):
             OperatorAct.objects.create(act=act, acted_at=at(second), acted_by="ada", reason="a test order", **shared)
-        Inbox.objects.create(dedupe_key="1", delivery_count=0, handled_at=at(5), **shared)
+        Inbox.objects.create(idempotency_key="1", delivery_count=0, handled_at=at(5), **shared)
 
         timeline = read_timeline("default", message.id)
 
@@ -233,8 +233,8 @@ class TestReadTimeline:
 
     def test_tells_what_was_handled_from_what_no_handler_wanted(self, message):
         shared = {"message_id": message.id, "topic": "told"}
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", delivery_count=1, handled_at=at(1), **shared)
-        Inbox.objects.create(consumer_group="points", dedupe_key="1", delivery_count=0, handled_at=at(2), **shared)
+        Inbox.objects.create(consumer_group="cart", idempotency_key="1", delivery_count=1, handled_at=at(1), **shared)
+        Inbox.objects.create(consumer_group="points", idempotency_key="1", delivery_count=0, handled_at=at(2), **shared)
 
         assert moments(message)[1:] == [("Handled", "cart"), ("Ignored", "points")]
 

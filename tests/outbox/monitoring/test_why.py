@@ -183,13 +183,13 @@ class TestSent:
         return row.id
 
     def test_and_handled_by_all(self, message, ask):
-        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+        Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
 
         assert ask(message) == "It was sent, and every known group has handled it."
 
     @pytest.mark.parametrize(("code", "again"), [(True, " Deliver it again with outbox_replay --ignored."), (False, "")])
     def test_to_a_group_that_ignored_it(self, message, ask, monkeypatch, code, again):
-        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders", delivery_count=0)
+        Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders", delivery_count=0)
         if not code:
             monkeypatch.setattr(register, "registered", {})
 
@@ -197,15 +197,15 @@ class TestSent:
         assert ask(message) == says + again
 
     def test_to_a_group_whose_code_was_removed(self, message, ask):
-        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
-        about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
+        Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
+        about = {"consumer_group": "mail", "idempotency_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
 
         assert ask(message) == "It was sent. Group 'mail', which reads the topic and has no handler here, has not handled it."
 
     def test_to_a_group_of_another_service_that_wants_other_types(self, message, ask):
-        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
-        about = {"consumer_group": "mail", "dedupe_key": "j", "topic": "orders", "lane": 1, "number": 1}
+        Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
+        about = {"consumer_group": "mail", "idempotency_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
         subscriptions = ["orders\x1fshop.Billed\x1f*"]
         Process.objects.create(
@@ -292,7 +292,7 @@ class TestSent:
 
     def test_to_a_group_whose_processes_have_no_handler_for_it(self, message, ask):
         DeferredFactory(consumer_group="mail", message_id=message, no_code_since=ago(minutes=30))
-        Inbox.objects.create(consumer_group="cart", dedupe_key="k", message_id=message, topic="orders")
+        Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
 
         assert ask(message) == (
             "It was sent. Group 'mail': no live process of the group has had a handler for it for 30 min. "
@@ -302,6 +302,6 @@ class TestSent:
     def test_to_a_group_for_which_somebody_discarded_it(self, message, ask):
         about = {"consumer_group": "cart", "topic": "orders", "message_id": message}
         OperatorAct.objects.create(**about, act="discarded", reason="a test order", acted_by="ada")
-        Inbox.objects.create(**about, dedupe_key="k", delivery_count=0)
+        Inbox.objects.create(**about, idempotency_key="k", delivery_count=0)
 
         assert ask(message) == "It was sent. It was discarded for group 'cart' by ada."

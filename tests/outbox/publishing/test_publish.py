@@ -339,7 +339,7 @@ class TestATextOfASubclass:
     @pytest.mark.parametrize("text", [Colour.RED, SafeString("red")], ids=["enum", "safe string"])
     def test_is_stored_as_its_value(self, text):
         with transaction.atomic():
-            receipt = publish(OrderMade(order_id=1), key=text, tag=text, headers={text: text}, dedupe_key=text)
+            receipt = publish(OrderMade(order_id=1), key=text, tag=text, headers={text: text}, idempotency_key=text)
             publish_raw(Colour.MADE, b"{}", key=text, tag=text, content_type=SafeString("text/plain"))
 
         assert [row.key for row in message_rows()] == ["red", "red"]

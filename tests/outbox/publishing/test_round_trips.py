@@ -56,13 +56,13 @@ class TestAPublish:
 
         assert found == (2, 2)
 
-    def test_asks_twice_with_a_dedupe_key(self, asked):
-        found = asked(lambda nth: publish(OrderMade(order_id=nth), dedupe_key=f"order {nth}"))
+    def test_asks_twice_with_a_idempotency_key(self, asked):
+        found = asked(lambda nth: publish(OrderMade(order_id=nth), idempotency_key=f"order {nth}"))
 
         assert found == (2, 2)
 
-    def test_asks_twice_with_a_dedupe_key_that_is_taken(self, asked):
-        found = asked(lambda nth: publish(OrderMade(order_id=nth), dedupe_key="the same"))
+    def test_asks_twice_with_a_idempotency_key_that_is_taken(self, asked):
+        found = asked(lambda nth: publish(OrderMade(order_id=nth), idempotency_key="the same"))
 
         assert found == (2, 2)
 
@@ -73,8 +73,10 @@ class TestPublishingMany:
 
         assert found == (1, 1)
 
-    def test_asks_twice_with_dedupe_keys(self, asked):
-        found = asked(lambda nth: publish_many([Envelope(OrderMade(order_id=nth), dedupe_key=f"order {nth}") for _ in range(2)]))
+    def test_asks_twice_with_idempotency_keys(self, asked):
+        found = asked(
+            lambda nth: publish_many([Envelope(OrderMade(order_id=nth), idempotency_key=f"order {nth}") for _ in range(2)])
+        )
 
         assert found == (2, 2)
 

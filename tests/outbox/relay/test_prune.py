@@ -14,11 +14,11 @@ from outbox.models import (
     Batch,
     CheckBack,
     DeadMessage,
-    Dedupe,
     Duplicate,
     FailedDelivery,
     FailedSend,
     Gap,
+    IdempotencyKey,
     Inbox,
     MessageRow,
     OperatorAct,
@@ -231,7 +231,7 @@ class TestBooks:
         assert {table: count for table, count in pruned.rows.items() if count} == dict.fromkeys(
             [
                 *("outbox_inbox", "outbox_failed_delivery", "outbox_duplicate", "outbox_check_back", "outbox_failed_send"),
-                *("outbox_operator_act", "outbox_gap", "outbox_dedupe", "outbox_dead"),
+                *("outbox_operator_act", "outbox_gap", "outbox_idempotency_key", "outbox_dead"),
             ],
             1,
         )
@@ -255,7 +255,7 @@ class TestBooks:
     def write_books(self, moment):
         key = moment.isoformat()
         about = {"consumer_group": "g", "message_id": message_id(), "topic": "t"}
-        Inbox.objects.create(**about, dedupe_key=key, handled_at=moment)
+        Inbox.objects.create(**about, idempotency_key=key, handled_at=moment)
         FailedDelivery.objects.create(**about, delivery_count=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
         Duplicate.objects.create(**about, delivery_count=2, dropped_at=moment)
         CheckBack.objects.create(
@@ -274,7 +274,9 @@ class TestBooks:
         Gap.objects.create(
             consumer_group="g", source="s", topic="t", lane=1, first_number=moment.day, last_number=99, closed_at=moment
         )
-        Dedupe.objects.create(topic_id=1, dedupe_key=key, message_id=message_id(), expires_at=moment + timedelta(hours=1))
+        IdempotencyKey.objects.create(
+            topic_id=1, idempotency_key=key, message_id=message_id(), expires_at=moment + timedelta(hours=1)
+        )
         DeadMessage.objects.create(message_id=message_id(), batch_id=1, topic="t", body=b"", reason="r", died_at=moment)
 
 

@@ -78,7 +78,7 @@ def broker(settings, brokers_clock, monkeypatch) -> TellingBroker:
 
 
 def handled(topic: str = "orders", group: str = "cart", at: datetime = LONG_AGO, **fields: Any) -> Inbox:
-    row = {"consumer_group": group, "dedupe_key": uuid4().hex, "message_id": message_id(), "topic": topic, **fields}
+    row = {"consumer_group": group, "idempotency_key": uuid4().hex, "message_id": message_id(), "topic": topic, **fields}
     return Inbox.objects.create(**row, handled_at=at)
 
 
@@ -90,7 +90,7 @@ def deliver(broker: MemoryBroker, row: Inbox) -> None:
 
 
 def left() -> set[str]:
-    return set(Inbox.objects.values_list("dedupe_key", flat=True))
+    return set(Inbox.objects.values_list("idempotency_key", flat=True))
 
 
 class TestAMessageThatWasHandledAndNotAcknowledged:
@@ -132,7 +132,7 @@ class TestTheInbox:
         pruned = prune("default", now=NOW)
 
         assert pruned.rows["outbox_inbox"] == 1
-        assert left() == {young.dedupe_key}
+        assert left() == {young.idempotency_key}
 
     def test_keeps_what_may_come_again_to_that_group(self, broker):
         row = handled(group="cart")
@@ -141,10 +141,10 @@ class TestTheInbox:
 
         prune("default", now=NOW)
 
-        assert left() == {row.dedupe_key}
+        assert left() == {row.idempotency_key}
 
     def test_keeps_what_was_handled_under_a_key_of_its_own(self, broker):
-        row = handled(dedupe_key="order 4711")
+        row = handled(idempotency_key="order 4711")
         deliver(broker, row)
 
         prune("default", now=NOW)
@@ -157,9 +157,9 @@ class TestTheInbox:
 
         prune("default", now=NOW)
 
-        assert left() == {row.dedupe_key}
+        assert left() == {row.idempotency_key}
         assert "on broker 'default' are not pruned now: It is restarted." in caplog.text
-        assert other.dedupe_key not in left()
+        assert other.idempotency_key not in left()
 
     def test_makes_no_broker_that_cannot_tell(self):
         handled("letters")
@@ -191,7 +191,7 @@ class TestTheInbox:
 
         statements = [query for query, _ in asked if "outbox_inbox" in str(query)]
         assert len(statements) == 5  # reads and deletes; of the second slice all rows stay
-        assert left() == {row.dedupe_key for row in rows[5:20]}
+        assert left() == {row.idempotency_key for row in rows[5:20]}
         assert [count for _, _, count in TellingBroker.asked] == [10, 10, 5]
 
 
@@ -203,7 +203,7 @@ class TestAMessageThatIsDeferred:
 
         prune("default", now=NOW)
 
-        assert left() == {kept.dedupe_key}
+        assert left() == {kept.idempotency_key}
 
 
 class TestAMessageThatMayBeSentAgain:
@@ -219,6 +219,6 @@ class TestAMessageThatMayBeSentAgain:
         Batch.objects.update(state=State.SENT, sent_at=LONG_AGO)
         prune("default", now=NOW)
 
-        assert other.dedupe_key not in before
-        assert before == {kept.dedupe_key}
+        assert other.idempotency_key not in before
+        assert before == {kept.idempotency_key}
         assert left() == set()

@@ -80,12 +80,12 @@ class TestAdvance:
         failed.refresh_from_db()
         assert failed_at - failed.failed_at == timedelta(hours=1)
 
-    def test_lets_a_dedupe_key_expire(self, outbox):
-        commit(dedupe_key="once")
-        commit(dedupe_key="once")
+    def test_lets_a_idempotency_key_expire(self, outbox):
+        commit(idempotency_key="once")
+        commit(idempotency_key="once")
         outbox.assert_published(OrderMade, times=1)
 
         outbox.advance(timedelta(days=7))
-        commit(dedupe_key="once")
+        commit(idempotency_key="once")
 
         outbox.assert_published(OrderMade, times=2)

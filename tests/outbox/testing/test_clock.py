@@ -15,7 +15,7 @@ DAY = timedelta(days=1)
 
 class TestAgeRows:
     def test_puts_back_what_the_outbox_and_its_apps_have_stored(self):
-        Inbox.objects.create(consumer_group="cart", dedupe_key="1", message_id=message_id(), topic="orders", handled_at=NOW)
+        Inbox.objects.create(consumer_group="cart", idempotency_key="1", message_id=message_id(), topic="orders", handled_at=NOW)
         RecordedTopic.objects.create(topic="orders", broker="rocketmq", consumer_group="outbox-recorder", began_at=NOW)
 
         age_rows("default", DAY)

@@ -98,4 +98,4 @@ class TestInboxFactory:
     def test_says_that_a_group_has_handled_a_message(self):
         row = factories.InboxFactory(consumer_group="cart")
 
-        assert Inbox.objects.get().dedupe_key == str(row.message_id)
+        assert Inbox.objects.get().idempotency_key == str(row.message_id)

@@ -151,14 +151,14 @@ MESSAGES = Frame(
 INBOX = Frame(
     "inbox",
     (
-        *_text("consumer_group", "dedupe_key"),
+        *_text("consumer_group", "idempotency_key"),
         Column("message_id", "message_id::text"),
         *_text("source", "topic"),
         *(Column(name, name, "int") for name in ("lane", "number", "delivery_count")),
         Column("handled_at", "handled_at", "time"),
     ),
     "FROM outbox_inbox",
-    ("consumer_group", "dedupe_key"),
+    ("consumer_group", "idempotency_key"),
     id="message_id",
     time="handled_at",
 )

@@ -214,7 +214,7 @@ def _discarded(acts: DataFrame, inbox: DataFrame) -> DataFrame:
     """Return the messages that operators discarded, with the numbers of their inbox rows."""
     outcome, at = F.col("act").alias("outcome"), F.col("acted_at").alias("at")
     discarded = acts.where("act = 'discarded' AND consumer_group <> ''").select("consumer_group", "message_id", outcome, at)
-    rows = inbox.where("delivery_count = 0").drop("handled_at", "dedupe_key")
+    rows = inbox.where("delivery_count = 0").drop("handled_at", "idempotency_key")
     return rows.join(discarded, ["consumer_group", "message_id"]).select(*FRAMES["failed_deliveries"].names)
 
 

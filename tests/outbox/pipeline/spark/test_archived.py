@@ -227,7 +227,7 @@ class TestWhatBrokersNoLongerHave:
         where = {"source": self.SOURCE, "topic": topic.name, "lane": lane, "number": number}
         for group in handled_by:
             later = at + timedelta(seconds=1)
-            Inbox.objects.create(consumer_group=group, dedupe_key=one, message_id=one, handled_at=later, **where)
+            Inbox.objects.create(consumer_group=group, idempotency_key=one, message_id=one, handled_at=later, **where)
         if at >= self.LIVE:
             execute(STORE, number, str(one), self.SOURCE, json.dumps({"ce-lane": "1", "ce-number": str(number)}), at, topic.name)
         return str(one)

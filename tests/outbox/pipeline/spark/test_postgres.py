@@ -56,7 +56,13 @@ def outbox(transactional_db):
             cursor.execute(EMBEDDED, [embedded, number, str(one), source, headers])
             if number != 4:
                 Inbox.objects.create(
-                    consumer_group="cart", dedupe_key=one, message_id=one, source=source, topic="orders", lane=1, number=number
+                    consumer_group="cart",
+                    idempotency_key=one,
+                    message_id=one,
+                    source=source,
+                    topic="orders",
+                    lane=1,
+                    number=number,
                 )
     return ids
 

@@ -49,7 +49,7 @@ def fill(day):
         about = None if number == 1 else f"shop.order:{number}"
         MessageRowFactory(id=one, topic=topic, key=f"Zoë {number}", about=about, body=b'{"n": %d}' % number, created_at=moment)
         Inbox.objects.create(
-            consumer_group="cart", dedupe_key=one, message_id=one, topic="orders", lane=1, number=number, handled_at=moment
+            consumer_group="cart", idempotency_key=one, message_id=one, topic="orders", lane=1, number=number, handled_at=moment
         )
     sent = {"topic": topic, "state": State.SENT, "lane": 1, "claimed_at": at[-1], "sent_at": at[-1]}
     BatchFactory(message_ids=ids[:5], first_seq=1, split=[2], **sent)

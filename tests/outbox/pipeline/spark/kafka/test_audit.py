@@ -120,7 +120,7 @@ class Sent:
             one = self.ids[number - 1]
             Inbox.objects.create(
                 consumer_group=GROUP,
-                dedupe_key=one,
+                idempotency_key=one,
                 message_id=one,
                 source=self.source,
                 topic=self.topic,
