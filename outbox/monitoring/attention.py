@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from psycopg import pq
 
 from outbox import conf
@@ -112,9 +113,10 @@ def read_attention(connection: Connection, alias: str) -> list[Attention]:
 
 
 def find_attention(connection: Connection, status: Status) -> Iterator[Attention]:
-    """Yield what needs attention; causes come before their effects, or instead of them."""
-    found = _find_all(connection, status)
-    return (one for one in found if not (status.is_read_only and one.kind in FOLLOW_FROM_READ_ONLY))
+    """Yield what needs attention and is not silenced; causes come before their effects, or instead of them."""
+    left_out = {name.removeprefix("outbox.") for name in settings.SILENCED_SYSTEM_CHECKS}
+    left_out |= FOLLOW_FROM_READ_ONLY if status.is_read_only else set()
+    return (one for one in _find_all(connection, status) if one.kind not in left_out)
 
 
 def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:

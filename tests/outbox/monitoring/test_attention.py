@@ -743,6 +743,12 @@ class TestGroups:
 
         assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
 
+    def test_leave_out_what_is_silenced(self, read, settings):
+        Gap.objects.create(consumer_group="cart", source="s", topic="orders", lane=1, first_number=3, last_number=5)
+        settings.SILENCED_SYSTEM_CHECKS = ["outbox.gap"]
+
+        assert read() == []
+
     def test_name_messages_that_no_group_handled(self, read, orders):
         headers = '{"ce-type": "tests.Placed"}'
         rows = MessageRowFactory.create_batch(3, topic=orders, headers=headers)
