@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers docs dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers docs site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -159,6 +159,9 @@ check: check-style check-types check-walls check-migrations check-schema ## styl
 docs: $(VENV)/.dev ## write docs/reference/ again from the code
 	@$(BIN)/python -m docs.generate
 
+site: .tools/site ## build the site of the documentation into build/site/; a broken link fails
+	@.tools/site/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs build/site
+
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --group project pyproject.toml --output-file requirements.lock
 	@$(LOCK) --group dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
@@ -166,6 +169,7 @@ lock: .tools/bin/uv ## write the lock files again from pyproject.toml
 	@$(LOCK) --extra rocketmq --constraint requirements-dev.lock pyproject.toml --output-file requirements-rocketmq.lock
 	@$(LOCK) --group browser --constraint requirements-dev.lock pyproject.toml --output-file requirements-browser.lock
 	@$(LOCK) --group bench --constraint requirements-dev.lock pyproject.toml --output-file requirements-bench.lock
+	@$(LOCK) --group docs --constraint requirements-dev.lock --output-file requirements-docs.lock
 	@$(LOCK) --extra spark --constraint requirements-dev.lock pyproject.toml --output-file requirements-spark.lock
 
 lock-check: lock ## fail where `make lock` changes anything; asks the package index (the tests hold locks to pyproject.toml without)
@@ -211,6 +215,10 @@ $(BIN)/python:
 
 .tools/bin/twine:
 	@$(PY) -m pip install --quiet --target .tools twine
+
+# Sphinx has nothing to do with the package's own dependencies.
+.tools/site: requirements-docs.lock | $(BIN)/python
+	@$(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --require-hashes -r $< && touch $@
 
 $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)

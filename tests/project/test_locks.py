@@ -44,7 +44,8 @@ def wanted(file):
     """Return all that a lock file is made from."""
     project = PYPROJECT["project"]
     name = file.removeprefix("requirements").removesuffix(".lock").lstrip("-") or "project"
-    yield from map(Requirement, project["dependencies"])
+    if name != "docs":  # Sphinx reads text only
+        yield from map(Requirement, project["dependencies"])
     if name in PYPROJECT["dependency-groups"]:
         yield from group(name)
     else:
