@@ -20,7 +20,8 @@ class Metadata(MetadataHookInterface):
         repository = REPOSITORY.format(account=self.config["account"], name=metadata["name"])
         pages = f"{repository}/blob/main"
         readme = Path(self.root, "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": RELATIVE_LINK.sub(f"]({pages}/", readme)}
+        text = RELATIVE_LINK.sub(f"]({pages}/", readme).replace(".png)", ".png?raw=true)")
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {
             "Documentation": f"{pages}/docs/README.md",
             "Changelog": f"{pages}/CHANGELOG.md",
