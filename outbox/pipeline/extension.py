@@ -12,7 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
 from outbox.database import Connection
-from outbox.extensions import Attention, Extension, Page
+from outbox.extensions import Extension, Page
+from outbox.findings import Finding
 from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
@@ -26,7 +27,6 @@ class PipelineExtension(Extension):
     retention_hold = HOLD
     checks = ALWAYS
     database_checks = WITH_DATABASES
-    attention_kinds = (attention.KIND,)
     pages = (
         Page(90, "Audits", AuditRun, "outbox_pipeline_auditrun_changelist"),
         Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),
@@ -38,7 +38,7 @@ class PipelineExtension(Extension):
         is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))  # else read by the audit
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
-    def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:
+    def find_attention(self, connection: Connection, alias: str) -> Iterable[Finding]:
         return attention.find(connection, alias)
 
     def has_archive(self) -> bool:

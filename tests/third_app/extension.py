@@ -5,7 +5,8 @@ from django.core.checks import Warning as Caution
 from django.db import router
 from django.http import HttpResponse
 
-from outbox.extensions import Attention, Extension, Page, RetentionHold
+from outbox.extensions import Extension, Page, RetentionHold
+from outbox.findings import Finding
 from tests.third_app.models import Copy
 
 
@@ -22,14 +23,13 @@ class ThirdAppExtension(Extension):
     retention_hold = RetentionHold("not copied yet", lambda: timedelta(days=7), grace=timedelta(days=2))
     checks = (check_place,)
     database_checks = (check_copies,)
-    attention_kinds = ("no_copies", "slow_copies")
     pages = (Page(95, "Copies", Copy, "third_app_copy_changelist"),)
 
     def find_attention(self, connection, alias):
         if not router.allow_migrate_model(alias, Copy):
             return
         if connection.execute("SELECT EXISTS (SELECT FROM third_app_copy)").fetchone() == (False,):
-            yield Attention("no_copies", f"database {alias!r}", "No message was copied.", "Start the copier.")
+            yield Finding("third_app.no_copies", f"database {alias!r}", "No message was copied.", "Start the copier.")
 
     def has_archive(self):
         return True
