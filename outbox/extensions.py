@@ -22,7 +22,6 @@ from django.utils.module_loading import import_string
 if TYPE_CHECKING:
     import psycopg
     from django.contrib.admin import ModelAdmin
-    from django.core.checks import CheckMessage
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
@@ -78,12 +77,6 @@ class Extension:
 
     retention_hold: RetentionHold | None = None
     """Messages that are not dropped before the app has used them."""
-
-    checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
-    """System checks, tagged `outbox`. Their ids begin with the app's own label."""
-
-    database_checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
-    """System checks that ask the databases: those of `check --database`."""
 
     pages: Sequence[Page] = ()
     """Admin pages of the app, to be linked at the top of all pages of the outbox."""

@@ -16,7 +16,6 @@ from outbox.extensions import Extension, Page
 from outbox.findings import Finding
 from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
-from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
 from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
@@ -25,8 +24,6 @@ from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
 class PipelineExtension(Extension):
     tables = {"outbox_recorded": PAST_RETENTION}
     retention_hold = HOLD
-    checks = ALWAYS
-    database_checks = WITH_DATABASES
     pages = (
         Page(90, "Audits", AuditRun, "outbox_pipeline_auditrun_changelist"),
         Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),

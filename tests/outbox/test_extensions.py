@@ -101,7 +101,7 @@ class TestAnExtension:
     def test_adds_nothing_that_it_does_not_name(self):
         bare = Extension()
 
-        assert not [*bare.tables, *bare.checks, *bare.database_checks, *bare.pages]
+        assert not [*bare.tables, *bare.pages]
         assert bare.retention_hold is None
         assert not bare.has_archive()
         with database.connect("default") as connection:

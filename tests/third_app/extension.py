@@ -1,7 +1,5 @@
 from datetime import timedelta
 
-from django.conf import settings
-from django.core.checks import Warning as Caution
 from django.db import router
 from django.http import HttpResponse
 
@@ -10,19 +8,9 @@ from outbox.findings import Finding
 from tests.third_app.models import Copy
 
 
-def check_place(**kwargs):
-    return [] if hasattr(settings, "COPIES") else [Caution("Set COPIES.", id="third_app.W001")]
-
-
-def check_copies(databases=None, **kwargs):
-    return [Caution(f"Database {alias!r} was asked.", id="third_app.W002") for alias in databases or ()]
-
-
 class ThirdAppExtension(Extension):
     tables = {"third_app_copy": "copied_at < %(before)s"}
     retention_hold = RetentionHold("not copied yet", lambda: timedelta(days=7), grace=timedelta(days=2))
-    checks = (check_place,)
-    database_checks = (check_copies,)
     pages = (Page(95, "Copies", Copy, "third_app_copy_changelist"),)
 
     def find_attention(self, connection, alias):
