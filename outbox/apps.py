@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -24,9 +25,7 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from outbox.checks import register_checks  # models cannot be imported before the apps are loaded
-
-        register_checks()
+        import_module("outbox.checks")  # models cannot be imported before the apps are loaded
         _import_celery_app()
         autodiscover_modules("messages", "consumers", "check_back")
         post_migrate.connect(_prepare_database, sender=self)

@@ -22,9 +22,10 @@ from django.utils.module_loading import import_string
 if TYPE_CHECKING:
     import psycopg
     from django.contrib.admin import ModelAdmin
-    from django.core.checks import CheckMessage
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
+
+    from outbox.findings import Finding
 
 ATTRIBUTE = "outbox_extension"  # of an AppConfig: the dotted path of its Extension
 
@@ -45,35 +46,6 @@ class RetentionHold:
     retention: Callable[[], timedelta | None]
     grace: timedelta
     tables: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """
-    Something that needs attention.
-
-    Args:
-        kind: the problem, as a label value of metrics: an `AttentionKind`, or one of an extension's `attention_kinds`.
-        subject: for example topic 'orders', group 'points', or broker 'default'.
-        cause: a sentence that says what is wrong.
-        step: a sentence that says what to do.
-        error: the error of a broker or handler, for users who may view messages; "" if there is none.
-    """
-
-    kind: str
-    subject: str
-    cause: str
-    step: str
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """The cause, and the error that says more."""
-        return f"{self.cause} {self.error.rstrip('.')}." if self.error else self.cause
-
-    def __str__(self) -> str:
-        subject = self.subject[:1].upper() + self.subject[1:]
-        return f"{subject}: {self.text} {self.step}"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -106,15 +78,6 @@ class Extension:
     retention_hold: RetentionHold | None = None
     """Messages that are not dropped before the app has used them."""
 
-    checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
-    """System checks, tagged `outbox`. Their ids begin with the app's own label."""
-
-    database_checks: Sequence[Callable[..., Iterable[CheckMessage]]] = ()
-    """System checks that ask the databases: those of `check --database`."""
-
-    attention_kinds: Sequence[str] = ()
-    """The kinds of `find_attention`, so that metrics have each of them as 0 too."""
-
     pages: Sequence[Page] = ()
     """Admin pages of the app, to be linked at the top of all pages of the outbox."""
 
@@ -122,8 +85,12 @@ class Extension:
         """Return consumer groups of the app that read all topics of a broker, for `outbox_topics`."""
         return ()
 
-    def find_attention(self, connection: psycopg.Connection[tuple[Any, ...]], alias: str) -> Iterable[Attention]:
-        """Return what needs attention in a database. Called for each probe and scrape, so it takes milliseconds."""
+    def find_attention(self, connection: psycopg.Connection[tuple[Any, ...]], alias: str) -> Iterable[Finding]:
+        """
+        Return what needs attention in a database; ids begin with the app's own label.
+
+        Called for each probe and scrape, so it takes milliseconds.
+        """
         return ()
 
     def has_archive(self) -> bool:

@@ -30,7 +30,7 @@ SECTIONS = {
     "Send Celery's tasks": ["outbox.celery.send_in_transaction", "outbox.celery.OutboxTask"],
     "Answer check-backs": ["outbox.check_back", "outbox.check_backs.Resolution"],
     "Show messages in the admin": ["outbox.admin.MessagesAboutMixin"],
-    "Extend from an app": ["outbox.extensions.Extension", "outbox.extensions.Attention", "outbox.extensions.Page",
+    "Extend from an app": ["outbox.extensions.Extension", "outbox.findings.Finding", "outbox.extensions.Page",
         "outbox.extensions.RetentionHold"],
     "Run": ["outbox.schedule.beat_schedule", "outbox.pipeline.schedule.pipeline_schedule"],
     "Test": ["outbox.testing.Outbox", "outbox.testing.OutboxTestMixin"],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from inspect import getdoc
 from typing import Any
 
+from django.core.checks import Tags
+from django.core.checks.registry import registry
+
 from docs.generate import reasons
 from docs.generate.markdown import document, of_app, table
-from outbox import checks
-from outbox.pipeline import checks as pipeline_checks
 
 INTRODUCTION = """
 `manage.py check`, and every command before it begins, says what is wrong with settings, message types, consumers and databases.
@@ -27,14 +28,7 @@ Two handlers of one message type in one group, and two message types of one name
 
 ENTRY = re.compile(r"^((?:[EW]\d{3}(?:, )?)+): (.+?)\n\n(.+?)(?=\n\n[EW]\d{3}|\Z)", re.DOTALL | re.MULTILINE)
 
-Kinds = Iterable[tuple[str, Iterable[Any]]]
-
-CORE: Kinds = [
-    ("always", (*checks.ALWAYS, *checks.WITH_URLS)),
-    ("`--database`", checks.WITH_DATABASES),
-    ("`--deploy`", checks.WHEN_DEPLOYED),
-]
-PIPELINE: Kinds = [("always", pipeline_checks.ALWAYS), ("`--database`", pipeline_checks.WITH_DATABASES)]
+CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
 
 
 def page() -> str:
@@ -43,16 +37,21 @@ def page() -> str:
     return document("System checks", "outbox/checks/ and outbox/pipeline/checks/", INTRODUCTION.strip(), _table(CORE), *pipeline)
 
 
-def entries(kinds: Kinds | None = None) -> Iterator[tuple[str, str, str, str]]:
-    """Return id, when, what is found and what to do about it, as the docstrings say; of all checks, unless some are given."""
-    for when, functions in kinds if kinds is not None else (*CORE, *PIPELINE):
-        for function in functions:
-            for ids, what, how in ENTRY.findall(getdoc(function) or ""):
-                for number in ids.split(", "):
-                    yield number, when, what, how.replace(" (With `--deploy`.)", "")
+def entries(*packages: str) -> Iterator[tuple[str, str, str, str]]:
+    """Return id, when, what is found and what to do about it, as the docstrings of registered checks say, by id."""
+    functions = [check for check in registry.get_checks(include_deployment_checks=True) if check.__module__.startswith(packages)]
+    found = [(entry, _when(function)) for function in functions for entry in ENTRY.findall(getdoc(function) or "")]
+    rows = [(number, when, what, how) for (ids, what, how), when in found for number in ids.split(", ")]
+    for number, when, what, how in sorted(rows, key=lambda row: row[0][1:]):
+        yield number, when, what, how.replace(" (With `--deploy`.)", "")
 
 
-def _table(kinds: Kinds) -> str:
-    rows = sorted(entries(kinds), key=lambda row: row[0][1:])
-    cells = [[f"`outbox.{number}`", when, what, how, reasons.CHECKS[number]] for number, when, what, how in rows]
+def _when(check: Any) -> str:
+    if check in registry.deployment_checks:
+        return "`--deploy`"
+    return "`--database`" if Tags.database in check.tags else "always"
+
+
+def _table(package: str) -> str:
+    cells = [[f"`outbox.{number}`", *row, reasons.CHECKS[number]] for number, *row in entries(package)]
     return table(["id", "when", "finds", "what to do", "without it"], cells)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 
 from outbox.checks.settings import known_settings, known_topics
 from outbox.conf.apps import add_app, explain_pipeline, is_pipeline_missing
 
 
+@register("outbox")
 def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
     """
     E042: A topic's broker, or `OUTBOX["PIPELINE"]`, needs an app that is not in `INSTALLED_APPS`.
@@ -32,6 +33,7 @@ def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
     """Report, as E042, that `OUTBOX["PIPELINE"]` is set without its app."""
     if not is_pipeline_missing(known_settings()):

@@ -6,12 +6,13 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, register
 from django.core.checks import Warning as Caution
 
 from outbox.database import own_apps
 
 
+@register("outbox")
 def check_cachalot(**kwargs: Any) -> list[CheckMessage]:
     """
     W070: django-cachalot caches what the admin reads of the outbox's tables.

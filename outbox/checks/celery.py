@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
 from outbox.checks.settings import known_settings
@@ -24,6 +24,7 @@ FALLBACK = "default"  # the name of the app that Celery creates where the projec
 OR_NO_WAKEUPS = 'Where all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
+@register("outbox")
 def check_beat(**kwargs: Any) -> list[CheckMessage]:
     """
     W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
@@ -35,6 +36,7 @@ def check_beat(**kwargs: Any) -> list[CheckMessage]:
     return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]
 
 
+@register("outbox")
 def check_eager(**kwargs: Any) -> list[CheckMessage]:
     """
     W031: Celery's `task_always_eager` is on, and wakeups are sent.
@@ -53,6 +55,7 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_consumed_groups(**kwargs: Any) -> list[CheckMessage]:
     """
     E058: Celery's beat consumes for a group that no `@consumer` is in.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import get_resolver
@@ -25,6 +25,7 @@ ENDPOINT = "outbox.api.views.CheckBackView"  # by name, because checks do not im
 View = Callable[..., Any]
 
 
+@register("outbox")
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
     E010: `OUTBOX["CHECK_BACK"]["THROTTLE"]` cannot be read as a rate.
@@ -57,6 +58,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     return found or _problems_of_url(settings.url)
 
 
+@register("outbox")
 def check_functions(**kwargs: Any) -> list[CheckMessage]:
     """
     W026: A `@check_back` function is for a topic without check-backs.
@@ -75,6 +77,7 @@ def check_functions(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", Tags.urls)
 def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
     """
     E027: Check-backs of a topic of type transaction would not be answered.
@@ -97,6 +100,7 @@ def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", Tags.urls)
 def check_own_url(**kwargs: Any) -> list[CheckMessage]:
     """
     W054: `OUTBOX["CHECK_BACK"]["URL"]` is set, and the project's URLs have no check-back endpoint.
@@ -116,6 +120,7 @@ def check_own_url(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", Tags.urls)
 def check_transactions(**kwargs: Any) -> list[CheckMessage]:
     """
     E028: The check-back endpoint runs inside ATOMIC_REQUESTS.
@@ -135,6 +140,7 @@ def check_transactions(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", deploy=True)
 def check_secrets(**kwargs: Any) -> list[CheckMessage]:
     """
     W029: The check-back endpoint has no secret, so it rejects all requests.

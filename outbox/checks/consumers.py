@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 from django.db import connections, router
 from psycopg import IsolationLevel
@@ -22,6 +22,7 @@ from outbox.models import MessageRow
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
+@register("outbox")
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
     E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or whose broker only sends.
@@ -31,6 +32,7 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
     return [problem for one in _consumers() for problem in _problems_of_topic(one)]
 
 
+@register("outbox")
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """
     E017: A consumer's `using` is not a database, or a database without an inbox, such as an empty `DATABASES["default"]`.
@@ -63,6 +65,7 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_isolation(**kwargs: Any) -> list[CheckMessage]:
     """
     W046: Transactions of a consumer group's database are REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
@@ -83,6 +86,7 @@ def check_isolation(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_names(**kwargs: Any) -> list[CheckMessage]:
     """
     W018: A consumer group has a name that some brokers do not accept.

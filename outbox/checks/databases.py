@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 from django.db import connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
@@ -17,6 +17,7 @@ from outbox.models import MessageRow
 NOT_PROJECT_APPS = ("django.", "rest_framework", "outbox.")
 
 
+@register("outbox")
 def check_engine(**kwargs: Any) -> list[CheckMessage]:
     """
     E007: The database for messages is not PostgreSQL, or is not used with psycopg 3.
@@ -38,6 +39,7 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
     """
     E044: `OUTBOX["DIRECT_DATABASES"]` has a name that is not a PostgreSQL database in DATABASES, or an alias on both sides.
@@ -62,6 +64,7 @@ def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     """
     W021: Routers read the outbox from another database than they write it to, or allow its tables in a replica.
@@ -96,6 +99,7 @@ def check_replicas(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     """
     W022: Routers write the outbox to a database without other rows of the project.
@@ -121,6 +125,7 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
     """
     E059: A database of the outbox has `AUTOCOMMIT: False`.
@@ -139,6 +144,7 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_prepared_statements(**kwargs: Any) -> list[CheckMessage]:
     """
     W023: Statements are prepared on a database behind a pooler in transaction mode.

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 
@@ -22,6 +22,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.logs import line_of
 
 
+@register("outbox", deploy=True)
 def check_durability(**kwargs: Any) -> list[CheckMessage]:
     """
     E032: Topics use a broker that is for tests.
@@ -38,6 +39,7 @@ def check_durability(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", deploy=True)
 def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
     """
     W033: Failpoints are set.
@@ -50,6 +52,7 @@ def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
     return [Caution(text, hint="Remove the environment variable.", id="outbox.W033")]
 
 
+@register("outbox", deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     W051: A broker cannot be reached, or it is weaker than its page promises.

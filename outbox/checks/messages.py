@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec.inspect
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
 from outbox import conf
@@ -21,6 +21,7 @@ PLAIN = (str, int, float, bool, list, dict, type(None))
 """The types of values decoded from JSON."""
 
 
+@register("outbox")
 def check_topics(**kwargs: Any) -> list[CheckMessage]:
     """
     E005: A message type has no topic.
@@ -34,6 +35,7 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_topic(kind)]
 
 
+@register("outbox")
 def check_keys(**kwargs: Any) -> list[CheckMessage]:
     """
     E013: `Meta.key` or `Meta.mask` of a message type is not a field of it.
@@ -48,6 +50,7 @@ def check_keys(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
 
 
+@register("outbox")
 def check_fields(**kwargs: Any) -> list[CheckMessage]:
     """
     E047: A field of a message type has a type that JSON cannot represent.
@@ -58,6 +61,7 @@ def check_fields(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
 
 
+@register("outbox")
 def check_annotations(**kwargs: Any) -> list[CheckMessage]:
     """
     W060: A message type has an attribute without an annotation.
@@ -79,6 +83,7 @@ def check_annotations(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
@@ -105,6 +110,7 @@ def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_half_first(**kwargs: Any) -> list[CheckMessage]:
     """
     E035: A function for `half_first` returns a message type whose topic has no half messages.

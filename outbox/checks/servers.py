@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections, router
@@ -28,6 +28,7 @@ TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_
 ENCODING = "SELECT current_setting('server_encoding')"
 
 
+@register("outbox", Tags.database)
 def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E024: The PostgreSQL server is too old.
@@ -46,6 +47,7 @@ def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     W057: A database lacks tables of the outbox.
@@ -70,6 +72,7 @@ def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E055: The database is not encoded in UTF-8.
@@ -95,6 +98,7 @@ def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     W025: The database is behind a pooler in transaction mode, and no alias bypasses it.
@@ -112,6 +116,7 @@ def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E045: An alias of `OUTBOX["DIRECT_DATABASES"]` is another database than the one whose pooler it should bypass.
@@ -134,6 +139,7 @@ def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_projects(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E053: The tables of the outbox in a database belong to another project.
@@ -155,6 +161,7 @@ def check_projects(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     W049: There are ordered topics, and the database does not end idle transactions.
@@ -187,6 +194,7 @@ def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: An
     return _check_each(databases, check)
 
 
+@register("outbox", Tags.database)
 def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E034: The outbox has tables in a schema that no database in settings uses.

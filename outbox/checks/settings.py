@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
 from outbox import conf
@@ -17,6 +17,7 @@ from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
+@register("outbox")
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """
     E001: `OUTBOX` has an unknown name or a wrong value.
@@ -30,6 +31,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     return []
 
 
+@register("outbox")
 def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
     """
     E002: A topic has a name that some brokers do not accept.
@@ -43,6 +45,7 @@ def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     """
     E003: A BACKEND cannot be imported, or is not a broker.
@@ -68,6 +71,7 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
     """
     E008: A topic has a type that its broker does not support.

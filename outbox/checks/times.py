@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
 
 from outbox import conf
@@ -20,6 +20,7 @@ from outbox.message import TopicType
 MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
 
 
+@register("outbox")
 def check_leases(**kwargs: Any) -> list[CheckMessage]:
     """
     W019: The lease is shorter than the longest send of a batch plus 5 s.
@@ -43,6 +44,7 @@ def check_leases(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_retention(**kwargs: Any) -> list[CheckMessage]:
     """
     E020: Batches are pruned while brokers may still check back about their half messages.
@@ -63,6 +65,7 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox")
 def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
     """
     W052: A broker keeps messages of a topic longer than inbox rows are kept.
@@ -80,6 +83,7 @@ def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
     return found
 
 
+@register("outbox")
 def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
     """
     W050: A handler's `time_limit` is longer than its broker lets a delivery be held.

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
-from django.conf import settings
 from psycopg import pq
 
 from outbox import conf
@@ -21,7 +20,8 @@ from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
-from outbox.extensions import Attention, Extension, extensions
+from outbox.extensions import Extension, extensions
+from outbox.findings import Finding
 from outbox.ids import first_id_at
 from outbox.logs import line_of
 from outbox.monitoring.blocking import read_blocking
@@ -53,38 +53,38 @@ HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id 
 
 
 class AttentionKind(enum.StrEnum):
-    """The causes; label values of metrics, beside those of extensions."""
+    """The ids of findings about the running system, beside those of extensions."""
 
-    READ_ONLY = "read_only"
-    NO_RELAY = "no_relay"
-    NO_CHECKER = "no_checker"
-    NO_CONSUMER = "no_consumer"
-    NO_HANDLER = "no_handler"
-    NO_WORKER = "no_worker"
-    NO_BEAT = "no_beat"
-    PROCESS_SILENT = "process_silent"
-    PROCESS_FAILS = "process_fails"
-    BROKER_AWAY = "broker_away"
-    MISCONFIGURED = "misconfigured"
-    UNKNOWN_TOPIC = "unknown_topic"
-    LATE = "late"
-    SEND_FAILS = "send_fails"
-    REJECTED = "rejected"
-    PARKED = "parked"
-    PAUSED = "paused"
-    GROUP_STUCK = "group_stuck"
-    GROUP_SLOW = "group_slow"
-    GROUP_FAILS = "group_fails"
-    DEAD_LETTERS = "dead_letters"
-    MOST_DEFERRED = "most_deferred"
-    GIVEN_UP = "given_up"
-    BLOCKED = "blocked"
-    LONG_TRANSACTION = "long_transaction"
-    GAP = "gap"
-    IGNORED = "ignored"
-    CODE_DIFFERS = "code_differs"
-    NO_MAINTENANCE = "no_maintenance"
-    EXTENSION_FAILS = "extension_fails"
+    READ_ONLY = "outbox.read_only"
+    NO_RELAY = "outbox.no_relay"
+    NO_CHECKER = "outbox.no_checker"
+    NO_CONSUMER = "outbox.no_consumer"
+    NO_HANDLER = "outbox.no_handler"
+    NO_WORKER = "outbox.no_worker"
+    NO_BEAT = "outbox.no_beat"
+    PROCESS_SILENT = "outbox.process_silent"
+    PROCESS_FAILS = "outbox.process_fails"
+    BROKER_AWAY = "outbox.broker_away"
+    MISCONFIGURED = "outbox.misconfigured"
+    UNKNOWN_TOPIC = "outbox.unknown_topic"
+    LATE = "outbox.late"
+    SEND_FAILS = "outbox.send_fails"
+    REJECTED = "outbox.rejected"
+    PARKED = "outbox.parked"
+    PAUSED = "outbox.paused"
+    GROUP_STUCK = "outbox.group_stuck"
+    GROUP_SLOW = "outbox.group_slow"
+    GROUP_FAILS = "outbox.group_fails"
+    DEAD_LETTERS = "outbox.dead_letters"
+    MOST_DEFERRED = "outbox.most_deferred"
+    GIVEN_UP = "outbox.given_up"
+    BLOCKED = "outbox.blocked"
+    LONG_TRANSACTION = "outbox.long_transaction"
+    GAP = "outbox.gap"
+    IGNORED = "outbox.ignored"
+    CODE_DIFFERS = "outbox.code_differs"
+    NO_MAINTENANCE = "outbox.no_maintenance"
+    EXTENSION_FAILS = "outbox.extension_fails"
 
 
 # A database without writes has no heartbeats, and nothing is sent or handled.
@@ -102,31 +102,26 @@ FOLLOW_FROM_READ_ONLY = {
 }
 
 
-def all_kinds() -> list[str]:
-    """Return the kinds of the core and of all extensions."""
-    return [*AttentionKind, *(kind for extension in extensions() for kind in extension.attention_kinds)]
-
-
-def read_attention(connection: Connection, alias: str) -> list[Attention]:
+def read_attention(connection: Connection, alias: str) -> list[Finding]:
     """Return what needs attention in a database; brokers on a server are asked, each for a few seconds at most."""
     return list(find_attention(connection, read_status(connection, alias)))
 
 
-def find_attention(connection: Connection, status: Status) -> Iterator[Attention]:
+def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
     """Yield what needs attention and is not silenced; causes come before their effects, or instead of them."""
-    left_out = {name.removeprefix("outbox.") for name in settings.SILENCED_SYSTEM_CHECKS}
-    left_out |= FOLLOW_FROM_READ_ONLY if status.is_read_only else set()
-    return (one for one in _find_all(connection, status) if one.kind not in left_out)
+    for finding in _find_all(connection, status):
+        if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):
+            yield finding
 
 
-def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
+def _find_all(connection: Connection, status: Status) -> Iterator[Finding]:
     yield from _read_only(status)
     away = list(_brokers(status))
     yield from away
     yield from _relays(status)
     yield from _untaken(connection, status)
     yield from _beat(status)
-    yield from _failing(status, {one.subject for one in away})
+    yield from _failing(status, {broker.obj for broker in away})
     yield from _silent(status)
     for topic in status.topics:
         yield from _topic(topic, status)
@@ -134,7 +129,7 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
         yield from _group(group, status)
     yield from _deferred(status)
     for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
-        yield Attention(AttentionKind.BLOCKED, session.subject, session.cause, session.step)
+        yield Finding(AttentionKind.BLOCKED, session.subject, session.cause, session.step)
     yield from _long_transactions(connection)
     yield from _records(status)
     yield from _maintenance(connection, status)
@@ -142,15 +137,15 @@ def _find_all(connection: Connection, status: Status) -> Iterator[Attention]:
         yield from _of_extension(extension, connection, status)
 
 
-def _read_only(status: Status) -> Iterator[Attention]:
+def _read_only(status: Status) -> Iterator[Finding]:
     """Yield a database without writes. No process can send heartbeats to it, so all of them seem to be gone."""
     if status.is_read_only:
         cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
         step = "Set default_transaction_read_only = off, or see why the server was made read-only, such as a full disk."
-        yield Attention(AttentionKind.READ_ONLY, f"database {status.database!r}", cause, step)
+        yield Finding(AttentionKind.READ_ONLY, f"database {status.database!r}", cause, step)
 
 
-def _brokers(status: Status) -> Iterator[Attention]:
+def _brokers(status: Status) -> Iterator[Finding]:
     """Yield each unavailable broker once, whether relays or consumer groups cannot reach it."""
     away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
@@ -162,22 +157,22 @@ def _brokers(status: Status) -> Iterator[Attention]:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
         step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
-        yield Attention(AttentionKind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
+        yield Finding(AttentionKind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
 
 
-def _relays(status: Status) -> Iterator[Attention]:
+def _relays(status: Status) -> Iterator[Finding]:
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         relays = [one for one in status.processes if one.does == ("relay", alias, "")]
         if not any(not one.is_silent for one in relays):
             step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
-            yield Attention(AttentionKind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
+            yield Finding(AttentionKind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
         checkers = [one for one in status.processes if one.does == ("checker", alias, "")]
         if checkers and not any(not one.is_silent for one in checkers):
             cause = f"{_absence('checker', checkers)} Half messages whose commit was lost stay hidden."
-            yield Attention(AttentionKind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
+            yield Finding(AttentionKind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
 
 
-def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
+def _untaken(connection: Connection, status: Status) -> Iterator[Finding]:
     """
     Yield that no worker of Celery takes the wakeups that commits send.
 
@@ -196,10 +191,10 @@ def _untaken(connection: Connection, status: Status) -> Iterator[Attention]:
             f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Long-running relays send the messages."
         )
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
-        yield Attention(AttentionKind.NO_WORKER, f"database {status.database!r}", cause, step)
+        yield Finding(AttentionKind.NO_WORKER, f"database {status.database!r}", cause, step)
 
 
-def _beat(status: Status) -> Iterator[Attention]:
+def _beat(status: Status) -> Iterator[Finding]:
     """Yield that Celery's beat sends no sweep, where wakeups alone have a worker relay."""
     if not beat_entries(SWEEP_TASK):
         return
@@ -212,7 +207,7 @@ def _beat(status: Status) -> Iterator[Attention]:
         if not any(not one.is_silent for one in sweeps):
             since = f" for {age(min(one.silent_seconds for one in sweeps))}" if sweeps else ""
             cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
-            yield Attention(
+            yield Finding(
                 AttentionKind.NO_BEAT, f"broker {alias!r}", cause, "Start celery beat, or correct CELERY_BEAT_SCHEDULE."
             )
 
@@ -224,7 +219,7 @@ def _absence(kind: str, known: list[ProcessStatus]) -> str:
     return f"No {kind} is running: the last heartbeat came {age(last.silent_seconds)} ago, from {last.name}."
 
 
-def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
+def _failing(status: Status, away: Collection[str]) -> Iterator[Finding]:
     """Yield the loops of live processes whose last step failed, except for brokers that are away."""
     step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
     named: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
@@ -239,10 +234,10 @@ def _failing(status: Status, away: Collection[str]) -> Iterator[Attention]:
             if loop not in (process.kind, "search for gaps"):
                 named.add(shared)
             cause = f"The {loop} of process {process.name} fails."
-            yield Attention(AttentionKind.PROCESS_FAILS, subject, cause, step, error=error)
+            yield Finding(AttentionKind.PROCESS_FAILS, subject, cause, step, error=error)
 
 
-def _silent(status: Status) -> Iterator[Attention]:
+def _silent(status: Status) -> Iterator[Finding]:
     """Yield processes that were killed or are frozen, if others do their work; if none does, another entry says so."""
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
@@ -250,43 +245,43 @@ def _silent(status: Status) -> Iterator[Attention]:
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
             where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
-            yield Attention(AttentionKind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
+            yield Finding(AttentionKind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
 
 
-def _topic(topic: TopicStatus, status: Status) -> Iterator[Attention]:
+def _topic(topic: TopicStatus, status: Status) -> Iterator[Finding]:
     subject = f"topic {topic.name!r}"
     if topic.dead:
         cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
         one_topic = f"outbox_replay --unsent --topic {topic.name}"
         step = f"See the reasons with {one_topic}; correct them, then add --all to send again, or --all --discard."
-        yield Attention(AttentionKind.REJECTED, subject, cause, step)
+        yield Finding(AttentionKind.REJECTED, subject, cause, step)
     if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_FOR.total_seconds():
         cause = f"It is {topic.pause}. {count(topic.unsent, 'message')} {'waits' if topic.unsent == 1 else 'wait'}."
-        yield Attention(AttentionKind.PAUSED, subject, cause, f"End the pause with outbox_pause {topic.name} --resume.")
+        yield Finding(AttentionKind.PAUSED, subject, cause, f"End the pause with outbox_pause {topic.name} --resume.")
     if topic.name not in conf.settings().topics and topic.unsent:
         verb = "waits" if topic.unsent == 1 else "wait"
         cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
-        yield Attention(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
+        yield Finding(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
         return
     if topic.name in status.misconfigured:
         step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
         cause = "The topic is not configured correctly at the broker."
-        yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
+        yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
     elif topic.failures >= ALERT_FAILURES:
         step = "See the error on the message's page, and correct its cause. The relay retries automatically."
-        yield Attention(AttentionKind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
+        yield Finding(AttentionKind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
     if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
         cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
         step = f"See why with outbox_status --message {topic.oldest_id}."
-        yield Attention(AttentionKind.LATE, subject, cause, step)
+        yield Finding(AttentionKind.LATE, subject, cause, step)
 
 
-def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
+def _group(group: GroupStatus, status: Status) -> Iterator[Finding]:
     subject = f"group {group.consumer_group!r}"
     for topic, reason in sorted(group.refusals.items()):
         cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
         step = "Correct the settings or the queue: the doctor says how."
-        yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step, error=reason)
+        yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step, error=reason)
     for topic, progress in sorted(group.progress.items()):
         if progress.is_gone:
             cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
@@ -294,18 +289,18 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
                 "Start or restart its consumers, which declare it. The lost messages are a gap when later ones have arrived; "
                 "outbox_replay --lost lists them."
             )
-            yield Attention(AttentionKind.MISCONFIGURED, subject, cause, step)
+            yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step)
     for topic, number in sorted(group.unhandled.items()):
         cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
         step = (
             "Start the consumers of the release that has one, or restore it until they are handled. If it was removed for good, "
             f"drop them: outbox_forget {group.consumer_group} --topic {topic}."
         )
-        yield Attention(AttentionKind.NO_HANDLER, subject, cause, step)
+        yield Finding(AttentionKind.NO_HANDLER, subject, cause, step)
     for topic, number in sorted(group.given_up.items()):
         cause = f"The broker's server gave up {count(number, 'message')} of topic {topic!r}, and no consumer has fetched them."
         step = "Start its consumers, which store them as dead letters; where they run, discard dead letters of the topic."
-        yield Attention(AttentionKind.GIVEN_UP, subject, cause, step)
+        yield Finding(AttentionKind.GIVEN_UP, subject, cause, step)
     waiting = group.backlog
     wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
     consumers = _consumers(group, status)
@@ -324,20 +319,20 @@ def _group(group: GroupStatus, status: Status) -> Iterator[Attention]:
         cause = f"No consumer is running ({last}), and {wait if waiting or group.waiting else backlog}."
         if not group.has_code:
             step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
-            yield Attention(AttentionKind.NO_CONSUMER, subject, cause, step)
+            yield Finding(AttentionKind.NO_CONSUMER, subject, cause, step)
             return
         by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
         or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
-        yield Attention(
+        yield Finding(
             AttentionKind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}."
         )
 
 
-def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Attention]:
+def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Finding]:
     if group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
         takes = age(60 * waiting / group.per_minute)
         cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
-        yield Attention(AttentionKind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
+        yield Finding(AttentionKind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
 
 
 def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
@@ -345,13 +340,13 @@ def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
     return [one for one in status.processes if one.does == ("consumer", group.broker, group.consumer_group) and not one.is_silent]
 
 
-def _hangs(subject: str, one: Handling) -> Attention:
+def _hangs(subject: str, one: Handling) -> Finding:
     cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
     step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
-    return Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
+    return Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
 
 
-def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Attention]:
+def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Finding]:
     """
     Yield why a group that has consumers makes no progress in a topic, or with some messages of it.
 
@@ -367,13 +362,13 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
             f"{age(deferred.failing_seconds)} ago."
         )
         step = "Correct the handler. Failed messages are handled again automatically."
-        yield Attention(AttentionKind.GROUP_FAILS, subject, cause, step, error=deferred.error)
+        yield Finding(AttentionKind.GROUP_FAILS, subject, cause, step, error=deferred.error)
         return
     late_seconds = deferred.late_seconds if deferred and not deferred.without_code else None
     if (late_seconds or 0) > LATE_AFTER.total_seconds() and not is_explained:
         cause = f"Deferred messages of topic {topic!r} have been due for {age(late_seconds)}."
         step = "Start more consumers, or look for a handler that hangs, and set its time_limit."
-        yield Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
+        yield Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
         return
     late = progress.waits_seconds or 0.0
     # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
@@ -387,7 +382,7 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
             f"for {age(late)}."
         )
         step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-        yield Attention(AttentionKind.GROUP_STUCK, subject, cause, step)
+        yield Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
 
 
 def _has_sent(group: GroupStatus, status: Status) -> bool:
@@ -395,7 +390,7 @@ def _has_sent(group: GroupStatus, status: Status) -> bool:
     return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
 
 
-def _deferred(status: Status) -> Iterator[Attention]:
+def _deferred(status: Status) -> Iterator[Finding]:
     """Yield what is wrong with the deferred messages of all groups, including groups that this process no longer has."""
     most = conf.settings().consumer.most_deferred
     for deferred in status.deferred:
@@ -406,37 +401,37 @@ def _deferred(status: Status) -> Iterator[Attention]:
         if deferred.dead:
             cause = f"{count(deferred.dead, 'message')} of topic {topic!r} failed for good."
             step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
-            yield Attention(AttentionKind.DEAD_LETTERS, subject, cause, step, error=deferred.error_of_dead)
+            yield Finding(AttentionKind.DEAD_LETTERS, subject, cause, step, error=deferred.error_of_dead)
         if deferred.without_code:
             cause = f"{count(deferred.without_code, 'deferred message')} of topic {topic!r}, and no live process has a handler."
             step = (
                 "Start the consumers of the release that has one. If it was removed for good, discard them: outbox_replay "
                 f"--group {name} --topic {topic} --discard --all."
             )
-            yield Attention(AttentionKind.NO_HANDLER, subject, cause, step)
+            yield Finding(AttentionKind.NO_HANDLER, subject, cause, step)
         if deferred.counted * 2 >= most:
             limit = "its consumers do not receive the topic until half of them are gone"
             limit = limit if deferred.counted >= most else f"at {most:,}, consumers do not receive the topic"
             cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {limit}."
             step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MOST_DEFERRED"].'
-            yield Attention(AttentionKind.MOST_DEFERRED, subject, cause, step, error=deferred.error)
+            yield Finding(AttentionKind.MOST_DEFERRED, subject, cause, step, error=deferred.error)
 
 
-def _long_transactions(connection: Connection) -> Iterator[Attention]:
+def _long_transactions(connection: Connection) -> Iterator[Finding]:
     """Yield the oldest transaction, where it has been open for long."""
     row = connection.execute(LONG_TRANSACTIONS, [LONG_TRANSACTION]).fetchone()
     if row is not None:
         pid, application, user, state, seconds = row
         cause = f"A transaction of {user} ({application or 'no name'}, {state}) has been open for {age(seconds)}."
         step = f"It slows down consumers. End it, by SELECT pg_terminate_backend({pid}) if need be."
-        yield Attention(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
+        yield Finding(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
 
 
-def _records(status: Status) -> Iterator[Attention]:
+def _records(status: Status) -> Iterator[Finding]:
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
         step = f"See them with outbox_replay --lost --group {gap.consumer_group}; add --all to deliver them to the group again."
-        yield Attention(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
+        yield Finding(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
     for ignored in status.ignored:
         if any(one.using != status.database and ignored.topic in one.topics for one in groups().values()):
             continue  # another database may have the row of a group that has handled them
@@ -445,18 +440,16 @@ def _records(status: Status) -> Iterator[Attention]:
             f"{'it' if ignored.messages == 1 else 'them'}: {', '.join(sorted(ignored.groups))} had no handler."
         )
         step = "Add or restore a handler of the type, deploy it, and deliver them with outbox_replay --ignored --all."
-        yield Attention(AttentionKind.IGNORED, f"topic {ignored.topic!r}", cause, step)
+        yield Finding(AttentionKind.IGNORED, f"topic {ignored.topic!r}", cause, step)
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
-        yield Attention(
-            AttentionKind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages."
-        )
+        yield Finding(AttentionKind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
-        yield Attention(AttentionKind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+        yield Finding(AttentionKind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
 
 
-def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
+def _maintenance(connection: Connection, status: Status) -> Iterator[Finding]:
     """Yield what the maintenance has left undone, and its error if a relay knows one."""
     errors = {one.errors[MAINTENANCE] for one in status.processes if MAINTENANCE in one.errors and not one.is_silent}
     causes = ["The maintenance fails."] if errors else []
@@ -469,14 +462,14 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Attention]:
         run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
         step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}, which prints the error."
         subject, error = f"database {status.database!r}", " ".join(sorted(errors))
-        yield Attention(AttentionKind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
+        yield Finding(AttentionKind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
         step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
-        yield Attention(AttentionKind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)
+        yield Finding(AttentionKind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)
 
 
-def _of_extension(extension: Extension, connection: Connection, status: Status) -> list[Attention]:
+def _of_extension(extension: Extension, connection: Connection, status: Status) -> list[Finding]:
     """Return what an extension finds; where it fails, that, and nothing else of the list is lost."""
     is_free = connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
     try:
@@ -488,4 +481,4 @@ def _of_extension(extension: Extension, connection: Connection, status: Status) 
         subject = f"extension {type(extension).__qualname__} in database {status.database!r}"
         cause = "It fails when it is asked what needs attention."
         step = "Correct what its error names; where its tables are missing, run manage.py migrate."
-        return [Attention(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=line_of(error))]
+        return [Finding(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=line_of(error))]

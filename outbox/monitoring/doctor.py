@@ -6,11 +6,9 @@ It sends nothing and takes no lane. What `outbox_status` says needs attention is
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,11 +24,11 @@ from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
 from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
-from outbox.database import Connection, partitions
-from outbox.database.heartbeats import SILENT_AFTER
+from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
-from outbox.extensions import Attention, extensions
+from outbox.extensions import extensions
+from outbox.findings import Finding
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
 from outbox.monitoring.attention import AttentionKind, find_attention
@@ -42,45 +40,21 @@ from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
 
-class Level(enum.StrEnum):
-    """The severity of a finding, in ascending order."""
-
-    OK = "ok"
-    WARNING = "warning"  # needs attention
-    ERROR = "error"  # cannot be reached, or cannot work
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
-    """
-    A finding of the doctor.
-
-    Args:
-        subject: the thing checked: configuration, database 'default', ...
-        hint: what to do; "" if there is nothing to do.
-    """
-
-    level: Level
-    subject: str
-    text: str
-    hint: str = ""
-
-
-def check() -> Iterator[DoctorFinding]:
-    """Check the configuration, then what it refers to; yield each finding as soon as it is known."""
-    found = list(check_configuration())
-    yield from found
-    if any(one.level is Level.ERROR for one in found):  # the checks below need valid settings
+def check() -> Iterator[Finding]:
+    """Check the configuration, then what it refers to; yield each finding that is not silenced as soon as it is known."""
+    configuration = list(check_configuration())
+    yield from configuration
+    if any(finding.is_serious() for finding in configuration):  # the checks below need valid settings
         return
-    yield from check_databases()
-    yield from check_brokers()
-    yield from check_processes()
-    yield from check_stored_messages()
-    yield from check_wakeups()
-    yield from check_endpoint()
+    for rule in (check_databases, check_brokers, check_processes, check_stored_messages, check_wakeups, check_endpoint):
+        yield from (finding for finding in rule() if not finding.is_silenced())
 
 
-def check_configuration() -> Iterator[DoctorFinding]:
+def _ok(subject: str, text: str) -> Finding:
+    return Finding("", subject, text, level=checks.INFO)
+
+
+def check_configuration() -> Iterator[Finding]:
     """Yield the messages of the system checks that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
     problems = [
@@ -89,10 +63,9 @@ def check_configuration() -> Iterator[DoctorFinding]:
         if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
     for problem in problems:
-        level = Level.ERROR if problem.is_serious() else Level.WARNING
-        yield DoctorFinding(level, "configuration", f"({problem.id}) {problem.msg}", problem.hint or "")
+        yield Finding(str(problem.id), "configuration", problem.msg, problem.hint or "", level=problem.level)
     if not problems:
-        yield DoctorFinding(Level.OK, "configuration", "the system checks found no problems")
+        yield _ok("configuration", "the system checks found no problems")
 
 
 CONNECT_SECONDS = 5  # to a database, or to Celery's server
@@ -107,7 +80,7 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 """
 
 
-def check_databases() -> Iterator[DoctorFinding]:
+def check_databases() -> Iterator[Finding]:
     """Check each database that may hold messages."""
     for alias in database.outbox_databases():
         subject = f"database {alias!r}"
@@ -116,36 +89,32 @@ def check_databases() -> Iterator[DoctorFinding]:
                 found = list(_check_database(subject, alias, connection))
         except (NotMigrated, TablesLocked) as error:
             text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
-            yield DoctorFinding(Level.ERROR, subject, text, error.hint)
+            yield Finding("outbox.database_unfit", subject, text, error.hint, level=checks.ERROR)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
-            yield DoctorFinding(Level.ERROR, subject, text, "Start it, or correct DATABASES.")
+            yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.", level=checks.ERROR)
         else:
             yield from found
 
 
-def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[DoctorFinding]:
+def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
     began, now = time.monotonic(), datetime.now(UTC)
     version, database_time = connection.execute(VERSION_AND_TIME).fetchone() or ("", now)
     took = time.monotonic() - began
     difference = abs(database_time - now - timedelta(seconds=took / 2))
-    yield DoctorFinding(Level.OK, subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
+    yield _ok(subject, f"PostgreSQL {version}, answers in {took * 1000:.0f} ms")
     if difference > CLOCK_DIFFERENCE:
         text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
-        yield DoctorFinding(Level.WARNING, subject, text, "Synchronize both with a time server (NTP).")
+        yield Finding("outbox.clock", subject, text, "Synchronize both with a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
-        yield DoctorFinding(Level.ERROR, subject, text, f"Run manage.py migrate {label} --database {alias}.")
+        yield Finding(
+            "outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.", level=checks.ERROR
+        )
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
-        yield DoctorFinding(Level.WARNING, subject, text, f"Set {name} = on, unless this server is for tests.")
+        yield Finding("outbox.unsafe_database", subject, text, f"Set {name} = on, unless this server is for tests.")
     yield from _check_grants(subject, connection)
-    if partitions.lacks_tomorrow(partitions.days(connection)):
-        found = partitions.rights(connection)
-        hint = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
-        if not found.may_create:
-            hint = f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment; this role may not."
-        yield DoctorFinding(Level.WARNING, subject, "the partition for tomorrow does not exist: maintenance does not run", hint)
 
 
 def _missing_migrations(alias: str) -> dict[str, list[str]]:
@@ -181,7 +150,7 @@ RELATIONS_NAMED = 3  # relations named in the text; the statements name all
 ROLE = "SELECT quote_ident(current_user)"
 
 
-def _check_grants(subject: str, connection: Connection) -> Iterator[DoctorFinding]:
+def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     """Yield the privileges that the role of a connection lacks, with the statements that grant them."""
     pruned = [table for extension in extensions() for table in extension.tables]
     missing = connection.execute(MISSING_GRANTS, {"pruned": pruned}).fetchall()
@@ -190,7 +159,8 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[DoctorFindin
     [role] = connection.execute(ROLE).fetchone() or ("",)
     lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
     grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
-    yield DoctorFinding(Level.ERROR, subject, f"role {role} lacks {lacks}", f"As the owner of the tables, run: {grants}")
+    hint = f"As the owner of the tables, run: {grants}"
+    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint, level=checks.ERROR)
 
 
 def _grant(privilege: str, relations: list[str], role: str) -> str:
@@ -203,31 +173,32 @@ def _named(relations: list[str]) -> str:
     return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
 
 
-def check_brokers() -> Iterator[DoctorFinding]:
+def check_brokers() -> Iterator[Finding]:
     """Check each broker that has topics."""
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
             yield from _check_broker(f"broker {alias!r}", alias, len(topics))
 
 
-def _check_broker(subject: str, alias: str, topics: int) -> Iterator[DoctorFinding]:
+def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
     try:
         problems = ask_broker(alias)
     except BrokerUnavailable as error:
-        yield DoctorFinding(Level.ERROR, subject, error.message.removeprefix(f"Broker {alias!r} "), error.hint)
+        text = error.message.removeprefix(f"Broker {alias!r} ")
+        yield Finding(AttentionKind.BROKER_AWAY, subject, text, error.hint, level=checks.ERROR)
         return
     for problem in problems:
-        yield DoctorFinding(Level.WARNING, subject, problem.text, problem.hint)
+        yield Finding("outbox.W051", subject, problem.text, problem.hint)
     if not any(problem.is_error for problem in problems):
         yield from _check_lanes(subject, alias)
     if not problems:
         took = time.monotonic() - began
         text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
-        yield DoctorFinding(Level.OK, subject, text)
+        yield _ok(subject, text)
 
 
-def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
+def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
     """Yield the databases that lack what their relays have sent in a broker's transactions: they will send some of it again."""
     if not TransactionalSends.has(conf.broker_class(alias)):
         return
@@ -244,10 +215,10 @@ def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
             except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
-                yield DoctorFinding(Level.WARNING, subject, error.message, error.hint)
+                yield Finding(AttentionKind.BROKER_AWAY, subject, error.message, error.hint)
                 return
-            yield DoctorFinding(
-                Level.WARNING,
+            yield Finding(
+                "outbox.restored",
                 subject,
                 f"has messages that database {using!r} does not know as sent: it was restored, or failed over and lost commits. "
                 f"Of its {count(waiting, 'unsent message')}, relays send those again that were sent since then",
@@ -258,60 +229,54 @@ def _check_lanes(subject: str, alias: str) -> Iterator[DoctorFinding]:
 STATEMENT_SECONDS = 30
 
 
-def check_processes() -> Iterator[DoctorFinding]:
+def check_processes() -> Iterator[Finding]:
     """Check the heartbeats of relays and consumers, then yield what needs attention."""
     read: dict[str, Status] = {}
-    attention: list[Attention] = []
-    for alias in database.outbox_databases():
+    attention: list[Finding] = []
+    aliases = database.outbox_databases()
+    for alias in aliases:
         try:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 status = read_status(connection, alias)
-                attention += find_attention(connection, status)
+                for finding in find_attention(connection, status):
+                    if len(aliases) > 1 and "database" not in finding.obj:
+                        finding.obj += f" of database {alias!r}"
+                    attention.append(finding)
         except TablesLocked as error:
-            yield DoctorFinding(Level.WARNING, f"processes of database {alias!r}", f"unknown. {error.message}", error.hint)
-            continue
+            yield Finding(AttentionKind.BLOCKED, f"processes of database {alias!r}", f"unknown. {error.message}", error.hint)
         except (NotMigrated, psycopg.Error):  # check_databases reports it
-            continue
-        read[alias] = status
+            pass
+        else:
+            read[alias] = status
     for target in relay_targets():
         if target.database in read:
-            yield from _relay(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
-    said = [(AttentionKind.NO_RELAY, f"broker {target.broker!r}") for target in relay_targets()]
+            yield from _sending(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
+        subject = f"group {group.name!r}"
+        is_missed = any(one.id == AttentionKind.NO_CONSUMER and one.obj.startswith(subject) for one in attention)
         for alias in group.brokers:
             if group.using in read and group.name not in by_beat:
-                said.append((AttentionKind.NO_CONSUMER, f"group {group.name!r}"))
-                yield from _consumer(group.name, alias, _errors(read[group.using], "consumer", alias, group.name))
-    others = [one for one in attention if (one.kind, one.subject) not in said]
-    yield from (DoctorFinding(Level.WARNING, one.subject, one.text, one.step) for one in others)
+                live = _errors(read[group.using], "consumer", alias, group.name)
+                yield from _sending(f"consumer of {subject}, broker {alias!r}", live)
+                if not live and not is_missed:  # no message waits for it
+                    hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
+                    yield Finding(AttentionKind.NO_CONSUMER, subject, f"No consumer is running for broker {alias!r}.", hint)
+    yield from attention
 
 
 def _errors(status: Status, *does: str) -> list[str]:
     """Return for each live process what keeps it from its work; "" if nothing does."""
-    return [one.error for one in status.processes if one.does == does and not one.is_silent]
+    return [process.error for process in status.processes if process.does == does and not process.is_silent]
 
 
-def _relay(subject: str, live: list[str]) -> Iterator[DoctorFinding]:
-    if not live:
-        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s: nothing is sent"
-        yield DoctorFinding(Level.WARNING, subject, text, "Start outbox_relay, or a Celery worker with beat.")
-    elif not all(live):  # the others are among what needs attention
-        yield DoctorFinding(Level.OK, subject, "sends heartbeats")
+def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
+    """Yield that a process works; what needs attention has the others."""
+    if not all(live):
+        yield _ok(subject, "sends heartbeats")
 
 
-def _consumer(group: str, alias: str, live: list[str]) -> Iterator[DoctorFinding]:
-    subject = f"consumer of group {group!r}, broker {alias!r}"
-    if not live:
-        text = f"has sent no heartbeat in the last {SILENT_AFTER.total_seconds():.0f} s"
-        yield DoctorFinding(
-            Level.WARNING, subject, text, f"Start outbox_consume --group {group}, or beat_schedule(consume=[...])."
-        )
-    elif not all(live):
-        yield DoctorFinding(Level.OK, subject, "sends heartbeats")
-
-
-def check_stored_messages() -> Iterator[DoctorFinding]:
+def check_stored_messages() -> Iterator[Finding]:
     """Read a sample of the messages that consumers are still to get, as they will."""
     for alias in stored.databases():
         try:
@@ -320,8 +285,8 @@ def check_stored_messages() -> Iterator[DoctorFinding]:
             continue
         subject = f"messages in database {alias!r}"
         if readings.read and not readings.unreadable:
-            yield DoctorFinding(Level.OK, subject, readings.text)
-        yield from (DoctorFinding(Level.WARNING, subject, text, hint) for text, hint in readings.problems())
+            yield _ok(subject, readings.text)
+        yield from (Finding("outbox.unreadable", subject, text, hint) for text, hint in readings.problems())
 
 
 WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
@@ -332,7 +297,7 @@ NO_WORKERS_HINT = (
 )
 
 
-def check_wakeups() -> Iterator[DoctorFinding]:
+def check_wakeups() -> Iterator[Finding]:
     """Connect to Celery's server, as a wakeup does, and ask the workers there whether they take wakeups."""
     for app in wakeup_app():
         try:
@@ -344,12 +309,12 @@ def check_wakeups() -> Iterator[DoctorFinding]:
             hint = (
                 'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
             )
-            yield DoctorFinding(
-                Level.WARNING, "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
+            yield Finding(
+                "outbox.celery_away", "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
             )
         else:
-            yield DoctorFinding(Level.OK, "wakeups", f"Celery's server {server} can be reached")
-            yield from (DoctorFinding(Level.WARNING, "wakeups", text, hint) for text, hint in problems)
+            yield _ok("wakeups", f"Celery's server {server} can be reached")
+            yield from (Finding(AttentionKind.NO_WORKER, "wakeups", text, hint) for text, hint in problems)
 
 
 def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
@@ -368,7 +333,7 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
     return []
 
 
-def check_endpoint() -> Iterator[DoctorFinding]:
+def check_endpoint() -> Iterator[Finding]:
     """Verify that the check-back endpoint accepts our signature, if settings have its URL."""
     settings = conf.settings().check_back
     if not settings.url:
@@ -376,6 +341,6 @@ def check_endpoint() -> Iterator[DoctorFinding]:
     try:
         probe(settings.url, settings.secrets[0])
     except Exception as error:  # of the network, of the server, of its reply
-        yield DoctorFinding(Level.ERROR, "check-back endpoint", *explain(settings.url, error))
+        yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error), level=checks.ERROR)
     else:
-        yield DoctorFinding(Level.OK, "check-back endpoint", f"{settings.url} accepts our signature")
+        yield _ok("check-back endpoint", f"{settings.url} accepts our signature")

@@ -23,7 +23,8 @@ from prometheus_client.registry import Collector
 
 from outbox.database import outside_transactions
 from outbox.errors import NotMigrated, TablesLocked
-from outbox.monitoring.attention import all_kinds, find_attention
+from outbox.findings import Finding
+from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
@@ -51,17 +52,17 @@ class OutboxCollector(Collector):
         yield up
         yield from _topics(statuses)
         yield from _processes(statuses)
-        yield from _attention(asked)
+        yield from _findings(asked)
         yield from _groups(statuses)
         yield from _deferred(statuses)
 
 
-def _read(alias: str) -> tuple[Status, Counter[str]] | None:
-    """Return the status of a database, and the number of entries that need attention by kind; None if it cannot be read."""
+def _read(alias: str) -> tuple[Status, list[Finding]] | None:
+    """Return the status of a database, and what needs attention; None if it cannot be read."""
     try:
         with connected(alias, "outbox metrics", statement_seconds=STATEMENT_SECONDS) as connection:
             status = read_status(connection, alias)
-            return status, Counter(one.kind for one in find_attention(connection, status))
+            return status, list(find_attention(connection, status))
     except (NotMigrated, TablesLocked, psycopg.Error):
         return None
 
@@ -98,21 +99,21 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
     return iter((running, breakers))
 
 
-def _attention(asked: list[tuple[Status, Counter[str]]]) -> Iterator[Metric]:
-    attention = _gauge("outbox_attention", "Entries of outbox_status that need attention.", "database", "kind")
+def _findings(asked: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
+    findings = _gauge("outbox_findings", "What needs attention; gone when its cause is.", "database", "id", "level", "subject")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
     for status, found in asked:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
-        for kind in dict.fromkeys([*all_kinds(), *found]):
-            attention.add_metric([status.database, kind], found[kind])
+        for place, number in Counter((str(one.id), one.level_name, str(one.obj)) for one in found).items():
+            findings.add_metric([status.database, *place], number)
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)
         for topic, count in status.parked.items():
             parked.add_metric([status.database, topic], count)
-    return iter((attention, missing, parked, answers))
+    return iter((findings, missing, parked, answers))
 
 
 def _groups(statuses: list[Status]) -> Iterator[Metric]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -11,3 +13,6 @@ class PipelineAppConfig(AppConfig):
     verbose_name = "Outbox pipeline"
     default_auto_field = "django.db.models.BigAutoField"
     outbox_extension = "outbox.pipeline.extension.PipelineExtension"
+
+    def ready(self) -> None:
+        import_module("outbox.pipeline.checks")  # models cannot be imported before the apps are loaded

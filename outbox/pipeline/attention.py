@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outbox.database import Connection
-from outbox.extensions import Attention
+from outbox.findings import Finding
 from outbox.monitoring.text import age, count
 
-KIND = "audit"
+AUDIT = "outbox_pipeline.audit"
 
 HAS_TABLES = "SELECT to_regclass('outbox_audit_finding') IS NOT NULL"
 
@@ -27,7 +27,7 @@ WHERE id = (SELECT max(id) FROM outbox_audit_run WHERE state IN ('done', 'failed
 """
 
 
-def find(connection: Connection, alias: str) -> Iterator[Attention]:
+def find(connection: Connection, alias: str) -> Iterator[Finding]:
     """Yield what needs attention after audits of a database."""
     if connection.execute(HAS_TABLES).fetchone() != (True,):
         return
@@ -36,8 +36,8 @@ def find(connection: Connection, alias: str) -> Iterator[Attention]:
         number, first, run, seconds = row
         cause = f"{count(number, 'finding')} of audit {run}, {age(seconds)} ago. The first: {first.rstrip('.')}."
         step = "Review the findings in the admin: send lost messages again, or acknowledge the finding."
-        yield Attention(KIND, f"database {alias!r}", cause, step)
+        yield Finding(AUDIT, f"database {alias!r}", cause, step)
     failed = connection.execute(FAILED_AUDIT).fetchone()
     if failed:
         cause = f"Audit {failed[0]} failed: {failed[1].rstrip('.')}."
-        yield Attention(KIND, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")
+        yield Finding(AUDIT, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")

@@ -12,10 +12,10 @@ from django.http import HttpRequest, HttpResponse
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
 from outbox.database import Connection
-from outbox.extensions import Attention, Extension, Page
+from outbox.extensions import Extension, Page
+from outbox.findings import Finding
 from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
-from outbox.pipeline.checks import ALWAYS, WITH_DATABASES
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
 from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
@@ -24,9 +24,6 @@ from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
 class PipelineExtension(Extension):
     tables = {"outbox_recorded": PAST_RETENTION}
     retention_hold = HOLD
-    checks = ALWAYS
-    database_checks = WITH_DATABASES
-    attention_kinds = (attention.KIND,)
     pages = (
         Page(90, "Audits", AuditRun, "outbox_pipeline_auditrun_changelist"),
         Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),
@@ -38,7 +35,7 @@ class PipelineExtension(Extension):
         is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))  # else read by the audit
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
-    def find_attention(self, connection: Connection, alias: str) -> Iterable[Attention]:
+    def find_attention(self, connection: Connection, alias: str) -> Iterable[Finding]:
         return attention.find(connection, alias)
 
     def has_archive(self) -> bool:

@@ -144,7 +144,7 @@ class TestMessagesOfATopicWithoutARow:
         operator.execute("TRUNCATE outbox_topic")
 
         status = read_status(database.raw("default"), "default")
-        found = [one for one in read_attention(database.raw("default"), "default") if one.kind == AttentionKind.UNKNOWN_TOPIC]
+        found = [one for one in read_attention(database.raw("default"), "default") if one.id == AttentionKind.UNKNOWN_TOPIC]
 
         names = {"apples": f"#{topic_number('apples')}", "plums": f"#{topic_number('plums')}"}
         assert {one.name: (one.waiting, one.delayed) for one in status.topics} == {
@@ -152,7 +152,7 @@ class TestMessagesOfATopicWithoutARow:
             "pears": (1, 0),
             names["plums"]: (0, 1),
         }
-        assert sorted(one.subject for one in found) == sorted(f"topic {name!r}" for name in names.values())
+        assert sorted(one.obj for one in found) == sorted(f"topic {name!r}" for name in names.values())
         assert read_timeline("default", message).topic == names["apples"]
         assert "no relay sends it" in (why(database.raw("default"), message) or "")
 

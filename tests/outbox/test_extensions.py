@@ -101,7 +101,7 @@ class TestAnExtension:
     def test_adds_nothing_that_it_does_not_name(self):
         bare = Extension()
 
-        assert not [*bare.tables, *bare.checks, *bare.database_checks, *bare.attention_kinds, *bare.pages]
+        assert not [*bare.tables, *bare.pages]
         assert bare.retention_hold is None
         assert not bare.has_archive()
         with database.connect("default") as connection:
@@ -180,22 +180,22 @@ class TestAHold:
 
 class TestAttention:
     def test_is_on_the_list(self):
-        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind == "no_copies"]
+        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id == "third_app.no_copies"]
 
-        assert str(entry) == "Database 'default': No message was copied. Start the copier."
+        assert str(entry) == "Database 'default': (third_app.no_copies) No message was copied. Start the copier."
 
     def test_disappears_with_its_cause(self, copy):
         copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
 
-        assert "no_copies" not in [one.kind for one in read_attention(database.raw("default"), "default")]
+        assert "third_app.no_copies" not in [one.id for one in read_attention(database.raw("default"), "default")]
 
     def test_has_an_entry_for_an_extension_that_fails_and_all_others(self):
-        before = [one.kind for one in read_attention(database.raw("default"), "default") if one.kind != "no_copies"]
+        before = [one.id for one in read_attention(database.raw("default"), "default") if one.id != "third_app.no_copies"]
         with without_table():
             found = read_attention(database.raw("default"), "default")
 
-        assert [one.kind for one in found] == [*before, "extension_fails"]
-        assert found[-1].subject == "extension ThirdAppExtension in database 'default'"
+        assert [one.id for one in found] == [*before, "outbox.extension_fails"]
+        assert found[-1].obj == "extension ThirdAppExtension in database 'default'"
         assert 'relation "third_app_copy" does not exist' in found[-1].error
 
     @pytest.mark.parametrize("error", [psycopg.errors.QueryCanceled("canceling statement"), Silent()], ids=["time-out", "odd"])
@@ -207,7 +207,7 @@ class TestAttention:
 
         [*_, entry] = read_attention(database.raw("default"), "default")
 
-        assert entry.kind == "extension_fails"
+        assert entry.id == "outbox.extension_fails"
 
     def test_may_be_read_within_a_transaction_which_goes_on(self):
         with without_table(), atomic():
@@ -215,18 +215,19 @@ class TestAttention:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
 
-        assert entry.kind == "extension_fails"
+        assert entry.id == "outbox.extension_fails"
 
-    def test_is_counted_by_kind_also_where_there_is_none(self):
+    def test_is_counted_by_id_and_subject(self):
         collected = CollectorRegistry()
         collected.register(OutboxCollector())
 
-        found = [
-            collected.get_sample_value("outbox_attention", {"database": "default", "kind": kind})
-            for kind in ("no_copies", "slow_copies", "no_such_kind")
-        ]
+        labels = {"database": "default", "id": "third_app.no_copies", "level": "warning", "subject": "database 'default'"}
+        assert collected.get_sample_value("outbox_findings", labels) == 1
 
-        assert found == [1, 0, None]
+    def test_is_silenced_like_a_system_check(self, settings):
+        settings.SILENCED_SYSTEM_CHECKS = ["third_app.no_copies"]
+
+        assert "third_app.no_copies" not in [one.id for one in read_attention(database.raw("default"), "default")]
 
 
 class TestAPage:
@@ -265,4 +266,4 @@ class TestChecks:
     def test_are_among_those_of_the_doctor(self, monkeypatch):
         monkeypatch.setattr(database, "outbox_databases", lambda: ["default"])
 
-        assert any("(third_app.W001) Set COPIES." in finding.text for finding in check_configuration())
+        assert ("third_app.W001", "Set COPIES.") in [(finding.id, finding.msg) for finding in check_configuration()]

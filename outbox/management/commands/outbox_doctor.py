@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from outbox.monitoring.doctor import DoctorFinding, Level, check
+from outbox.findings import Finding
+from outbox.monitoring.doctor import check
 
-SIGNS = {Level.OK: "ok", Level.WARNING: "!", Level.ERROR: "!!"}
+SIGNS = {"ok": "ok", "warning": "!", "error": "!!"}  # in the order of their exit codes
 
 
 class Command(BaseCommand):
@@ -29,19 +29,20 @@ class Command(BaseCommand):
         levels = []
         found = []
         for finding in check():
-            levels.append(finding.level)
-            found.append(asdict(finding))
+            levels.append(finding.level_name)
+            found.append(finding.as_dict())
             if not options["json"]:
                 self.stdout.write(_as_text(finding))
                 self.stdout.flush()
         if options["json"]:
             self.stdout.write(json.dumps({"findings": found}))
-        if worst := max(map(list(Level).index, levels), default=0):
+        if worst := max(map(list(SIGNS).index, levels), default=0):
             raise SystemExit(worst)
 
 
-def _as_text(finding: DoctorFinding) -> str:
-    lines = [f"{SIGNS[finding.level]:<2}  {finding.subject}: {finding.text}"]
+def _as_text(finding: Finding) -> str:
+    number = f"({finding.id}) " if finding.id else ""
+    lines = [f"{SIGNS[finding.level_name]:<2}  {finding.obj}: {number}{finding.text}"]
     if finding.hint:
         lines.append(f"    {finding.hint}")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand
 
 from outbox.database.heartbeats import silence
 from outbox.errors import OutboxError
-from outbox.extensions import Attention
+from outbox.findings import Finding
 from outbox.logs import one_line
 from outbox.management.exits import unable
 from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
@@ -109,7 +109,7 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            shown = [asdict(status) | {"attention": list(map(asdict, attention))} for status, attention in found]
+            shown = [asdict(status) | {"findings": [one.as_dict() for one in attention]} for status, attention in found]
             self.stdout.write(json.dumps({"databases": shown}, default=str))
         else:
             self.stdout.write("\n\n".join(starmap(_as_text, found)))
@@ -117,7 +117,7 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
 
-def _read(alias: str) -> tuple[Status, list[Attention]]:
+def _read(alias: str) -> tuple[Status, list[Finding]]:
     with connected(alias, "outbox status") as connection:
         status = read_status(connection, alias)
         return status, list(find_attention(connection, status))
@@ -137,7 +137,7 @@ def _silence(alias: str, kind: str) -> float | None:
         return silence(connection, kind)
 
 
-def _as_text(status: Status, attention: Sequence[Attention]) -> str:
+def _as_text(status: Status, attention: Sequence[Finding]) -> str:
     parts = [
         f"Database {status.database!r}",
         _topics(status),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 
 from outbox.checks.settings import known_settings
 from outbox.pipeline.checks.settings import pipeline_settings
 
 
+@register("outbox")
 def check_archive(**kwargs: Any) -> list[CheckMessage]:
     """
     E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute path on this machine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
 
@@ -19,6 +19,7 @@ REFUSALS = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "4280
 """SQLSTATE of errors in a condition itself: syntax, column, function, type."""
 
 
+@register("outbox")
 def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     """
     E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that the audit cannot use.
@@ -34,6 +35,7 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("outbox", Tags.database)
 def check_conditions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     E056: PostgreSQL refuses the SQL in `WHERE` of an entry of `OUTBOX["PIPELINE"]["AUDIT"]`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 
 from outbox.checks.settings import known_settings
 from outbox.conf.reading import read_section
@@ -12,6 +12,7 @@ from outbox.errors import ConfigurationError
 from outbox.pipeline import conf
 
 
+@register("outbox")
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """Report under E001 an unknown name or a wrong value in `OUTBOX["PIPELINE"]`."""
     try:

@@ -54,8 +54,8 @@ class Situation:
     in_suite: bool = False
 
     @property
-    def kind(self) -> AttentionKind | None:
-        """The kind of its entry; None where the database cannot be asked, or nothing is named."""
+    def id(self) -> AttentionKind | None:
+        """The id of its entry; None where the database cannot be asked, or nothing is named."""
         return None if self.entry in (UNREACHABLE, NOTHING) else AttentionKind(self.entry.split(" ", 1)[0])
 
 
@@ -72,10 +72,10 @@ def situation(name: str, entry: str, *, within: int, do: str, **more: Any) -> Ca
     return add
 
 
-NO_RELAY = "no_relay of broker 'default'"
-NO_CONSUMER = "no_consumer of group 'shipping'"
-BROKER_AWAY = "broker_away of broker 'default'"
-TASKS_AWAY = "broker_away of broker 'celery'"
+NO_RELAY = "outbox.no_relay of broker 'default'"
+NO_CONSUMER = "outbox.no_consumer of group 'shipping'"
+BROKER_AWAY = "outbox.broker_away of broker 'default'"
+TASKS_AWAY = "outbox.broker_away of broker 'celery'"
 
 # Processes
 
@@ -104,7 +104,7 @@ def relay_stopped(stage: Stage) -> Iterator[None]:
 
 @situation(
     "One of two relays is frozen",
-    "process_silent of broker 'default'",
+    "outbox.process_silent of broker 'default'",
     within=12,
     do="kill it, and start another",
 )
@@ -134,7 +134,7 @@ def consumer_frozen(stage: Stage) -> Iterator[None]:
 
 @situation(
     "One of two consumers is killed",
-    "process_silent of group 'shipping'",
+    "outbox.process_silent of group 'shipping'",
     within=12,
     do="start another",
 )
@@ -165,7 +165,11 @@ def worker_frozen(stage: Stage) -> Iterator[None]:
 
 
 @situation(
-    "Celery's beat is killed, and wakeups still come", "no_beat of broker 'default'", within=60, do="start beat", **BY_CELERY
+    "Celery's beat is killed, and wakeups still come",
+    "outbox.no_beat of broker 'default'",
+    within=60,
+    do="start beat",
+    **BY_CELERY,
 )
 def beat_killed(stage: Stage) -> Iterator[None]:
     stage.kill("beat")
@@ -175,7 +179,7 @@ def beat_killed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "Celery's beat is frozen, and wakeups still come",
-    "no_beat of broker 'default'",
+    "outbox.no_beat of broker 'default'",
     within=60,
     do="kill it, and start another",
     **BY_CELERY,
@@ -204,7 +208,7 @@ def consuming_worker_killed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "No worker takes the wakeups, and a relay sends the messages",
-    "no_worker of database 'default'",
+    "outbox.no_worker of database 'default'",
     within=90,
     do="start a worker for the queue, or set `CELERY_WAKEUP` to `False`",
     needs=("redis",),
@@ -253,7 +257,7 @@ def postgres_without_connections(stage: Stage) -> Iterator[None]:
 
 @situation(
     "PostgreSQL is read-only",
-    "read_only of database 'default'",
+    "outbox.read_only of database 'default'",
     within=5,
     do="set `default_transaction_read_only = off`, or see why it was made read-only",
     in_suite=True,
@@ -268,7 +272,7 @@ def postgres_read_only(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The relay may not delete tickets",
-    "process_fails of broker 'default'",
+    "outbox.process_fails of broker 'default'",
     within=12,
     do="grant what the error names",
     in_suite=True,
@@ -280,7 +284,7 @@ def relay_without_permission(stage: Stage) -> Iterator[None]:
 
 
 @situation(
-    "The consumer may not write the inbox", "process_fails of group 'shipping'", within=12, do="grant what the error names"
+    "The consumer may not write the inbox", "outbox.process_fails of group 'shipping'", within=12, do="grant what the error names"
 )
 def consumer_without_permission(stage: Stage) -> Iterator[None]:
     stage.execute(f"REVOKE INSERT ON outbox_inbox FROM {ROLE}")
@@ -304,7 +308,7 @@ def table_gone(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The disk of PostgreSQL is full",
-    "process_fails of broker 'default'",
+    "outbox.process_fails of broker 'default'",
     within=30,
     do="make room",
     needs=("postgres", "small disk"),
@@ -372,7 +376,7 @@ def rabbitmq_queue_full(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The queue of a group was deleted with messages, and the relay declared it again",
-    "gap of group 'shipping'",
+    "outbox.gap of group 'shipping'",
     within=15,
     do="`outbox_replay --lost --all`",
     **ON_VIRTUAL_HOST,
@@ -389,7 +393,7 @@ def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The exchange of a topic was deleted, and the user may not declare it",
-    "misconfigured of topic 'orders'",
+    "outbox.misconfigured of topic 'orders'",
     within=10,
     do="give it the permission; with it, the relay declares the exchange again",
     **ON_VIRTUAL_HOST,
@@ -405,7 +409,7 @@ def rabbitmq_exchange_gone(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The user of RabbitMQ may not write",
-    "misconfigured of topic 'orders'",
+    "outbox.misconfigured of topic 'orders'",
     within=20,
     do="give it the permission",
     **ON_VIRTUAL_HOST,
@@ -462,7 +466,7 @@ def redis_read_only(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The user of Redis may not write",
-    "misconfigured of topic 'celery-tasks'",
+    "outbox.misconfigured of topic 'celery-tasks'",
     within=20,
     do="give it the permission",
     **WITH_TASKS,
@@ -478,7 +482,7 @@ def redis_without_permission(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A topic was removed from the settings, with messages waiting",
-    "unknown_topic of topic 'refunds'",
+    "outbox.unknown_topic of topic 'refunds'",
     within=10,
     do="restore the topic until they are sent",
 )
@@ -495,7 +499,7 @@ def topic_removed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A group was removed from the code, with messages waiting",
-    "no_consumer of group 'billing'",
+    "outbox.no_consumer of group 'billing'",
     within=12,
     do="start a release that has it; or, if it was removed for good, `outbox_forget`",
     given={"groups": ["shipping", "billing"]},
@@ -508,7 +512,7 @@ def group_removed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A topic of a group was removed from the code, with messages waiting",
-    "no_handler of group 'shipping'",
+    "outbox.no_handler of group 'shipping'",
     within=10,
     do="restore its handler, or `outbox_forget`",
 )
@@ -520,7 +524,7 @@ def type_removed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The partition of tomorrow is missing",
-    "no_maintenance of database 'default'",
+    "outbox.no_maintenance of database 'default'",
     within=5,
     do="run `outbox_maintenance`",
     in_suite=True,
@@ -533,7 +537,9 @@ def partition_of_tomorrow_gone(stage: Stage) -> Iterator[None]:
     stage.run("outbox_maintenance")
 
 
-@situation("The partition of today is missing", "no_maintenance of database 'default'", within=10, do="run `outbox_maintenance`")
+@situation(
+    "The partition of today is missing", "outbox.no_maintenance of database 'default'", within=10, do="run `outbox_maintenance`"
+)
 def partition_of_today_gone(stage: Stage) -> Iterator[None]:
     [today, *_] = _partitions(stage, "current_date")
     stage.execute(
@@ -547,7 +553,7 @@ def partition_of_today_gone(stage: Stage) -> Iterator[None]:
 
 @situation(
     "Messages are kept past their retention",
-    "no_maintenance of database 'default'",
+    "outbox.no_maintenance of database 'default'",
     within=5,
     do="run `outbox_maintenance`",
 )
@@ -607,7 +613,7 @@ def processes_behind(stage: Stage) -> Iterator[None]:
 # Messages
 
 
-@situation("A message fails beside healthy ones", "group_fails of group 'shipping'", within=80, do="correct the handler")
+@situation("A message fails beside healthy ones", "outbox.group_fails of group 'shipping'", within=80, do="correct the handler")
 def lone_failure(stage: Stage) -> Iterator[None]:
     stage.publish("fail")
     yield
@@ -615,7 +621,10 @@ def lone_failure(stage: Stage) -> Iterator[None]:
 
 
 @situation(
-    "All messages of another topic of the group fail", "group_fails of group 'shipping'", within=80, do="correct the handler"
+    "All messages of another topic of the group fail",
+    "outbox.group_fails of group 'shipping'",
+    within=80,
+    do="correct the handler",
 )
 def topic_fails(stage: Stage) -> Iterator[None]:
     stage.publish("fail", 6, "refunds")
@@ -625,7 +634,7 @@ def topic_fails(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A message hangs beside healthy ones",
-    "group_stuck of group 'shipping'",
+    "outbox.group_stuck of group 'shipping'",
     within=80,
     do="kill the consumer; set a `time_limit`",
 )
@@ -640,7 +649,7 @@ def lone_hang(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A message of another topic of the group hangs",
-    "group_stuck of group 'shipping'",
+    "outbox.group_stuck of group 'shipping'",
     within=80,
     do="kill the consumer; set a `time_limit`",
 )
@@ -655,7 +664,7 @@ def topic_hangs(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A handler rejected a message",
-    "dead_letters of group 'shipping'",
+    "outbox.dead_letters of group 'shipping'",
     within=10,
     do="correct the cause, then `outbox_replay`, or discard",
     in_suite=True,
@@ -668,7 +677,7 @@ def dead_letter(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The broker rejected a message",
-    "rejected of topic 'orders'",
+    "outbox.rejected of topic 'orders'",
     within=10,
     do="`outbox_replay --unsent`, or discard it",
 )
@@ -681,7 +690,7 @@ def rejected(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A topic was paused, and not resumed for a day",
-    "paused of topic 'orders'",
+    "outbox.paused of topic 'orders'",
     within=10,
     do="`outbox_pause orders --resume`",
 )
@@ -694,7 +703,7 @@ def paused_for_a_day(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A message was lost by the broker",
-    "gap of group 'shipping'",
+    "outbox.gap of group 'shipping'",
     within=30,
     do="`outbox_replay --lost --all`",
 )
@@ -710,7 +719,7 @@ def lost(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A half message was checked back about too often",
-    "parked of topic 'orders'",
+    "outbox.parked of topic 'orders'",
     within=5,
     do="check back about it in the admin",
 )
@@ -722,7 +731,7 @@ def parked(stage: Stage) -> Iterator[None]:
 
 @situation(
     "A group is too slow for what comes",
-    "group_slow of group 'shipping'",
+    "outbox.group_slow of group 'shipping'",
     within=60,
     do="start more consumers, or set `batch_size`",
 )
@@ -736,7 +745,7 @@ def slow(stage: Stage) -> Iterator[None]:
 
 @situation(
     "Two processes of a group have had different code for an hour",
-    "code_differs of group 'shipping'",
+    "outbox.code_differs of group 'shipping'",
     within=10,
     do="deploy the same code to both",
 )
@@ -819,15 +828,14 @@ def table() -> str:
         if one.entry == NOTHING:
             rows.append(f"| {one.name} | none | | | {one.do} |")
         else:
-            entry = "`outbox_database_up` is 0" if one.kind is None else f"`{one.kind}`{one.entry.removeprefix(one.kind)}"
-            rows.append(f"| {one.name} | {entry} | {one.within} s | `{_alert(one.kind)}` | {one.do} |")
+            entry = "`outbox_database_up` is 0" if one.id is None else f"`{one.id}`{one.entry.removeprefix(one.id)}"
+            rows.append(f"| {one.name} | {entry} | {one.within} s | `{_alert(one.id)}` | {one.do} |")
     return "\n".join(rows)
 
 
 def _alert(kind: AttentionKind | None) -> str:
-    """Return the rule of docs/monitoring/alerts.yml that fires at a kind of entry, or without a database."""
-    rules = re.findall(r"- alert: (\w+)\n +expr: (.*)", ALERTS.read_text())
-    [found] = [
-        name for name, expr in rules if (expr == "outbox_database_up == 0" if kind is None else kind in re.split(r"\W", expr))
-    ]
-    return str(found)
+    """Return the rule of docs/monitoring/alerts.yml that fires at an id, or without a database."""
+    if kind is None:
+        return "OutboxDatabaseDown"
+    rules = re.findall(r'- alert: (\w+)\n +expr: .*\{id=~"(.*)"\}', ALERTS.read_text())
+    return next((name for name, ids in rules if kind in ids.split("|")), "OutboxNeedsAttention")

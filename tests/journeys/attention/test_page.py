@@ -31,7 +31,7 @@ class TestThePage:
 
 class TestTheTable:
     def test_has_a_situation_for_each_kind_of_entry(self):
-        assert {*AttentionKind} - {one.kind for one in SITUATIONS} == ELSEWHERE
+        assert {*AttentionKind} - {one.id for one in SITUATIONS} == ELSEWHERE
 
     def test_has_each_situation_once(self):
         names = [one.name for one in SITUATIONS]

@@ -66,7 +66,7 @@ def read() -> dict[str, object] | None:
     except (OutboxError, psycopg.Error):
         return None
     return {
-        "entries": [[f"{one.kind} of {one.subject}", one.cause, one.step, one.error] for one in attention],
+        "entries": [[f"{one.id} of {one.obj}", one.msg, one.hint, one.error] for one in attention],
         "handled": sum(one.per_minute for one in status.groups),
     }
 

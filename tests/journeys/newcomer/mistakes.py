@@ -453,7 +453,9 @@ COMMANDS = [
                 "a database is misspelt": "CommandError: There is no database 'shop' in settings. Choices are: default."
             },
             call("publish(OrderPlaced(order_id=1))"): {},
-            ("outbox_status",): {"no relay was started": "! Broker 'default': No relay is running. Start outbox_relay"},
+            ("outbox_status",): {
+                "no relay was started": "! Broker 'default': (outbox.no_relay) No relay is running. Start outbox_relay"
+            },
             ("outbox_replay", "--unsent", "--topic", "order"): {
                 "outbox_replay --unsent has a misspelt topic": "There is no topic 'order'. Choices are: orders."
             },

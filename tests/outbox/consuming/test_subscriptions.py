@@ -192,7 +192,7 @@ def test_processes_that_differ_for_long_need_attention(monkeypatch):
 
     assert subscriptions.differing_groups(database.raw("default")) == ["cart"]
     found = read_attention(database.raw("default"), "default")
-    assert "group 'cart'" in [one.subject for one in found if one.kind is AttentionKind.CODE_DIFFERS]
+    assert "group 'cart'" in [one.obj for one in found if one.id is AttentionKind.CODE_DIFFERS]
 
 
 def test_subscriptions_of_a_group_name_topic_subject_and_tag():

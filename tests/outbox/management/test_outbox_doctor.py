@@ -2,15 +2,17 @@ import json
 from importlib import import_module
 
 import pytest
+from django.core.checks import ERROR as ERRORS
+from django.core.checks import INFO
 from django.core.management import call_command
 
-from outbox.monitoring.doctor import DoctorFinding, Level
+from outbox.findings import Finding
 
 command = import_module("outbox.management.commands.outbox_doctor")
 
-OK = DoctorFinding(Level.OK, "database 'default'", "answers")
-WARNING = DoctorFinding(Level.WARNING, "broker 'default'", "is slow", "Wait.")
-ERROR = DoctorFinding(Level.ERROR, "broker 'default'", "is away", "Start it.")
+OK = Finding("", "database 'default'", "answers", level=INFO)
+WARNING = Finding("outbox.slow", "broker 'default'", "is slow", "Wait.")
+ERROR = Finding("outbox.away", "broker 'default'", "is away", "Start it.", level=ERRORS)
 
 
 @pytest.fixture
@@ -40,9 +42,9 @@ class TestOutboxDoctor:
 
         assert capsys.readouterr().out.splitlines() == [
             "ok  database 'default': answers",
-            "!   broker 'default': is slow",
+            "!   broker 'default': (outbox.slow) is slow",
             "    Wait.",
-            "!!  broker 'default': is away",
+            "!!  broker 'default': (outbox.away) is away",
             "    Start it.",
         ]
 
@@ -50,9 +52,9 @@ class TestOutboxDoctor:
         examined(ERROR, arguments=["--json"])
 
         (line,) = capsys.readouterr().out.splitlines()
-        assert json.loads(line) == {
-            "findings": [{"level": "error", "subject": "broker 'default'", "text": "is away", "hint": "Start it."}]
-        }
+        [found] = json.loads(line)["findings"]
+        assert (found.pop("subject"), found.pop("hint")) == (ERROR.obj, ERROR.hint)
+        assert found == {"id": "outbox.away", "level": "error", "text": "is away"}
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_examines_the_shop(self, capsys, only_the_shops_types):
@@ -61,4 +63,4 @@ class TestOutboxDoctor:
 
         found = json.loads(capsys.readouterr().out)["findings"]
         assert {"configuration", "database 'default'", "broker 'default'"} <= {one["subject"] for one in found}
-        assert {one["level"] for one in found if one["subject"].startswith("relay of")} == {"warning"}
+        assert "outbox.no_relay" in {one["id"] for one in found}

@@ -82,8 +82,8 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   long-running  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': 3 messages cannot be sent: rejected by the broker, or without a row. See the reasons with "
-            "outbox_replay --unsent --topic orders; correct them, then add --all to send again, or --all --discard.",
+            "! Topic 'orders': (outbox.rejected) 3 messages cannot be sent: rejected by the broker, or without a row. See the "
+            "reasons with outbox_replay --unsent --topic orders; correct them, then add --all to send again, or --all --discard.",
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
@@ -121,7 +121,7 @@ class TestOutboxStatus:
         (database,) = json.loads(capsys.readouterr().out)["databases"]
         assert database["database"] == "default"
         assert database["topics"][0]["waiting"] == 1
-        assert database["attention"] == []
+        assert database["findings"] == []
 
     def test_ends_with_0_when_nothing_needs_attention(self, capsys):
         assert status() == 0
@@ -147,7 +147,7 @@ class TestOutboxStatus:
 
         (database,) = json.loads(capsys.readouterr().out)["databases"]
         assert database["groups"][0]["trouble"] == "nobody answers"
-        assert database["attention"][0]["kind"] == "broker_away"
+        assert database["findings"][0]["id"] == "outbox.broker_away"
 
     def test_waits_for_no_broker_for_long(self, cart, monkeypatch, capsys):
         is_over = threading.Event()
@@ -157,7 +157,7 @@ class TestOutboxStatus:
         assert status() == 1
         is_over.set()
 
-        assert "! Broker 'default': It cannot be reached. No answer within" in capsys.readouterr().out
+        assert "! Broker 'default': (outbox.broker_away) It cannot be reached. No answer within" in capsys.readouterr().out
 
     def test_folds_away_processes_that_others_have_replaced(self, capsys):
         Process.objects.create(kind="relay", host="shop", pid=6, broker="default")

@@ -117,8 +117,8 @@ class TestTopics:
         [one] = read()
 
         assert str(one) == (
-            "Topic 'broken': 2 messages cannot be sent: rejected by the broker, or without a row. See the reasons with "
-            "outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
+            "Topic 'broken': (outbox.rejected) 2 messages cannot be sent: rejected by the broker, or without a row. See the "
+            "reasons with outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
@@ -128,8 +128,8 @@ class TestTopics:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (AttentionKind.LATE, "The oldest message has waited for 90 s.")
-        assert one.step == f"See why with outbox_status --message {old.id}."
+        assert (one.id, one.msg) == (AttentionKind.LATE, "The oldest message has waited for 90 s.")
+        assert one.hint == f"See why with outbox_status --message {old.id}."
 
     def test_leave_paused_ones_alone(self, read):
         topic = TopicFactory(paused=True)
@@ -144,23 +144,23 @@ class TestTopics:
 
         found = read()
 
-        assert [(one.kind, one.cause) for one in found] == [
+        assert [(one.id, one.msg) for one in found] == [
             (AttentionKind.PAUSED, "It is paused by ann for 25 h: a fix. 1 message waits.")
         ] * (hours == 25)
         for one in found:
-            assert one.step == "End the pause with outbox_pause held --resume."
+            assert one.hint == "End the pause with outbox_pause held --resume."
 
     def test_name_one_that_the_settings_do_not_have(self, settings):
         TicketFactory(topic=TopicFactory(name="former"))
 
         [one] = read_attention(database.raw("default"), "default")
 
-        assert (one.kind, one.subject) == (AttentionKind.UNKNOWN_TOPIC, "topic 'former'")
+        assert (one.id, one.obj) == (AttentionKind.UNKNOWN_TOPIC, "topic 'former'")
 
     def test_name_what_keeps_failing(self, read):
         BatchFactory(topic=TopicFactory(name="unsure"), state=State.RELEASED, failures=10)
 
-        assert [(one.kind, one.cause) for one in read()] == [(AttentionKind.SEND_FAILS, "A message has failed 10 times.")]
+        assert [(one.id, one.msg) for one in read()] == [(AttentionKind.SEND_FAILS, "A message has failed 10 times.")]
 
     def test_name_what_the_broker_is_not_set_up_for(self, read):
         batch = BatchFactory(topic=TopicFactory(name="wrong"), state=State.RELEASED, attempt=2, last_error="Wrong type.")
@@ -170,13 +170,13 @@ class TestTopics:
         FailedSend.objects.create(**about | {"batch_id": mended.id}, attempt=2)
 
         [one] = read()
-        assert (one.kind, one.cause, one.error) == (
+        assert (one.id, one.msg, one.error) == (
             AttentionKind.MISCONFIGURED,
             "The topic is not configured correctly at the broker.",
             "Wrong type.",
         )
         assert "not configured correctly at the broker. Wrong type. Correct what" in str(one)
-        assert one.step.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
+        assert one.hint.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
 
     def test_name_parked_half_messages(self, read, settings):
         settings.OUTBOX = {"TOPICS": {"parked": {"TYPE": "transaction"}}}
@@ -186,32 +186,32 @@ class TestTopics:
             id=1, topic_id=topic.id, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
         )
 
-        assert [one.cause for one in read()] == ["1 half message without an end: the broker sends no more check-backs."]
+        assert [one.msg for one in read()] == ["1 half message without an end: the broker sends no more check-backs."]
 
     def test_name_rows_in_the_default_partition(self, read):
         MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
 
-        assert [one.kind for one in read()] == [AttentionKind.NO_MAINTENANCE]
+        assert [one.id for one in read()] == [AttentionKind.NO_MAINTENANCE]
 
 
 class TestProcesses:
     def test_name_a_relay_that_never_was(self, read):
-        assert [(one.kind, one.cause) for one in read()] == [(AttentionKind.NO_RELAY, "No relay is running.")]
+        assert [(one.id, one.msg) for one in read()] == [(AttentionKind.NO_RELAY, "No relay is running.")]
 
     def test_name_a_relay_that_was_killed(self, read):
         a_process("relay", silent=12)
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.NO_RELAY, "broker 'default'")
-        assert one.cause == "No relay is running: the last heartbeat came 12 s ago, from h:1."
+        assert (one.id, one.obj) == (AttentionKind.NO_RELAY, "broker 'default'")
+        assert one.msg == "No relay is running: the last heartbeat came 12 s ago, from h:1."
 
     def test_name_one_of_two_relays_that_is_frozen(self, read, relay):
         a_process("relay", silent=12)
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (AttentionKind.PROCESS_SILENT, "The relay h:2 has sent no heartbeat for 12 s.")
+        assert (one.id, one.msg) == (AttentionKind.PROCESS_SILENT, "The relay h:2 has sent no heartbeat for 12 s.")
 
     def test_leave_one_alone_that_another_has_replaced(self, read):
         a_process("relay", silent=40)
@@ -233,17 +233,17 @@ class TestProcesses:
         monkeypatch.setattr(celery, "current_app", app)
         a_process("relay", silent=silent, note="celery")
 
-        assert [one.kind for one in read()] == found
+        assert [one.id for one in read()] == found
 
     def test_name_a_checker_that_was_killed(self, read, relay):
         a_process("checker", silent=12)
 
-        assert [one.kind for one in read()] == [AttentionKind.NO_CHECKER]
+        assert [one.id for one in read()] == [AttentionKind.NO_CHECKER]
 
     def test_name_a_recorder_that_was_killed(self, read, relay):
         a_process("recorder", silent=12, consumer_group="audit")
 
-        assert [(one.kind, one.subject) for one in read()] == [(AttentionKind.PROCESS_SILENT, "group 'audit'")]
+        assert [(one.id, one.obj) for one in read()] == [(AttentionKind.PROCESS_SILENT, "group 'audit'")]
 
     def test_name_what_a_broker_said_last(self, read):
         a_process("relay", breaker="half-open")
@@ -251,7 +251,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.error) == (AttentionKind.BROKER_AWAY, "It takes nothing: memory alarm.")
+        assert (one.id, one.error) == (AttentionKind.BROKER_AWAY, "It takes nothing: memory alarm.")
 
     def test_name_a_broker_once_that_does_not_answer(self, read, cart, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
@@ -260,7 +260,7 @@ class TestProcesses:
 
         [one] = read()
 
-        assert (one.kind, one.cause, one.error) == (AttentionKind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
+        assert (one.id, one.msg, one.error) == (AttentionKind.BROKER_AWAY, "It cannot be reached.", "nobody answers")
 
 
 class TestADatabase:
@@ -268,7 +268,7 @@ class TestADatabase:
         a_process("relay", silent=60)
         database.raw("default").execute("SET transaction_read_only = on")
 
-        assert [one.kind for one in read()] == [AttentionKind.READ_ONLY]
+        assert [one.id for one in read()] == [AttentionKind.READ_ONLY]
 
 
 class TestWakeupsByCelery:
@@ -284,16 +284,16 @@ class TestWakeupsByCelery:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.NO_WORKER
+        assert one.id is AttentionKind.NO_WORKER
         assert str(one).startswith(
-            "Database 'default': Commits send wakeups to Celery's queue 'outbox', and no worker takes them."
+            "Database 'default': (outbox.no_worker) Commits send wakeups to Celery's queue 'outbox', and no worker takes them."
         )
 
     def test_are_not_reported_while_a_worker_relays(self, read, relay):
         MessageRowFactory(id=message_id(ago(minutes=2)))
         a_process("relay", note="celery", silent=110)
 
-        assert [one for one in read() if one.kind is AttentionKind.NO_WORKER] == []
+        assert [one for one in read() if one.id is AttentionKind.NO_WORKER] == []
 
     @pytest.mark.parametrize("age", [1, 600])
     def test_are_not_judged_by_messages_that_are_too_new_or_too_old(self, age, read, relay):
@@ -312,8 +312,8 @@ class TestWakeupsByCelery:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.NO_BEAT, "broker 'default'")
-        assert one.cause.startswith("Celery's beat has sent no sweep for 2 min: ")
+        assert (one.id, one.obj) == (AttentionKind.NO_BEAT, "broker 'default'")
+        assert one.msg.startswith("Celery's beat has sent no sweep for 2 min: ")
 
     @pytest.mark.parametrize("kind", ["relay", "sweep"])
     def test_leave_beat_alone_where_a_sweep_came_or_a_long_running_relay_runs(self, kind, read):
@@ -352,7 +352,8 @@ class TestGroups:
         [one] = read()
 
         assert str(one) == (
-            "Group 'cart': No consumer is running (silent for 3 min), and 2 messages wait. Start outbox_consume --group cart."
+            "Group 'cart': (outbox.no_consumer) No consumer is running (silent for 3 min), and 2 messages wait. "
+            "Start outbox_consume --group cart."
         )
 
     def test_name_a_topic_that_the_broker_does_not_serve_as_configured(self, read):
@@ -360,8 +361,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
-        assert one.cause == "The broker does not serve topic 'parcels' as configured; other topics go on."
+        assert (one.id, one.obj) == (AttentionKind.MISCONFIGURED, "group 'cart'")
+        assert one.msg == "The broker does not serve topic 'parcels' as configured; other topics go on."
         assert one.error == "Its queues have another x-max-length."
 
     @pytest.mark.parametrize("silent", [5, 15])
@@ -372,7 +373,7 @@ class TestGroups:
         a_process("consumer", consumer_group="cart", note="celery", silent=silent)
         a_backlog("a")
 
-        assert [one.kind for one in read()] == [AttentionKind.NO_CONSUMER] * (silent > 8)
+        assert [one.id for one in read()] == [AttentionKind.NO_CONSUMER] * (silent > 8)
 
     def test_need_none_of_failed_messages_whose_inbox_was_emptied(self, read):
         a_process("consumer", consumer_group="cart")
@@ -393,7 +394,7 @@ class TestGroups:
         topic = Topic.objects.get(name="parcels")
         database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
-        assert [(one.kind, one.cause) for one in read()] == [
+        assert [(one.id, one.msg) for one in read()] == [
             (AttentionKind.NO_CONSUMER, "No consumer is running (none sends heartbeats), and the group has never received.")
         ]
 
@@ -405,8 +406,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.GROUP_STUCK
-        assert one.cause == "1 message of topic 'parcels' waits, and 1 consumer handled none for 100 s."
+        assert one.id is AttentionKind.GROUP_STUCK
+        assert one.msg == "1 message of topic 'parcels' waits, and 1 consumer handled none for 100 s."
 
     def test_name_a_topic_that_stands_still_beside_one_that_flows(self, read, settings):
         letters = {"letters": {"TYPE": "normal"}}
@@ -418,7 +419,7 @@ class TestGroups:
         sent(seconds=100)
         handled(seconds=1, topic="letters", number=100)
 
-        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
+        assert [one.id for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_need_none_when_the_first_message_since_long_has_just_come(self, read):
         a_process("consumer", consumer_group="cart")
@@ -457,8 +458,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
-        assert one.cause == "1 message of topic 'parcels' failed and waits for a retry; the first one was deferred 100 s ago."
+        assert (one.id, one.error) == (AttentionKind.GROUP_FAILS, "ValueError in shop.add_points: boom")
+        assert one.msg == "1 message of topic 'parcels' failed and waits for a retry; the first one was deferred 100 s ago."
 
     def test_name_one_that_does_not_come_to_deferred_messages(self, read):
         a_process("consumer", consumer_group="cart")
@@ -466,7 +467,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (
+        assert (one.id, one.msg) == (
             AttentionKind.GROUP_STUCK,
             "Deferred messages of topic 'parcels' have been due for 5 min.",
         )
@@ -476,8 +477,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.NO_CONSUMER
-        assert one.cause == "No consumer is running (none sends heartbeats), and 1 message waits."
+        assert one.id is AttentionKind.NO_CONSUMER
+        assert one.msg == "No consumer is running (none sends heartbeats), and 1 message waits."
 
     def test_name_deferred_messages_that_no_live_process_has_a_handler_for(self, read):
         a_process("consumer", consumer_group="cart")
@@ -485,7 +486,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (
+        assert (one.id, one.msg) == (
             AttentionKind.NO_HANDLER,
             "1 deferred message of topic 'parcels', and no live process has a handler.",
         )
@@ -512,7 +513,7 @@ class TestGroups:
         deferred(seconds=1, held=True)
         deferred(seconds=1, due_at=ago(hours=-2))
 
-        assert [one.cause for one in read() if one.kind is AttentionKind.MOST_DEFERRED] == told
+        assert [one.msg for one in read() if one.id is AttentionKind.MOST_DEFERRED] == told
 
     def test_name_what_the_server_gave_up_and_no_consumer_has_fetched(self, read, monkeypatch):
         a_process("consumer", consumer_group="cart")
@@ -520,8 +521,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.GIVEN_UP
-        assert one.cause == "The broker's server gave up 3 messages of topic 'parcels', and no consumer has fetched them."
+        assert one.id is AttentionKind.GIVEN_UP
+        assert one.msg == "The broker's server gave up 3 messages of topic 'parcels', and no consumer has fetched them."
 
     def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
         a_process("consumer", consumer_group="cart")
@@ -530,8 +531,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.GROUP_STUCK
-        assert one.cause == "3 messages of topic 'parcels' wait, and 1 consumer handled none for 7 min."
+        assert one.id is AttentionKind.GROUP_STUCK
+        assert one.msg == "3 messages of topic 'parcels' wait, and 1 consumer handled none for 7 min."
 
     def test_need_none_in_the_first_minutes_of_a_group_that_never_handled(self, read):
         a_process("consumer", consumer_group="cart", age=60)
@@ -546,8 +547,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.GROUP_STUCK
-        assert one.cause == "shop.add_points has been handling message m-1 of topic 'parcels' for 61 s."
+        assert one.id is AttentionKind.GROUP_STUCK
+        assert one.msg == "shop.add_points has been handling message m-1 of topic 'parcels' for 61 s."
 
     @pytest.mark.parametrize(("seconds", "limit"), [(59.0, None), (299.0, 300.0)])
     def test_need_none_while_a_handler_may_still_be_at_work(self, read, seconds, limit):
@@ -570,7 +571,7 @@ class TestGroups:
         a_backlog("a", "b", "c")
         handled(seconds=400)
 
-        assert [one.kind for one in read()] == [AttentionKind.GROUP_STUCK]
+        assert [one.id for one in read()] == [AttentionKind.GROUP_STUCK]
 
     def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
         a_process("consumer", consumer_group="cart", subscriptions=["parcels\x1fattention.parcel\x1f*"])
@@ -578,8 +579,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.MISCONFIGURED, "group 'cart'")
-        assert one.cause.startswith("The broker has nothing of it in topic 'parcels' any more: its queue was deleted")
+        assert (one.id, one.obj) == (AttentionKind.MISCONFIGURED, "group 'cart'")
+        assert one.msg.startswith("The broker has nothing of it in topic 'parcels' any more: its queue was deleted")
 
     def test_name_celery_where_its_beat_starts_the_consumers(self, read, monkeypatch):
         app = celery.Celery("project", set_as_current=False)
@@ -587,9 +588,9 @@ class TestGroups:
         monkeypatch.setattr(celery, "current_app", app)
         a_backlog("a")
 
-        [one] = [one for one in read() if one.kind is AttentionKind.NO_CONSUMER]
+        [one] = [one for one in read() if one.id is AttentionKind.NO_CONSUMER]
 
-        assert one.step == "Start outbox_consume --group cart, or check that Celery's worker and beat run."
+        assert one.hint == "Start outbox_consume --group cart, or check that Celery's worker and beat run."
 
     def test_name_messages_of_a_group_that_was_stopped_and_has_no_code_here(self, read, monkeypatch):
         a_backlog("a", "b")
@@ -598,8 +599,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.NO_CONSUMER, "group 'cart'")
-        assert one.step.startswith("Start the consumers of the release that has the group.")
+        assert (one.id, one.obj) == (AttentionKind.NO_CONSUMER, "group 'cart'")
+        assert one.hint.startswith("Start the consumers of the release that has the group.")
 
     def test_name_messages_of_a_group_whose_code_was_removed(self, read, monkeypatch):
         a_backlog("a", "b")
@@ -608,9 +609,9 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.NO_HANDLER, "group 'cart'")
-        assert one.cause == "2 messages of topic 'parcels' wait, and no handler takes them."
-        assert one.step.endswith("If it was removed for good, drop them: outbox_forget cart --topic parcels.")
+        assert (one.id, one.obj) == (AttentionKind.NO_HANDLER, "group 'cart'")
+        assert one.msg == "2 messages of topic 'parcels' wait, and no handler takes them."
+        assert one.hint.endswith("If it was removed for good, drop them: outbox_forget cart --topic parcels.")
 
     @pytest.mark.parametrize(("silent", "kinds"), [(0, []), (60, [AttentionKind.NO_CONSUMER])])
     def test_have_a_handler_in_another_release_whose_process_has_taken_them_lately(self, silent, kinds, read, monkeypatch):
@@ -621,7 +622,7 @@ class TestGroups:
         a_process("consumer", broker="another", consumer_group="cart", silent=silent, subscriptions=subscriptions)
         a_process("consumer", consumer_group="cart", silent=silent, subscriptions=subscriptions)
 
-        assert [one.kind for one in read()] == kinds
+        assert [one.id for one in read()] == kinds
 
     def test_have_no_handler_where_a_newer_release_has_replaced_the_one_that_took_them(self, read, monkeypatch, settings):
         a_backlog("a", "b")
@@ -631,7 +632,7 @@ class TestGroups:
         a_process("consumer", consumer_group="cart", silent=60, subscriptions=["parcels\x1fattention.parcel\x1f*"])
         a_process("consumer", consumer_group="cart", age=30, subscriptions=["letters\x1ftopic letters\x1f*"])
 
-        assert [one.kind for one in read()] == [AttentionKind.NO_HANDLER]
+        assert [one.id for one in read()] == [AttentionKind.NO_HANDLER]
 
     def test_name_messages_of_a_topic_whose_handler_was_removed(self, read, settings, monkeypatch):
         a_backlog("a", "b")
@@ -640,7 +641,7 @@ class TestGroups:
         consumer(topic="letters", group="cart")(lambda message, context: None)
         a_process("consumer", consumer_group="cart", subscriptions=["letters\x1ftopic letters\x1f*"])
 
-        assert [(one.kind, one.subject) for one in read()] == [(AttentionKind.NO_HANDLER, "group 'cart'")]
+        assert [(one.id, one.obj) for one in read()] == [(AttentionKind.NO_HANDLER, "group 'cart'")]
 
     def test_name_each_group_of_a_process_that_fails(self, read):
         consumer(Parcel, group="points")(lambda message, context: None)
@@ -649,7 +650,7 @@ class TestGroups:
         a_process("consumer", consumer_group="points", errors=error)
         Process.objects.update(pid=1)
 
-        assert [(one.kind, one.subject) for one in read()] == [
+        assert [(one.id, one.obj) for one in read()] == [
             (AttentionKind.PROCESS_FAILS, "group 'cart'"),
             (AttentionKind.PROCESS_FAILS, "group 'points'"),
         ]
@@ -661,12 +662,12 @@ class TestGroups:
         monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
         away = read()
 
-        assert (one.kind, one.subject) == (AttentionKind.PROCESS_FAILS, "group 'cart'")
+        assert (one.id, one.obj) == (AttentionKind.PROCESS_FAILS, "group 'cart'")
         assert str(one).endswith(
             "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; it tries "
             "again by itself."
         )
-        assert [one.kind for one in away] == [AttentionKind.BROKER_AWAY]
+        assert [one.id for one in away] == [AttentionKind.BROKER_AWAY]
 
     def test_need_none_about_its_backlog_while_its_consumers_fail(self, read):
         a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
@@ -675,7 +676,7 @@ class TestGroups:
         handled(seconds=200, number=5)
         sent(seconds=100)
 
-        assert [one.kind for one in read()] == [AttentionKind.PROCESS_FAILS]
+        assert [one.id for one in read()] == [AttentionKind.PROCESS_FAILS]
 
     def test_name_one_that_is_slow(self, read):
         a_process("consumer", consumer_group="cart")
@@ -685,8 +686,8 @@ class TestGroups:
 
         [one] = read()
 
-        assert one.kind is AttentionKind.GROUP_SLOW
-        assert one.cause.startswith("50 messages wait; at 2 a minute, as in the last minutes, that takes 2")
+        assert one.id is AttentionKind.GROUP_SLOW
+        assert one.msg.startswith("50 messages wait; at 2 a minute, as in the last minutes, that takes 2")
 
     def test_need_none_in_a_burst_after_an_idle_night(self, read):
         a_process("consumer", consumer_group="cart")
@@ -706,7 +707,7 @@ class TestGroups:
 
         [one] = read()
 
-        assert (one.kind, one.cause) == (
+        assert (one.id, one.msg) == (
             AttentionKind.NO_CONSUMER,
             "No consumer is running (none sends heartbeats), and the broker cannot tell the backlog.",
         )
@@ -714,13 +715,13 @@ class TestGroups:
     def test_show_what_is_known_when_a_broker_raises_whatever(self, read, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: 1 / 0)
 
-        assert [(one.kind, one.error) for one in read()] == [(AttentionKind.BROKER_AWAY, "division by zero")]
+        assert [(one.id, one.error) for one in read()] == [(AttentionKind.BROKER_AWAY, "division by zero")]
 
     def test_name_dead_letters_as_long_as_there_are_any(self, read, relay):
         deferred(seconds=9, dead=True, fingerprint="ValueError: boom", topic="parcels")
         deferred(seconds=9, dead=True, group="gone")
 
-        found = [(one.subject, one.cause, one.error) for one in read() if one.kind is AttentionKind.DEAD_LETTERS]
+        found = [(one.obj, one.msg, one.error) for one in read() if one.id is AttentionKind.DEAD_LETTERS]
         Deferred.objects.all().delete()
 
         assert found[0] == ("group 'cart'", "1 message of topic 'parcels' failed for good.", "ValueError: boom")
@@ -732,7 +733,7 @@ class TestGroups:
         with database.connect("default", application_name="a report") as other, other.transaction():
             other.execute("SELECT 1")
 
-            found = [one.cause for one in read() if one.kind is AttentionKind.LONG_TRANSACTION]
+            found = [one.msg for one in read() if one.id is AttentionKind.LONG_TRANSACTION]
 
         assert re.sub(r"[\d.]+ s", "0.1 s", found[0]).endswith("idle in transaction) has been open for 0.1 s.")
 
@@ -741,7 +742,7 @@ class TestGroups:
         Gap.objects.create(**about, first_number=3, last_number=5)
         Gap.objects.create(**about, first_number=9, last_number=9, closed_at=ago(seconds=1))
 
-        assert [one.cause for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
+        assert [one.msg for one in read()] == ["3 messages of topic 'orders' did not arrive, in 1 gap."]
 
     def test_leave_out_what_is_silenced(self, read, settings):
         Gap.objects.create(consumer_group="cart", source="s", topic="orders", lane=1, first_number=3, last_number=5)
@@ -758,7 +759,7 @@ class TestGroups:
         Inbox.objects.create(consumer_group="points", **about | {"delivery_count": 1})
         DeferredFactory(consumer_group="points", message_id=rows[1].id)
 
-        [one] = [one for one in read() if one.kind is AttentionKind.IGNORED]
+        [one] = [one for one in read() if one.id == AttentionKind.IGNORED]
 
         says = "1 message of type 'tests.Placed' came in the last hour, and no group handled it: cart had no handler."
-        assert (one.subject, one.cause) == ("topic 'orders'", says)
+        assert (one.obj, one.msg) == ("topic 'orders'", says)

@@ -100,13 +100,13 @@ class TestAnIdleTransaction:
         monkeypatch.setattr(attention, "BLOCKED_SECONDS", 0.01)
         lock = f"SELECT pg_advisory_xact_lock({Lock.KEY}, 17)"
         with holding(lock) as pid, waiting(lock, name="gunicorn"), database.connect("default") as own:
-            [blocked] = [one for one in read_attention(own, "default") if one.kind is AttentionKind.BLOCKED]
+            [blocked] = [one for one in read_attention(own, "default") if one.id is AttentionKind.BLOCKED]
 
-        assert blocked.subject == f"session {pid}"
-        assert "(psql, user" in blocked.cause
-        assert "for which 1 session waited up to" in blocked.cause
-        assert blocked.cause.endswith(": gunicorn.")
-        assert f"pg_terminate_backend({pid})" in blocked.step
+        assert blocked.obj == f"session {pid}"
+        assert "(psql, user" in blocked.msg
+        assert "for which 1 session waited up to" in blocked.msg
+        assert blocked.msg.endswith(": gunicorn.")
+        assert f"pg_terminate_backend({pid})" in blocked.hint
 
     def test_that_has_locks_of_others_is_not(self):
         lock = "SELECT pg_advisory_xact_lock(1, 17)"

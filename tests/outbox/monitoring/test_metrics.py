@@ -108,7 +108,9 @@ class TestAttention:
     def test_are_counted(self, scrape):
         BatchFactory(topic=TopicFactory(name="parcels"), state=State.DEAD)
 
-        assert scrape("outbox_attention", "kind")[("rejected",)] == 1
+        found = scrape("outbox_findings", "id", "level", "subject")
+
+        assert found["outbox.rejected", "warning", "topic 'parcels'"] == 1
 
     def test_name_what_a_group_misses(self, scrape):
         Gap.objects.create(consumer_group="cart", topic="parcels", source="s", lane=1, first_number=3, last_number=5)

@@ -20,7 +20,7 @@ def a_finding(run, **fields):
 
 
 def causes():
-    return [one.cause for one in read_attention(database.raw("default"), "default") if one.kind == "audit"]
+    return [one.msg for one in read_attention(database.raw("default"), "default") if one.id == "outbox_pipeline.audit"]
 
 
 def test_open_findings_of_the_newest_audit_are_named():

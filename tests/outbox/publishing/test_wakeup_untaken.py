@@ -11,7 +11,7 @@ import pytest
 from kombu import Connection
 
 from outbox import database
-from outbox.monitoring.doctor import Level, check_wakeups
+from outbox.monitoring.doctor import check_wakeups
 from outbox.publishing import wakeup
 from outbox.publishing.wakeup import Wakeup, WakeupSender
 from project.servers.rabbitmq import RabbitMQ
@@ -161,7 +161,7 @@ class TestWakeupsThatNoWorkerTakes:
     def test_are_named_by_the_doctor_with_what_to_do(self, app, settings):
         commit(WakeupSender(), 4)
 
-        found = [one for one in check_wakeups() if one.level is Level.WARNING]
+        found = [one for one in check_wakeups() if one.level_name == "warning"]
 
         assert [one.text for one in found] == ["4 tasks in Celery's queue 'outbox', and no worker that answers takes from it"]
         assert "Start a worker of Celery for this queue." in found[0].hint

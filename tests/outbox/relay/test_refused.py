@@ -69,7 +69,7 @@ def sent() -> bool:
 
 def fails() -> list[str]:
     with database.connect("default") as connection:
-        return [str(one) for one in read_attention(connection, "default") if one.kind is AttentionKind.PROCESS_FAILS]
+        return [str(one) for one in read_attention(connection, "default") if one.id is AttentionKind.PROCESS_FAILS]
 
 
 class TestASendThatTakesLong:
@@ -120,7 +120,7 @@ class TestErrorThatStays:
         finally:
             own.execute("ALTER TABLE outbox_ticket REPLICA IDENTITY FULL")
 
-        assert "Broker 'default': The relay of process " in named[0]
+        assert "Broker 'default': (outbox.process_fails) The relay of process " in named[0]
         assert 'cannot delete from table "outbox_ticket" because it does not have a replica identity' in named[0]
         assert failures > 3
         assert wait_until(sent)

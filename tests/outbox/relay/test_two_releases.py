@@ -117,8 +117,8 @@ class TestATopicThatIsRemovedOrRenamed:
         releases.run(self.NEW, "old")
 
         assert len(unsent()) == 3
-        found = [one for one in read_attention(database.raw("default"), "default") if one.kind is AttentionKind.UNKNOWN_TOPIC]
-        assert [one.cause for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic: no relay sends there.']
+        found = [one for one in read_attention(database.raw("default"), "default") if one.id is AttentionKind.UNKNOWN_TOPIC]
+        assert [one.msg for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic: no relay sends there.']
         assert not Batch.objects.exists()
 
         releases.run(release(**self.OLD["TOPICS"], **self.NEW["TOPICS"]), "old")

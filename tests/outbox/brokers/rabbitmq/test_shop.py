@@ -199,7 +199,7 @@ class TestTwoProjects:
         ours.run(until_idle=True)
         subscriptions.beat(register.group("cart"), "default")
 
-        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.kind is AttentionKind.MISCONFIGURED]
+        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id is AttentionKind.MISCONFIGURED]
         assert f"belongs to the outbox {BLOG}" in entry.error
         assert "outbox_consume --group cart --take-over" in entry.error
         assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.check_brokers())

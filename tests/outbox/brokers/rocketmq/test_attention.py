@@ -38,7 +38,7 @@ def read(topic: object, harness: RocketMQHarness, group: str, no_consumers: None
         connection = database.raw("default")
         heartbeats.beat(connection, "relay", broker="default")
         heartbeats.beat(connection, "consumer", broker="default", consumer_group=group)
-        return {one.kind: one.cause for one in read_attention(connection, "default")}
+        return {one.id: one.msg for one in read_attention(connection, "default")}
 
     return read
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outbox.monitoring.doctor import DoctorFinding, Level
+from outbox.findings import Finding
 
 MEMORY = {"BACKEND": "outbox.brokers.memory.MemoryBroker"}
 
@@ -17,12 +17,12 @@ def _outbox(settings: Any, only_the_shops_types: None) -> None:
 
 
 @pytest.fixture
-def about() -> Callable[..., list[tuple[Level, str]]]:
+def about() -> Callable[..., list[tuple[str, str]]]:
     """Run a check; return level and text of findings about a subject. Each but OK must have a hint."""
 
-    def about(check: Callable[[], Iterator[DoctorFinding]], subject: str) -> list[tuple[Level, str]]:
-        found = [one for one in check() if one.subject == subject]
-        assert all(bool(one.hint) is (one.level is not Level.OK) for one in found), found
-        return [(one.level, one.text) for one in found]
+    def about(check: Callable[[], Iterator[Finding]], subject: str) -> list[tuple[str, str]]:
+        found = [one for one in check() if one.obj == subject]
+        assert all(bool(one.hint) is (one.level_name != "ok") for one in found), found
+        return [(one.level_name, one.text) for one in found]
 
     return about

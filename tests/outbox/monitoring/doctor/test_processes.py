@@ -7,7 +7,7 @@ from django.db import connections
 
 from outbox import consumer, database
 from outbox.database import heartbeats
-from outbox.monitoring.doctor import Level, check_processes
+from outbox.monitoring.doctor import check_processes
 from outbox.schedule import beat_schedule
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -33,13 +33,13 @@ class TestProcesses:
     def test_are_well_when_they_send_heartbeats(self, about, subject, beat):
         heartbeats.beat(database.raw("default"), **beat)
 
-        assert about(check_processes, subject) == [(Level.OK, "sends heartbeats")]
+        assert about(check_processes, subject) == [("ok", "sends heartbeats")]
 
     @pytest.mark.parametrize(
         ("subject", "beat", "named"),
         [
-            (RELAY, {"kind": "relay", "broker": "default"}, "broker 'default'"),
-            (CONSUMER, {"kind": "consumer", "broker": "default", "consumer_group": "cart"}, "group 'cart'"),
+            (RELAY, {"kind": "relay", "broker": "default"}, "broker 'default' of database 'default'"),
+            (CONSUMER, {"kind": "consumer", "broker": "default", "consumer_group": "cart"}, "group 'cart' of database 'default'"),
         ],
     )
     def test_are_not_well_when_their_heartbeats_say_that_they_fail(self, about, subject, beat, named):
@@ -47,7 +47,7 @@ class TestProcesses:
 
         assert about(check_processes, subject) == []
         [(level, text)] = about(check_processes, named)
-        assert level is Level.WARNING
+        assert level == "warning"
         assert text.endswith("fails. permission denied for table outbox_ticket.")
 
     def test_are_not_all_that_needs_attention(self, about, monkeypatch):
@@ -55,28 +55,29 @@ class TestProcesses:
 
         [(level, text)] = about(check_processes, "database 'default'")
 
-        assert level is Level.WARNING
+        assert level == "warning"
         assert text.startswith("Messages of 1 day are kept past their retention, from 2001-02-03 on.")
 
-    @pytest.mark.parametrize("subject", [RELAY, CONSUMER])
-    def test_are_missed_when_they_send_none(self, about, subject):
+    @pytest.mark.parametrize(
+        ("subject", "text"),
+        [
+            ("broker 'default' of database 'default'", "No relay is running."),
+            ("group 'cart'", "No consumer is running for broker 'default'."),
+        ],
+    )
+    def test_are_missed_when_they_send_none(self, about, subject, text):
         heartbeats.beat(database.raw("default"), "relay", broker="another")
         heartbeats.beat(database.raw("other"), "relay", broker="default")
         heartbeats.beat(database.raw("default"), "consumer", broker="default", consumer_group="points")
 
-        ((level, text),) = about(check_processes, subject)
-
-        assert level is Level.WARNING
-        assert text.startswith("has sent no heartbeat in the last 8 s")
+        assert ("warning", text) in about(check_processes, subject)
 
     def test_are_missed_when_their_last_heartbeat_is_old(self, about):
         own = database.raw("default")
         heartbeats.beat(own, "relay", broker="default")
         own.execute("UPDATE outbox_process SET beat_at = beat_at - interval '9 s'")
 
-        ((level, _),) = about(check_processes, RELAY)
-
-        assert level is Level.WARNING
+        assert about(check_processes, RELAY) == []
 
     def test_are_not_missed_when_celery_consumes(self, about, monkeypatch):
         app = celery.Celery("project", set_as_current=False)
