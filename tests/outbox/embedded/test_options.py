@@ -51,7 +51,6 @@ class TestCheckOptions:
 
         assert EmbeddedBroker.check_settings({}) == []
 
-
     def test_finds_a_default_that_is_left_empty_for_routers(self, monkeypatch, settings):
         monkeypatch.setattr(connections["default"], "vendor", "unknown")  # as of Django's backend for an empty one
         settings.DATABASE_ROUTERS = [EverythingToOther()]
