@@ -108,7 +108,7 @@ class BrokerCannotTell(BrokerUnavailable):
 
 
 class NotMigrated(OutboxError):
-    """Raised when a database is read-only, or lacks the tables of the outbox or of a broker that stores messages there."""
+    """Raised when a database is read-only, or lacks the tables of the outbox or of a broker there, or hides their rows."""
 
 
 class OtherProject(NotMigrated):

@@ -113,7 +113,7 @@ class Header:
     CAUSATION_ID = "ce-causationid"
     CONTENT_TYPE = "content-type"
     TRACEPARENT = "traceparent"  # W3C Trace Context; the caller's own, or that of the message being handled
-    UNREADABLE = "outbox-unreadable"  # alone, of another program's message: why its client could not read its headers
+    UNREADABLE = "outbox-unreadable"  # of another program's message, which has no id then: why its headers or body cannot be read
 
     RESERVED_PREFIX = "ce-"
 

@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 
 from outbox import database, tracing
 from outbox.brokers.base import Delivery
-from outbox.consuming.delivery_info import Context, fields_of
+from outbox.consuming.delivery_info import Context, as_key, fields_of
 from outbox.consuming.failures import causes
 from outbox.consuming.inbox import Claim
 from outbox.consuming.lease_thread import LeaseThread
@@ -84,8 +84,8 @@ def own_statements() -> Iterator[None]:
 def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
     context = contexts[0]
     correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    cause = Cause(context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, ""))
-    before = current_cause.set(cause if len(contexts) == 1 else None)
+    texts = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # another program's may be long
+    before = current_cause.set(Cause(*map(as_key, texts)) if len(contexts) == 1 else None)
     try:
         with as_innermost(consumer.using), handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], context)

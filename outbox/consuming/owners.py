@@ -13,6 +13,7 @@ from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import Receives
 from outbox.consuming.register import Group, groups
 from outbox.database.identity import require_identity
+from outbox.errors import NotMigrated
 
 
 def set_owner(broker: Receives, group: str, using: str) -> None:
@@ -57,5 +58,5 @@ def set_owners(broker: Broker) -> None:
     databases = database.outbox_databases()
     for group in groups().values():
         if broker.alias in group.brokers and group.using in databases:
-            with suppress(DatabaseError, psycopg.Error):
+            with suppress(DatabaseError, psycopg.Error, NotMigrated):
                 set_owner(Receives.of(broker), group.name, group.using)

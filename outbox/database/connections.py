@@ -45,8 +45,15 @@ HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('out
 # The schema whose outbox a connection sees.
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_wakeup')"
 
-# Whether the database is a replica, and whether it has the tables of the outbox.
-IS_FIT = "SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL"
+# Whether the database is a replica, whether it has the tables of the outbox, and those that look empty to this role: row-level
+# security without a policy hides all rows, and raises no error where they are read.
+IS_FIT = r"""
+SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL, ARRAY(
+    SELECT quote_ident(relname) FROM pg_class c
+    WHERE relrowsecurity AND relname LIKE 'outbox\_%' AND NOT relispartition AND pg_table_is_visible(c.oid)
+        AND row_security_active(c.oid) AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
+    ORDER BY relname)
+"""
 
 # SQLSTATE, by its beginning: the connection broke, an operator ended it, a conflict with another transaction, a lock was held.
 NO_REFUSALS = ("08", "57P", "40", "55P03")
@@ -138,13 +145,13 @@ def explain_missing(alias: str) -> str:
 
 def ensure_fit(alias: str, connection: Connection) -> None:
     """
-    Raise unless the database has the tables of the outbox, of this project, and accepts writes.
+    Raise unless the database has the tables of the outbox, of this project, shows their rows, and accepts writes.
 
     Raises:
-        NotMigrated: it is a replica, or has no such tables.
+        NotMigrated: it is a replica, or has no such tables, or hides their rows.
         OtherProject: they belong to another project.
     """
-    is_replica, has_tables = connection.execute(IS_FIT).fetchone() or (False, False)
+    is_replica, has_tables, hidden = connection.execute(IS_FIT).fetchone() or (False, False, [])
     if is_replica:
         raise NotMigrated(
             f"Database {alias!r} is a replica and accepts no writes.",
@@ -152,6 +159,12 @@ def ensure_fit(alias: str, connection: Connection) -> None:
         )
     if not has_tables:
         raise NotMigrated(f"Database {alias!r} has no tables of the outbox.", hint=explain_missing(alias))
+    if hidden:
+        raise NotMigrated(
+            f"Database {alias!r} hides the rows of {', '.join(hidden)} from role {connection.info.user!r}: they have row-level "
+            "security, and no policy.",
+            hint=" ".join(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY;" for table in hidden),
+        )
     require_own_tables(alias, connection)
 
 

@@ -10,6 +10,8 @@ The INSERTs of message rows. No other code writes one, and none changes one: a r
 
 from __future__ import annotations
 
+from outbox.database.wakeup import HAS_ROOM
+
 _INTO = "INSERT INTO outbox_message (id, topic_id, key, headers, about, body)"
 
 INSERT_ROW = f"{_INTO} VALUES (%s, %s, %s, %s, %s, %s)"
@@ -19,7 +21,7 @@ INSERT_ROW = f"{_INTO} VALUES (%s, %s, %s, %s, %s, %s)"
 INSERT_WAITING = f"""
 WITH m AS ({INSERT_ROW})
 INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
-RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_wakeup WHERE broker = %s)
+RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_wakeup WHERE broker = %s AND {HAS_ROOM})
 """
 
 # The message row, and when it is due; the relay gives it its ticket then.
@@ -46,7 +48,7 @@ SELECT id, topic_id, CASE WHEN is_ordered THEN hashtextextended(key, topic_id) E
 WHERE wait = interval '0' ORDER BY nth
 RETURNING (
     SELECT count(pg_notify('outbox', topic)) FROM outbox_wakeup
-    JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker))
+    JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker) WHERE {HAS_ROOM})
 """
 
 # Waits for an open transaction that has written the message row. The first 48 bits of an id are its time in milliseconds.

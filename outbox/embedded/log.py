@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from outbox.database import Connection
+from outbox.database.wakeup import HAS_ROOM
 from outbox.embedded.clock import NOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, EmbeddedRow, arrays
 
@@ -41,10 +42,12 @@ shown AS (
 """
 
 # Notifies waiting consumers to scan all their queues, once per statement.
-NOTIFY = "(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_wakeup LIMIT 1)"
+NOTIFY = f"(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_wakeup WHERE {HAS_ROOM} LIMIT 1)"
 
 # Notifies waiting consumers of each queue in `numbered`, which has new messages.
-NOTIFY_QUEUE = "(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_wakeup LIMIT 1)"
+NOTIFY_QUEUE = f"""
+(SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_wakeup WHERE {HAS_ROOM} LIMIT 1)
+"""
 
 # A one-phase send. Messages get their positions in the order of the arrays.
 SEND = f"""

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from django.db import connections
+from django.apps import apps
+from django.db import connections, router
 
 from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_options
@@ -51,11 +52,13 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
                 f'Choices are: {known}. The default is "default".',
             )
         )
-    elif "DATABASE" in raw and (vendor := connections[options.database].vendor) != "postgresql":  # E007 names the default
+    elif connections[options.database].vendor != "postgresql" and options.database != router.db_for_write(
+        apps.get_model("outbox", "MessageRow")  # E007 reports its database
+    ):
         found.append(
             Problem(
-                f'OPTIONS["DATABASE"] is {options.database!r}, which is {vendor}.',
-                "The embedded broker needs PostgreSQL. Name a PostgreSQL database.",
+                f'OPTIONS["DATABASE"] is {options.database!r}, which is not PostgreSQL.',
+                'Name a PostgreSQL database of DATABASES. The default is "default".',
             )
         )
     return found

@@ -314,6 +314,32 @@ class TestADoctor:
         assert text == f"role {ROLE} lacks DELETE on outbox_ticket; USAGE on outbox_embedded_half_id"
         assert after == []
 
+    def test_names_tables_whose_rows_the_server_hides_and_the_statements_that_show_them(self, granted, as_owner):
+        partitions.make_days("default")
+        for table in ("outbox_ticket", "outbox_source"):
+            as_owner(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+
+        with as_role():
+            [(level, text, hint)] = concerns()
+        as_owner(hint)
+        with as_role():
+            after = concerns()
+
+        assert level is Level.ERROR
+        assert text.startswith("hides the rows of outbox_source, outbox_ticket from role")
+        assert after == []
+
+    def test_accepts_row_level_security_with_a_policy(self, granted, as_owner):
+        partitions.make_days("default")
+        as_owner("ALTER TABLE outbox_ticket ENABLE ROW LEVEL SECURITY")
+        as_owner(f"CREATE POLICY every_row ON outbox_ticket TO {ROLE} USING (true)")
+
+        with as_role():
+            found = concerns()
+        as_owner("DROP POLICY every_row ON outbox_ticket; ALTER TABLE outbox_ticket DISABLE ROW LEVEL SECURITY")
+
+        assert found == []
+
 
 def _listed(text: str) -> str:
     return ", ".join(re.findall(r"`(\w+)`", text))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psycopg
@@ -97,9 +97,9 @@ def pooler(server: Postgres) -> Iterator[PgBouncer]:
 def play() -> Play:
     """Play acts of the shop in a set-up; return what the program said."""
 
-    def play(setup: str, url: str, *acts: str, python: str = sys.executable, **variables: str) -> str:
+    def play(setup: str, url: str, *acts: str, python: str = sys.executable, before: Sequence[str] = (), **variables: str) -> str:
         done = subprocess.run(
-            [python, "-m", "tests.setups.play", *acts],
+            [*before, python, "-m", "tests.setups.play", *acts],
             cwd=settings.BASE_DIR,
             env={**os.environ, "SETUP": setup, "DATABASE_URL": url, **variables},
             capture_output=True,

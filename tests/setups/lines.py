@@ -51,5 +51,24 @@ LINES: dict[str, dict[str, Any]] = {
     },
     "no_api": {"HAS_API": False, "WITHOUT_APPS": {"rest_framework"}},
     "custom_user": {"WITH_APPS": ["tests.setups.accounts"], "AUTH_USER_MODEL": "accounts.Account"},
+    "mti_key": {"WITH_APPS": ["tests.setups.keys"], "ABOUT": "tests.setups.keys.models.gift_of"},
+    "ulid_key": {"WITH_APPS": ["tests.setups.keys"], "ABOUT": "tests.setups.keys.models.parcel_of"},
+    "cachalot": {
+        "WITH_APPS": ["cachalot"],
+        "CACHES": {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},
+        "CACHALOT_UNCACHABLE_APPS": ("outbox", "outbox_embedded", "shop"),  # each process has a cache of its own
+    },
+    "opentelemetry": {"WITH_APPS": ["tests.setups.agent"]},
+    "django_tenants": {
+        "WITH_APPS": ["django_tenants", "tests.setups.tenants"],
+        "DATABASES": {"default": {"ENGINE": "django_tenants.postgresql_backend"}},
+        "DATABASE_ROUTERS": ["django_tenants.routers.TenantSyncRouter"],
+        "TENANT_APPS": ["django.contrib.contenttypes"],
+        "TENANT_MODEL": "tenants.Tenant",
+        "TENANT_DOMAIN_MODEL": "tenants.Domain",
+    },
     "german": {"LANGUAGE_CODE": "de", "USE_THOUSAND_SEPARATOR": True, "TIME_ZONE": "Europe/Berlin"},
 }
+
+# Those that need packages which the package does not.
+WITH_PACKAGES = {"cachalot", "django_tenants", "opentelemetry"}

@@ -59,6 +59,7 @@ SHOP_DATABASE = "default"
 ASGI = False
 HAS_API = True
 HAS_TASKS = False
+ABOUT = ""  # a function from an order to the row that its message is about
 
 
 def _merged(before: Any, after: Any) -> Any:
@@ -74,5 +75,6 @@ for _name, _value in LINES[os.environ["SETUP"]].items():
         INSTALLED_APPS = [*_value, *INSTALLED_APPS]
     else:
         globals()[_name] = _merged(globals().get(_name), _value)
+SHARED_APPS = INSTALLED_APPS
 # Another alias is the same database where it says nothing else.
 DATABASES = {alias: _merged(DATABASE, database) for alias, database in DATABASES.items()}

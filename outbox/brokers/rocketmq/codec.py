@@ -14,13 +14,10 @@ from uuid import uuid4
 
 import msgspec
 
-from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.base import DEFAULT_MAX_BODY_BYTES, Delivery, Outgoing
 from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF, StoredMessage
 from outbox.brokers.rocketmq.stubs import definition
-from outbox.logs import get_logger
 from outbox.message import Half, Header, TopicType
-
-logger = get_logger(__name__)
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
@@ -44,6 +41,7 @@ BORN_EARLIER_SECONDS = 1.0
 # those of RocketMQ 4, and the one for C++, assume zlib.
 COMPRESSION_LEVEL = 5
 GZIP_MAGIC = b"\x1f\x8b"
+MAX_DECOMPRESSED_BYTES = 4 * DEFAULT_MAX_BODY_BYTES  # a few bytes may stand for gigabytes
 
 TYPES = {
     TopicType.NORMAL: definition.MessageType.NORMAL,
@@ -130,14 +128,18 @@ def _compress(body: bytes, above: int | None) -> tuple[bytes, int]:
     return body, definition.Encoding.IDENTITY
 
 
-def decompress(body: bytes) -> bytes:
-    """Return a decompressed body. One that is neither gzip nor zlib is returned unchanged, for the handler to reject."""
-    kind = zlib.MAX_WBITS | 16 if body.startswith(GZIP_MAGIC) else zlib.MAX_WBITS
+def _decompress(body: bytes, headers: dict[str, str]) -> bytes:
+    """Return a decompressed body. One that cannot be is returned unchanged, and gets a header that says why."""
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 16 if body.startswith(GZIP_MAGIC) else zlib.MAX_WBITS)
+    why = f"it is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes without compression"
     try:
-        return zlib.decompress(body, kind)
+        decompressed = stream.decompress(body, MAX_DECOMPRESSED_BYTES)
+        if stream.eof:
+            return decompressed
     except zlib.error as error:
-        logger.error("A body of %s bytes, marked as compressed, is neither gzip nor zlib: %s", len(body), error)
-        return body
+        why = f"it is neither gzip nor zlib: {error}"
+    headers[Header.UNREADABLE] = f"Its body of {len(body)} bytes is marked as compressed, but {why}."
+    return body
 
 
 @lru_cache(1024)  # every message has the same few names
@@ -169,11 +171,12 @@ def to_delivery(message: Any, group: str) -> Delivery:
     """Return the delivery of a message that a proxy returned."""
     headers, key, _ = _read(message.user_properties)
     system = message.system_properties
+    body = _body(message, headers)
     return Delivery(
         group=group,
         topic=message.topic.name,
         message_id=_our_id(system.message_id, headers),
-        body=_body(message),
+        body=body,
         receipt=system.receipt_handle,
         key=key,
         tag=system.tag,
@@ -188,11 +191,12 @@ def to_delivery(message: Any, group: str) -> Delivery:
 def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: str, given_up: str) -> Delivery:
     """Return the delivery of a message that was read from a broker's log."""
     headers, key, _ = _read(stored.properties)
+    body = _decompress(stored.body, headers) if stored.flag & COMPRESSED else stored.body
     return Delivery(
         group=group,
         topic=topic,
-        message_id=message_id_of(stored.properties),
-        body=decompress(stored.body) if stored.flag & COMPRESSED else stored.body,
+        message_id=_our_id(stored.properties.get("UNIQ_KEY", ""), headers),
+        body=body,
         receipt=receipt,
         key=key,
         tag=stored.properties.get("TAGS", ""),
@@ -236,13 +240,13 @@ def to_half(message: Any) -> Half:
         born_at=_time(system.born_timestamp),
         key=key,
         headers=headers,
-        body=_body(message),
+        body=_body(message, headers),
     )
 
 
-def _body(message: Any) -> bytes:
+def _body(message: Any, headers: dict[str, str]) -> bytes:
     body: bytes = message.body
-    return decompress(body) if message.system_properties.body_encoding == definition.Encoding.GZIP else body
+    return _decompress(body, headers) if message.system_properties.body_encoding == definition.Encoding.GZIP else body
 
 
 def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
@@ -257,7 +261,8 @@ def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
 
 
 def _our_id(wire_id: str, headers: Mapping[str, str]) -> str:
-    return headers.get(Header.ID) or wire_id.partition(HALF_MARK)[0]
+    """Return the id of a message; "" of one that cannot be read, which makes it a dead letter."""
+    return "" if Header.UNREADABLE in headers else headers.get(Header.ID) or wire_id.partition(HALF_MARK)[0]
 
 
 def _time(stamp: Any) -> datetime | None:

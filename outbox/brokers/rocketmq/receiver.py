@@ -39,7 +39,7 @@ RETRY_SECONDS = 2.0  # what failed is polled again after this time
 
 UNKNOWN = ""  # the broker of a request that only reads the topic's route
 
-Poll = asyncio.Task[list[Delivery]]
+Poll = asyncio.Task[None]
 
 
 class PollKey(NamedTuple):
@@ -162,27 +162,19 @@ class RocketMQReceiver:
         if key not in self._polls:
             poll = asyncio.get_running_loop().create_task(self._poll(call, key))
             self._polls[key] = poll
-            poll.add_done_callback(partial(self._on_poll_done, key, call.invisible_for))
+            poll.add_done_callback(partial(self._on_poll_done, key))
         return self._polls[key]
 
-    def _on_poll_done(self, key: PollKey, invisible_for: timedelta, poll: Poll) -> None:
-        """Keep the received messages for half of their invisible duration, or note the failure."""
+    def _on_poll_done(self, key: PollKey, poll: Poll) -> None:
+        """Note the failure of a request, which is made again a moment later."""
         del self._polls[key]
         if poll.cancelled():
             return
         if (error := poll.exception()) is not None:
-            self._note_failure(key, error)
-            return
-        self._failures.pop(key, None)
-        if received := poll.result():
-            return_at = time.monotonic() + invisible_milliseconds(invisible_for) / 2000
-            self._buffered.extend((return_at, delivery) for delivery in received)
-            self._schedule_return()
-
-    def _note_failure(self, key: PollKey, error: BaseException) -> None:
-        """Note the failure of a request, which is made again a moment later."""
-        self._failures[key] = PollFailure(error, time.monotonic() + RETRY_SECONDS)
-        self._client.routes.invalidate(key.topic)
+            self._failures[key] = PollFailure(error, time.monotonic() + RETRY_SECONDS)
+            self._client.routes.invalidate(key.topic)
+        else:
+            self._failures.pop(key, None)
 
     def _only_failures(self, asked: Mapping[PollKey, Poll]) -> BaseException | None:
         """Return the error of the first request if all of them have failed."""
@@ -233,14 +225,20 @@ class RocketMQReceiver:
             self._client.start_task(self._settlement.return_deliveries(stale))
         self._schedule_return()
 
-    async def _poll(self, call: ReceiveRequest, key: PollKey) -> list[Delivery]:
+    async def _poll(self, call: ReceiveRequest, key: PollKey) -> None:
+        """
+        Make a request, and keep the received messages for half of their invisible duration, also those before an error.
+
+        A proxy fails at a message that it cannot convert, and the others behind it are away until they are visible again. So what
+        failed is asked for single messages.
+        """
         server_group, topic, broker, _ = key
         queues = await self._client.routes.of(topic)
         self._note_brokers(topic, queues)
         if not queues:
             raise ConnectionError("the proxy names no queue of it")
         if broker == UNKNOWN:
-            return []
+            return
         here = [queue for queue in queues if queue.broker == broker] or queues
         queue = here[self._client.next_index() % len(here)]
         await self._subscriptions.announce(queue.endpoint, server_group)
@@ -248,20 +246,24 @@ class RocketMQReceiver:
             group=self._client.resource(server_group),
             message_queue=queue.proto,
             filter_expression=EVERYTHING,
-            batch_size=1 if self._is_ordered(topic) else min(call.limit, MAX_BATCH_SIZE),
+            batch_size=1 if self._is_ordered(topic) or key in self._failures else min(call.limit, MAX_BATCH_SIZE),
             auto_renew=False,
         )
         request.invisible_duration.FromMilliseconds(invisible_milliseconds(call.invisible_for))
         request.long_polling_timeout.FromMilliseconds(max(1, round(call.wait_seconds * 1000)))
-        found: list[Delivery] = []
+        received: list[Delivery] = []
         stub = self._client.stub(queue.endpoint)
         timeout = max(call.wait_seconds, MIN_WAIT_SECONDS) + self._client.timeout
-        async for answer in stub.ReceiveMessage(request, metadata=self._client.metadata(server_group), timeout=timeout):
-            if answer.HasField("message"):
-                found.append(to_delivery(answer.message, call.group))
-            elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
-                raise StatusError(answer.status)
-        return found
+        try:
+            async for answer in stub.ReceiveMessage(request, metadata=self._client.metadata(server_group), timeout=timeout):
+                if answer.HasField("message"):
+                    received.append(to_delivery(answer.message, call.group))
+                elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
+                    raise StatusError(answer.status)
+        finally:
+            return_at = time.monotonic() + invisible_milliseconds(call.invisible_for) / 2000
+            self._buffered.extend((return_at, delivery) for delivery in received)
+            self._schedule_return()
 
     def _note_brokers(self, topic: str, queues: Collection[Queue]) -> None:
         """Note the brokers of a topic, and forget the failures of those that have left."""

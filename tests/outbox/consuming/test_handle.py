@@ -11,6 +11,7 @@ from django.db import IntegrityError, connection, transaction
 
 import outbox
 from outbox import Reject, RetryPolicy, consumer, signals
+from outbox.consuming.delivery_info import as_key
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
@@ -405,6 +406,17 @@ class TestCause:
 
         assert seen == [Cause(first.message_id, first.message_id), Cause(second.message_id, "story", "00-a-b-01")]
         assert current_cause.get() is None
+
+    def test_is_short_where_another_program_writes_long_texts(self):
+        seen = []
+        consumer(Placed, group="cart")(lambda message, context: seen.append(current_cause.get()))
+        long = "x" * 100_000
+        headers = {Header.CORRELATION_ID: long, Header.TRACEPARENT: long}
+
+        handle(group("cart"), delivery(Placed("A1"), named=long, headers=headers))
+
+        assert seen == [Cause(as_key(long), as_key(long), as_key(long))]
+        assert len(as_key(long)) < 100
 
     def test_is_forgotten_after_a_failure(self):
         fails_with(ValueError("no"))

@@ -44,12 +44,26 @@ class TestCheckOptions:
 
         [problem] = EmbeddedBroker.check_settings({"DATABASE": "other"})
 
-        assert problem.text == "OPTIONS[\"DATABASE\"] is 'other', which is sqlite."
+        assert problem.text == "OPTIONS[\"DATABASE\"] is 'other', which is not PostgreSQL."
 
     def test_leave_a_default_that_was_not_named_to_the_check_of_databases(self, monkeypatch):
         monkeypatch.setattr(connections["default"], "vendor", "sqlite")
 
         assert EmbeddedBroker.check_settings({}) == []
+
+    def test_finds_a_default_that_is_left_empty_for_routers(self, monkeypatch, settings):
+        monkeypatch.setattr(connections["default"], "vendor", "unknown")  # as of Django's backend for an empty one
+        settings.DATABASE_ROUTERS = [EverythingToOther()]
+
+        [problem] = EmbeddedBroker.check_settings({})
+
+        assert problem.text == "OPTIONS[\"DATABASE\"] is 'default', which is not PostgreSQL."
+        assert problem.hint == 'Name a PostgreSQL database of DATABASES. The default is "default".'
+
+
+class EverythingToOther:
+    def db_for_write(self, model, **hints):
+        return "other"
 
 
 class TestTheTimes:

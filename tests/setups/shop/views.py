@@ -1,5 +1,6 @@
 from django.conf import settings
 from django.http import HttpRequest, JsonResponse
+from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
 
 from outbox import apublish, publish, transactional
@@ -11,7 +12,7 @@ from tests.setups.shop.models import Order
 @transactional(using=settings.SHOP_DATABASE)
 def place_order(request: HttpRequest) -> JsonResponse:
     order = Order.objects.using(settings.SHOP_DATABASE).create(points=request.POST.get("points", 0))
-    publish(OrderPlaced(order_id=order.pk), about=order)
+    publish(OrderPlaced(order_id=order.pk), about=import_string(settings.ABOUT)(order) if settings.ABOUT else order)
     return JsonResponse({"order": order.pk})
 
 

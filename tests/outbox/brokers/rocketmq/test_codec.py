@@ -19,6 +19,11 @@ from outbox.message import TopicType
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOPIC = definition.Resource(name="orders")
 LONG = b"an order, and again " * 500
+UNREADABLE = {
+    "zstd": (b"\x28\xb5\x2f\xfd and so on", "neither gzip nor zlib"),
+    "cut off": (zlib.compress(LONG)[:-9], "cut off"),
+    "a bomb": (zlib.compress(bytes(17 * 1024 * 1024)), "more than 16777216 bytes without compression"),
+}
 
 
 def sealed(kind: TopicType = TopicType.NORMAL, *, compress_above: int | None = 4096, **fields: Any) -> Any:
@@ -135,10 +140,12 @@ class TestCompression:
 
         assert to_delivery(message, "group").body == LONG
 
-    def test_hands_over_as_it_is_what_it_cannot_read(self, caplog: pytest.LogCaptureFixture):
-        zstd = b"\x28\xb5\x2f\xfd and so on"
-        message = sealed(body=zstd)
+    @pytest.mark.parametrize(("body", "why"), UNREADABLE.values(), ids=UNREADABLE)
+    def test_names_a_body_that_it_cannot_read_and_hands_it_over_as_it_is(self, body: bytes, why: str):
+        message = sealed(body=body, compress_above=None)
         message.system_properties.body_encoding = definition.Encoding.GZIP
 
-        assert to_delivery(message, "group").body == zstd
-        assert "neither gzip nor zlib" in caplog.text
+        delivery = to_delivery(message, "group")
+
+        assert (delivery.body, delivery.message_id) == (body, "")
+        assert why in delivery.headers["outbox-unreadable"]

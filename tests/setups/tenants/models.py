@@ -1,0 +1,9 @@
+from django_tenants.models import DomainMixin, TenantMixin
+
+
+class Tenant(TenantMixin):
+    pass
+
+
+class Domain(DomainMixin):
+    pass
