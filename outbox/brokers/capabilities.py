@@ -94,7 +94,9 @@ class Receives(Capability):
             wait: return an empty list after this time if no message comes.
         """
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
         """
         Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
 
@@ -105,13 +107,10 @@ class Receives(Capability):
         Args:
             source: the stable id of the outbox.
             project: its project, for people.
+            known_topics: topics from which the group has received, by its inbox: it is not new there, whatever the server
+                remembers.
+            take_over: store the owner on the server now, in place of the group's owner there. Raises BrokerUnavailable.
         """
-
-    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
-        """Note topics from which a group has received, by its inbox: it is not new there, whatever the server remembers."""
-
-    def take_over(self, group: str) -> None:
-        """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
 
     def interrupt(self) -> None:
         """

@@ -174,17 +174,15 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
             return undone(messages, rejected)
         return self._lanes.send(lane, messages, marker)
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note whose group it is; Kafka stores it beside the group's offsets."""
-        self._owners.set(group, GroupOwner.of(source, project))
-
-    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
-        """Note topics in which a group goes on at the first message where Kafka has deleted its offsets, whatever START says."""
-        self._known_topics[group] = frozenset(topics)
-
-    def take_over(self, group: str) -> None:
-        """Store the owner of a group, which may have no members, beside its offsets."""
-        groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is: Kafka stores it beside the offsets of a group, which may have no members for a take-over."""
+        owner = GroupOwner.of(source, project)
+        self._owners.set(group, owner)
+        self._known_topics[group] = frozenset(known_topics)
+        if take_over:
+            groups.take_over(self._settings, self._name, group, self.topics, owner)
 
     def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
         """Return the committed offset of each partition, and the one that is wanted."""

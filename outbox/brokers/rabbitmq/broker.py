@@ -112,12 +112,13 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Return exchanges and queues, those of readers excepted: their messages would pile up."""
         return RabbitMQResources(self._settings, self._asking, self.topics.values()).find()
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note in which outbox a group has its inbox; `owners.py` says how the server compares it."""
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is; `owners.py` says how the server compares it. Clients of an old owner go on until they reconnect."""
         self._owners.set(group, GroupOwner.of(source, project))
-
-    def take_over(self, group: str) -> None:
-        """Replace the notes of the group's owner by ours. Its clients continue until they connect anew."""
+        if not take_over:
+            return
         try:
             with self._asking("hand the group over") as channel:
                 self._owners.take_over(channel, self.topics, group)

@@ -187,14 +187,14 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._stopped.set()
         self._receiver.interrupt()
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note in which outbox a group has its inbox; `owners.py` says where that is compared."""
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is; `owners.py` says where that is compared. Clients of an old owner go on until they are restarted."""
         self._owners.set(group, GroupOwner.of(source, project))
-
-    def take_over(self, group: str) -> None:
-        """Replace the note of the group's owner by ours, on all name servers. Its clients continue until they are restarted."""
         try:
-            self._owners.take_over(group)
+            if take_over:
+                self._owners.take_over(group)
         except UNANSWERED as error:
             raise BrokerUnavailable(
                 f"Not all name servers have stored the new owner of group {group!r}: {error}.",

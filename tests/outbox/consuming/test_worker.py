@@ -49,7 +49,7 @@ def worker(worker) -> Worker:
 class TestBegin:
     def test_tells_the_broker_of_which_topics_the_inbox_has_messages(self, worker, broker, monkeypatch):
         told = []
-        monkeypatch.setattr(MemoryBroker, "set_known_topics", lambda client, *known: told.append(known))
+        monkeypatch.setattr(MemoryBroker, "set_owner", lambda client, group, *owner, known_topics: told.append((group, known_topics)))
         InboxFactory(consumer_group="cart", topic="orders", number=1, lane=1)
         InboxFactory(consumer_group="billing", topic="parcels", number=1, lane=1)
 

@@ -459,9 +459,9 @@ class TestOwner:
         refused = once(theirs, group)
         reason = theirs.refusals()[topic]
         with pytest.raises(BrokerUnavailable, match="still has members"):
-            theirs.take_over(group)
+            theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
         mine.close()
-        theirs.take_over(group)
+        theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
         mine.close()
         again = open_member(topic)
         again.set_owner(group, "urn:uuid:2", "depot")
@@ -537,7 +537,7 @@ class TestStart:
         topic = create_topic()
         produce(topic, b"meanwhile")
         mine = open_member(topic, START="latest")
-        mine.set_known_topics(group, [topic])
+        mine.set_owner(group, "urn:uuid:1", "shop", known_topics=[topic])
 
         assert bodies(receive(mine, group)) == [b"meanwhile"]
 

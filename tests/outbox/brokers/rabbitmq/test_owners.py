@@ -81,7 +81,7 @@ class TestGroupOfAnotherProject:
         shop.close()
         sent = send(blog, message())
 
-        blog.take_over("billing")
+        blog.set_owner("billing", *BLOG, take_over=True)
 
         assert receive(blog, seconds=5) == [sent]
         again = join(SHOP)
@@ -92,7 +92,7 @@ class TestGroupOfAnotherProject:
         shop, blog = join(SHOP), join(BLOG)
         receive(shop)
         shop.close()
-        blog.take_over("billing")
+        blog.set_owner("billing", *BLOG, take_over=True)
         again = join(SHOP)
 
         taken = receive(again)

@@ -117,7 +117,7 @@ class TestGroupOfAnotherProject:
         receive(shop, group)
         sent = send(shop, topic)
 
-        blog.take_over(group)
+        blog.set_owner(group, *BLOG, take_over=True)
 
         assert wait_until(lambda: receive(blog, group), 60) == [sent]
         again = join(SHOP)
@@ -127,7 +127,7 @@ class TestGroupOfAnotherProject:
     def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic, group):
         shop, blog = join(SHOP), join(BLOG)
         receive(shop, group)
-        blog.take_over(group)
+        blog.set_owner(group, *BLOG, take_over=True)
         again = join(SHOP)
 
         receive(again, group)
