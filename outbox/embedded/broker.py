@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import psycopg
 from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
+    Backlog,
     BrokerInterface,
     BrokerStatus,
     Delivery,
@@ -32,7 +33,7 @@ from outbox.brokers.base import (
 from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, Receives, StoredInDatabase
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, validate
-from outbox.database import Connection, raw
+from outbox.database import Connection
 from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
@@ -48,10 +49,19 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
+class EmbeddedInterface(BrokerInterface):
+    """How other programs read its messages: not at all."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        return cls(reading=INTERNAL)
+
+
 class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
+    interface = EmbeddedInterface
     end_semantics = EndSemantics.IDEMPOTENT
     supports_order: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
@@ -78,10 +88,6 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         return problems(options)
 
     @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        return BrokerInterface(cls.system, reading=INTERNAL)
-
-    @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """Return no time of redeliveries: `may_deliver_again` knows every message."""
         settings = read_options(EmbeddedOptions, options)
@@ -93,27 +99,12 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         )
 
     @classmethod
-    def stored_in(cls, options: Mapping[str, Any]) -> str:
-        return read_options(EmbeddedOptions, options).database
-
-    @classmethod
-    def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """Return parked half messages and groups, if the database is the broker's. May raise NotMigrated."""
-        if cls.stored_in(options) != database:
-            return BrokerStatus()
+    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
         with tables_there(database):
             return monitoring.read_status(connection)
 
     @classmethod
-    def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """Return the visible message and the half messages of that id. May raise NotMigrated."""
-        alias = cls.stored_in(options)
-        with tables_there(alias):
-            return monitoring.read_copies(raw(alias), message_id, half_ids)
-
-    @classmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
-        """Return what groups have not read or not finished, and half messages. May raise NotMigrated."""
         settings = read_options(EmbeddedOptions, options)
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
@@ -234,9 +225,9 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
 
-    def backlog(self, group: str) -> dict[str, int]:
+    def backlog(self, group: str) -> Backlog:
         with self._client.translated() as connection:
-            return lookup.backlog(connection, group)
+            return Backlog(lookup.backlog(connection, group))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._client.translated() as connection:

@@ -199,7 +199,7 @@ MUTANTS: dict[str, Mutant] = {
     "nobody-fenced": Mutant(
         "The lane of another relay is fenced before its marker is read",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
         "marker = self._read(self._sends.look_at_lane(self.source, held.lane), held.lane)",
         TRANSACTIONS,
     ),
@@ -538,8 +538,8 @@ MUTANTS: dict[str, Mutant] = {
     "other-marker-lost": Mutant(
         "A lost marker of another lane is no answer",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane) or Marker()",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane) or Marker()",
         TRANSACTIONS,
     ),
     "first-marker": Mutant(

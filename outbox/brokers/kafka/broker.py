@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from confluent_kafka import Producer
 
 from outbox.brokers.base import (
+    Backlog,
     Delivery,
     GroupPosition,
     Limits,
@@ -27,11 +28,10 @@ from outbox.brokers.capabilities import ListsResources, Seeks, SpeaksKafka, Tran
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
-from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.leaders import PartitionLeaders
 from outbox.brokers.kafka.member import GroupMember
-from outbox.brokers.kafka.options import FOR_HEADERS, MESSAGE_BYTES, KafkaOptions, problems
+from outbox.brokers.kafka.options import KafkaOptions, problems
 from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.kafka.resources import KafkaResources
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
@@ -58,6 +58,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     """
 
     system: ClassVar[str] = "kafka"
+    interface = KafkaInterface
     supports_order: ClassVar[bool] = True
 
     def __init__(
@@ -65,7 +66,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     ) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(KafkaOptions, options)
-        self.max_body_bytes = self.body_limit(options)
+        self.max_body_bytes = self._settings.body_bytes
         self._name = f"outbox {alias}"
         self._clock = clock
         self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
@@ -93,44 +94,28 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or wrong
 
     @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> KafkaInterface:
-        """Return how other programs read its messages."""
-        return KafkaInterface.of(read_options(KafkaOptions, options))
-
-    @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """
         Return that committed readers see a message once, unless transactions are off.
 
         A transaction looks topics up, stores messages and marker, and commits.
         """
-        is_once = read_options(KafkaOptions, options).transactions
-        guarantee = SendGuarantee.ONCE_COMMITTED if is_once else SendGuarantee.AT_LEAST_ONCE
-        return Limits(guarantee, send=timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS))
-
-    @classmethod
-    def body_limit(cls, options: Mapping[str, Any]) -> int:
-        """Return the limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
-        return int(options.get("CLIENT", {}).get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
-
-    @classmethod
-    def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings by which our own client connects."""
-        chosen = read_options(KafkaOptions, options)
-        return {**chosen.client, "bootstrap.servers": ",".join(chosen.servers)}
-
-    @classmethod
-    def java_settings(cls, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the settings by which a client in Java connects."""
-        return java_settings(read_options(KafkaOptions, options))
+        settings = read_options(KafkaOptions, options)
+        guarantee = SendGuarantee.ONCE_COMMITTED if settings.transactions else SendGuarantee.AT_LEAST_ONCE
+        send = timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+        return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and with the topics on the cluster."""
+        """Return what is wrong with the options, the topics and groups on the cluster, and this user's rights in the lanes."""
         if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}
-        return [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+        found = [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+        if not any(problem.is_error for problem in found):
+            for source, lanes in self.checked_lanes.items():
+                found += [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+        return found
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return the topics of messages and of markers."""
@@ -156,10 +141,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Return whether the lane was opened here, and each transaction since was committed without delay."""
         return self._lanes.is_open(lane)
 
-    def fence_lane(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane's transactional id."""
-        return self._lanes.fence(source, lane)
-
     def look_at_lane(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane; None where there is no marker topic."""
         return self._lanes.look_at(source, lane)
@@ -184,13 +165,20 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         if take_over:
             groups.take_over(self._settings, self._name, group, self.topics, owner)
 
-    def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
-        """Return the committed offset of each partition, and the one that is wanted."""
-        return groups.find_positions(self._settings, self._name, group, topics, to)
-
-    def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
-        """Commit other offsets for a group without members."""
-        groups.seek(self._settings, self._name, group, positions, self._owners.get(group))
+    def seek(
+        self,
+        group: str,
+        topics: Collection[str],
+        to: datetime | Literal["first", "last"],
+        *,
+        confirm: Callable[[list[GroupPosition]], object],
+    ) -> list[GroupPosition]:
+        found = groups.find_positions(self._settings, self._name, group, topics, to)
+        moved = [position for position in found if position.pos != position.wanted]
+        if moved:
+            confirm(moved)
+            groups.seek(self._settings, self._name, group, moved, self._owners.get(group))
+        return moved
 
     def receive(
         self,
@@ -204,7 +192,11 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Receive messages as a member of the group, which a broker client becomes with its first call."""
         for topic in topics:
             known_topic(self.topics, topic)
-        return self._member(group).receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
+        member = self._member(group)
+        try:
+            return member.receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
+        finally:
+            self.refusals = {**member.refusals, **member.left_open}
 
     def interrupt(self) -> None:
         """End the wait of `receive` within a moment."""
@@ -225,19 +217,9 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Finish messages, and commit the group's offsets."""
         return self._by_group(deliveries, lambda member, mine: member.ack(mine))
 
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return what is behind the group's committed offsets, by topic."""
-        return groups.count_backlog(self._settings, self._name, group, self.topics)
-
-    def refusals(self) -> dict[str, str]:
-        """Return the topics that are missing, may not be read, are another project's group's, or have a transaction left open."""
-        members = list(self._members.values())
-        return {topic: why for member in members for topic, why in [*member.refusals.items(), *member.left_open.items()]}
-
-    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
-        """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
-        checks = KafkaServerChecks(self._settings, self._name)
-        return [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+    def backlog(self, group: str) -> Backlog:
+        """Return what is behind the group's committed offsets."""
+        return Backlog(groups.count_backlog(self._settings, self._name, group, self.topics))
 
     def close(self) -> None:
         """Leave all groups and throw all producers away."""

@@ -91,13 +91,6 @@ class KafkaLanes:
         self._lanes[os.getpid(), lane] = _Lane(producer, errors, topic, is_one_by_one)
         return marker
 
-    def fence(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane and return its marker; see `TransactionalSends.fence_lane`."""
-        topic = marker_topic(source)
-        ensure_topic(self._options, self._name, topic, lane)
-        self._fence(source, lane)
-        return read_marker(self._options, self._name, topic, lane)
-
     def look_at(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane and fence nobody out; see `TransactionalSends.look_at_lane`."""
         topic = marker_topic(source)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
+from outbox.brokers.base import Backlog, Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
 from outbox.brokers.capabilities import GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
@@ -44,6 +44,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
     """
 
     system: ClassVar[str] = "rabbitmq"
+    interface = RabbitMQInterface
     supports_order: ClassVar[bool] = True
 
     def __init__(
@@ -61,6 +62,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
         self._owners = RabbitMQOwners()
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
+        self.refusals = self._receiver.refusals
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -82,11 +84,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 )
                 found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
         return found
-
-    @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> RabbitMQInterface:
-        """Return how other programs read its messages."""
-        return RabbitMQInterface.of(read_options(RabbitMQOptions, options))
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
@@ -115,7 +112,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
     def set_owner(
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
-        """Note whose group it is; `owners.py` says how the server compares it. Clients of an old owner go on until they reconnect."""
+        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they connect anew."""
         self._owners.set(group, GroupOwner.of(source, project))
         if not take_over:
             return
@@ -178,25 +175,17 @@ class RabbitMQBroker(GivesUp, ListsResources):
             known_topic(self.topics, topic)
         return self._receiver.receive_given_up(group, topics, limit)
 
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages in the group's inlets, by topic."""
-        with self._asking("count what it gave up") as channel:
-            counts = {topic: _count(channel, topology.inlet_name(topic, group)) for topic in self.topics}
-        return {topic: count for topic, count in counts.items() if count}
-
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """Return all of them while a message is in one of the group's inlets; it may be any of these."""
-        return set(message_ids) if self.count_given_up(group) else set()
+        return set(message_ids) if self.backlog(group).given_up else set()
 
-    def refusals(self) -> dict[str, str]:
-        """Return the topics whose queues the server does not declare as settings have them, and why."""
-        return dict(self._receiver.refusals)
-
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return how many messages wait in a group's queues, without those that consumers hold."""
+    def backlog(self, group: str) -> Backlog:
+        """Return how many messages wait in a group's queues, without those that consumers hold, and in its inlets."""
         with self._asking("tell the backlog") as channel:
-            counts = {topic: _count(channel, topology.queue_name(topic, group)) for topic in self.topics}
-        return {topic: count for topic, count in counts.items() if count is not None}
+            queues = {topic: topology.state_of(channel, topology.queue_name(topic, group)) for topic in self.topics}
+            inlets = {topic: topology.state_of(channel, topology.inlet_name(topic, group)) for topic in self.topics}
+        given_up = {topic: state[0] for topic, state in inlets.items() if state and state[0]}
+        return Backlog({topic: state[0] for topic, state in queues.items() if state}, given_up)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
@@ -215,7 +204,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
                     hint="Remove it there, and restart them.",
                 )
         with self._asking("delete the group's queues") as channel:
-            queues = [queue for topic in topics for queue in topology.all_group_queues(topic, group)]
+            queues = [queue for topic in topics for queue in topology.group_queues(topic, group)]
             for queue in queues:
                 if (state := topology.state_of(channel, queue)) and state[1]:
                     raise BrokerUnavailable(f"A consumer receives from queue {queue!r}.", hint="Stop it, and try again.")
@@ -315,12 +304,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 channel.close()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not {what}: {describe(error)}.") from error
-
-
-def _count(channel: amqp.Channel, queue: str) -> int | None:
-    """Return how many messages of a queue can be delivered; None: there is no such queue."""
-    state = topology.state_of(channel, queue)
-    return state[0] if state else None
 
 
 def _not_declared(topic: str, error: Exception) -> str:

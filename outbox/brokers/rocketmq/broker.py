@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import grpc
 
 from outbox.brokers.base import (
+    Backlog,
     BrokerInterface,
     Delivery,
     EndSemantics,
@@ -54,6 +55,14 @@ from outbox.message import Half, Resolution, TopicType
 SUBSCRIBE = "Subscribe to it with a consumer group of your own."
 
 
+class RocketMQInterface(BrokerInterface):
+    """How other programs read RocketMQ's messages."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        return cls("rocketmq", read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
+
+
 class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     """
     Connects to the gRPC proxy of a RocketMQ 5 cluster, and to its brokers' own ports.
@@ -66,6 +75,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     """
 
     system: ClassVar[str] = "rocketmq"
+    interface = RocketMQInterface
     end_semantics = EndSemantics.STATELESS
     is_thread_safe: ClassVar[bool] = True  # all threads share one event loop with its connections
     supports_order: ClassVar[bool] = True
@@ -102,10 +112,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
         """Return what is wrong with the OPTIONS, else what is missing there for half messages: the brokers' own ports."""
         return problems(options) or problems_of_topics(read_options(RocketMQOptions, options), topics)
-
-    @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        return BrokerInterface(cls.system, read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
@@ -177,7 +183,9 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         """Receive messages for a group, at most 32 per topic. A failing topic does not block the others."""
         for name in topics:
             known_topic(self.topics, name)
-        if not self._owners.may_receive(group):
+        may_receive = self._owners.may_receive(group)
+        self.refusals = {topic: reason for reason in self._owners.refused.values() for topic in self.topics}
+        if not may_receive:
             self._stopped.wait(wait.total_seconds())
             return []
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
@@ -190,7 +198,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     def set_owner(
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
-        """Note whose group it is; `owners.py` says where that is compared. Clients of an old owner go on until they are restarted."""
+        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they are restarted."""
         self._owners.set(group, GroupOwner.of(source, project))
         try:
             if take_over:
@@ -201,9 +209,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
                 hint="Start them, or correct NAME_SERVERS, and take the group over again: "
                 "those that have not may name the old owner.",
             ) from error
-
-    def refusals(self) -> dict[str, str]:
-        return {topic: reason for reason in list(self._owners.refused.values()) for topic in self.topics}
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Renew deliveries for at most 12 hours. The server answers with new receipts; only the newest one is valid."""
@@ -222,21 +227,17 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         server_groups = {group_name(group, known_topic(self.topics, topic)) for topic in topics}
         return self._given_up.receive(group, server_groups, topics, limit)
 
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages that the server gave up, by topic: reads them. Raises as `list_resources`."""
-        self._require_ports("count_given_up()")
-        return self._given_up.count({group_name(group, topic) for topic in self.topics.values()}, self.topics)
-
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that can be delivered to a group now, by topic. Raises as `list_resources`."""
+    def backlog(self, group: str) -> Backlog:
+        """Count what can be delivered now; what was given up is read for it. Raises as `list_resources`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
-        return {
+        waiting = {
             name: self._client.run(lookup.backlog(self._client, server_group, name))
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
+        return Backlog(waiting, self._given_up.count(set(server_groups.values()), self.topics))
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """Refuse, and name the command that deletes a group with all its topics."""

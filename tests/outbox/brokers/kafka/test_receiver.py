@@ -161,7 +161,7 @@ class TestOffsets:
         mine.send_transaction(0, [message(topic, b"a")], "[]")
         mine.ack(receive(mine, group))
 
-        wait_until(lambda: once(mine, group) == [] and mine.backlog(group) == {topic: 0}, SECONDS)
+        wait_until(lambda: once(mine, group) == [] and mine.backlog(group).waiting == {topic: 0}, SECONDS)
 
     def test_leave_a_message_that_nobody_was_handed_its_first_delivery(self, open_member: Open, group: str):
         topic = create_topic()
@@ -457,7 +457,7 @@ class TestOwner:
         mine.ack(receive(mine, group))
 
         refused = once(theirs, group)
-        reason = theirs.refusals()[topic]
+        reason = theirs.refusals[topic]
         with pytest.raises(BrokerUnavailable, match="still has members"):
             theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
         mine.close()
@@ -487,18 +487,6 @@ class TestOwner:
 
 
 class TestCheck:
-    def test_names_the_topics_of_an_earlier_release(self, group: str):
-        topic = create_topic()
-        for name in (f"{topic}.{group}.retry", f"{topic}.{group}.dead"):
-            create_topic(name)
-        broker = KafkaBroker("default", {"SERVERS": [server().address]}, [TopicSpec(topic, NORMAL, groups=frozenset({group}))])
-
-        [left] = [problem for problem in broker.check() if "earlier release" in problem.text]
-
-        broker.close()
-        assert f"Topics '{topic}.{group}.dead', '{topic}.{group}.retry' of an earlier release" in left.text
-        assert "kafka-topics.sh --delete --topic" in left.hint
-
     def test_names_the_project_that_a_group_belongs_to(self, open_member: Open, group: str):
         topic = create_topic()
         mine = open_member(topic)
@@ -525,7 +513,10 @@ class TestStart:
         done = threading.Event()
         calls = threading.Thread(target=lambda: [once(veteran, group) for _ in iter(done.is_set, True)])
         calls.start()
-        wait_until(lambda: once(mine, group) == [] and ("new" in str(mine.backlog(group)) or new in mine.backlog(group)), SECONDS)
+        wait_until(
+            lambda: once(mine, group) == [] and ("new" in str(mine.backlog(group).waiting) or new in mine.backlog(group).waiting),
+            SECONDS,
+        )
 
         produce(new, b"after")
 
@@ -552,12 +543,12 @@ class TestTopics:
         mine.send([message(there, b"a")])
 
         assert bodies(receive(mine, group)) == [b"a"]
-        assert "UNKNOWN_TOPIC_OR_PART" in mine.refusals()[missing]
+        assert "UNKNOWN_TOPIC_OR_PART" in mine.refusals[missing]
         create_topic(missing)
         produce(missing, b"b")
 
         assert bodies(receive(mine, group)) == [b"b"]
-        assert mine.refusals() == {}
+        assert mine.refusals == {}
 
     def test_that_are_deleted_and_created_again_are_read_from_their_start(self, open_member: Open, group: str):
         topic = create_topic()
@@ -614,10 +605,10 @@ class TestTopics:
         theirs.flush(SECONDS)
         mine.send([message(topic, b"ours")])
         wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
-        before = mine.refusals()
+        before = mine.refusals
         clock.now += 61
 
-        named = wait_until(lambda: once(mine, group) == [] and mine.refusals().get(topic))
+        named = wait_until(lambda: once(mine, group) == [] and mine.refusals.get(topic))
         theirs.commit_transaction(SECONDS)
         found = receive(mine, group, count=2)
         mine.ack(found)
@@ -625,7 +616,7 @@ class TestTopics:
         assert before == {}
         assert f"open in partition 0 of topic {topic!r} since 2027-01-15 08:00:00 UTC or before, at offset 0" in named
         assert bodies(found) == [b"theirs", b"ours"]
-        assert wait_until(lambda: once(mine, group) == [] and mine.refusals() == {})
+        assert wait_until(lambda: once(mine, group) == [] and mine.refusals == {})
 
 
 def _is_created(topic: str) -> bool:

@@ -258,7 +258,7 @@ class TestConsumer:
                 found = receive(broker, group)
             except BrokerMisconfigured as error:
                 return what in str(error)
-            return found == [] and what in broker.refusals().get(topic, "")
+            return found == [] and what in broker.refusals.get(topic, "")
 
         wait_until(lambda: refused("Allow this user Read on the topic"))
         allow(topic, READ, WRITE)
@@ -268,7 +268,7 @@ class TestConsumer:
         found = wait_until(lambda: receive(broker, group))
 
         assert [one.body for one in found] == [b"a"]
-        assert broker.refusals() == {}
+        assert broker.refusals == {}
         broker.close()
 
 
