@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, Self
 
@@ -32,12 +33,12 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, Receives, StoredInDatabase
 from outbox.brokers.options import read_options
-from outbox.brokers.validation import TOO_LATE, validate
+from outbox.brokers.validation import TOO_LATE, send_valid
 from outbox.database import Connection
 from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
 from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
-from outbox.embedded.results import Act, results_of
+from outbox.embedded.results import results_of
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences, resources, write_topics
 from outbox.errors import BrokerUnavailable
@@ -132,7 +133,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send(connection, self._stored, good, now=self._now())
 
-        return self._validate_and_store(messages, act, is_half=False)
+        return send_valid(self, messages, partial(results_of, self._client, act=act))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         check_after = self._settings.check_after
@@ -140,7 +141,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
             return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
-        return self._validate_and_store(messages, act, is_half=True)
+        return send_valid(self, messages, partial(results_of, self._client, act=act), is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Return an id for a half message; retries once over a new connection, because this stores nothing."""
@@ -265,13 +266,6 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
             source = half.headers.get(Header.SOURCE, "")
             self.end([HalfRef(half.topic, half.half_id, half.message_id, source=source)], answer)
         return answer
-
-    def _validate_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
-        limit = self.max_body_bytes
-        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
-        answers = iter(results_of(self._client, good, act) if good else ())
-        return [rejection or next(answers) for rejection in rejections]
 
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]

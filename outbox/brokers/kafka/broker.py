@@ -37,7 +37,7 @@ from outbox.brokers.kafka.resources import KafkaResources
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid, validate
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -125,13 +125,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
-        rejected = self._reject(messages)
-        wanted = [index for index in range(len(messages)) if index not in rejected]
-        results = dict(zip(wanted, self._produce([messages[index] for index in wanted]), strict=True))
-        too_large = [index for index, result in results.items() if result.status is SendStatus.REFUSED]
-        if len(too_large) > 1:  # Kafka refuses a batch of records as a whole
-            results |= {index: self._produce([messages[index]])[0] for index in too_large}
-        return [rejected.get(index) or results[index] for index in range(len(messages))]
+        return send_valid(self, messages, self._send)
 
     def open_lane(self, source: str, lane: int) -> str | None:
         """Take a lane over: its transactional id, and partition `lane` of the outbox's marker topic."""
@@ -254,6 +248,14 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         checked = (validate(one, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for one in messages)
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 
+    def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        results = self._produce(messages)
+        too_large = [index for index, result in enumerate(results) if result.status is SendStatus.REFUSED]
+        if len(too_large) > 1:  # Kafka refuses a batch of records as a whole
+            for index in too_large:
+                [results[index]] = self._produce([messages[index]])
+        return results
+
     def _open_producer(self) -> Producer:
         pid = os.getpid()
         if pid not in self._producers:
@@ -263,7 +265,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         self._errors.forget()
         try:
-            return produce(self._open_producer(), messages, errors=self._errors) if messages else []
+            return produce(self._open_producer(), messages, errors=self._errors)
         except ProducerLost as error:
             self._producers.pop(os.getpid(), None)
             return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)

@@ -48,7 +48,7 @@ from outbox.brokers.rocketmq.receiver import RocketMQReceiver
 from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
 from outbox.message import Half, Resolution, TopicType
 
@@ -148,10 +148,10 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send each message once. RocketMQ does not deduplicate: a message with a known id is stored as another one."""
-        return self._validate_and_send(messages, self._producer.send, is_half=False)
+        return send_valid(self, messages, lambda valid: self._producer.send(valid, self._specs_of(valid)))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return self._validate_and_send(messages, self._halves.send, is_half=True)
+        return send_valid(self, messages, lambda valid: self._halves.send(valid, self._specs_of(valid)), is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Return a new half id; the server accepts any text."""
@@ -276,18 +276,8 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
                 f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to connect to the brokers\' own ports (10911).'
             )
 
-    def _validate_and_send(
-        self,
-        messages: Sequence[Outgoing],
-        send: Callable[[Sequence[Outgoing], Sequence[TopicSpec]], list[SendResult]],
-        *,
-        is_half: bool,
-    ) -> list[SendResult]:
-        limit = self.max_body_bytes
-        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
-        results = iter(send(good, [self.topics[one.topic] for one in good]) if good else ())
-        return [rejection or next(results) for rejection in rejections]
+    def _specs_of(self, messages: Sequence[Outgoing]) -> list[TopicSpec]:
+        return [self.topics[message.topic] for message in messages]
 
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
         try:
