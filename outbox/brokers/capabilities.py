@@ -65,13 +65,7 @@ class Receives(Capability):
 
     @abc.abstractmethod
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """
         Receive messages for a consumer group. They are invisible to its other members for the given time.

@@ -35,7 +35,7 @@ from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, Receives
 from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, send_valid
 from outbox.database import Connection
-from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
+from outbox.embedded import checks, halves, lookup, monitoring, receiver, retention, sender, settlement, wakeup
 from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.results import results_of
@@ -131,7 +131,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         """Make messages visible. A message that was sent before is not stored again."""
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
-            return producer.send(connection, self._stored, good, now=self._now())
+            return sender.send(connection, self._stored, good, now=self._now())
 
         return send_valid(self, messages, partial(results_of, self._client, act=act))
 
@@ -139,7 +139,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         check_after = self._settings.check_after
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
-            return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
+            return sender.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
         return send_valid(self, messages, partial(results_of, self._client, act=act), is_half=True)
 

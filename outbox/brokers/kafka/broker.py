@@ -30,10 +30,10 @@ from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.leaders import PartitionLeaders
-from outbox.brokers.kafka.member import GroupMember
 from outbox.brokers.kafka.options import KafkaOptions, problems
-from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.kafka.receiver import GroupMember
 from outbox.brokers.kafka.resources import KafkaResources
+from outbox.brokers.kafka.sender import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
@@ -106,7 +106,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, the topics and groups on the cluster, and this user's rights in the lanes."""
         if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         checks = KafkaServerChecks(self._settings, self._name)
@@ -132,7 +131,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return self._lanes.open(source, lane)
 
     def is_lane_open(self, lane: int) -> bool:
-        """Return whether the lane was opened here, and each transaction since was committed without delay."""
         return self._lanes.is_open(lane)
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
@@ -144,7 +142,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return self._leaders.find_away(topics)
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
-        """Send messages and the lane's marker in one transaction."""
         if rejected := self._reject(messages):
             return undone(messages, rejected)
         return self._lanes.send(lane, messages, marker)
@@ -175,13 +172,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return moved
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages as a member of the group, which a broker client becomes with its first call."""
         for topic in topics:
@@ -193,7 +184,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
             self.refusals = {**member.refusals, **member.left_open}
 
     def interrupt(self) -> None:
-        """End the wait of `receive` within a moment."""
         self._is_interrupted = True
         for member in list(self._members.values()):
             member.interrupt()
@@ -216,7 +206,6 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return Backlog(groups.count_backlog(self._settings, self._name, group, self.topics))
 
     def close(self) -> None:
-        """Leave all groups and throw all producers away."""
         self._is_closed = self._is_interrupted = True
         for member in list(self._members.values()):
             member.close()

@@ -34,7 +34,7 @@ from outbox.brokers.kafka.codec import record_size
 from outbox.brokers.kafka.errors import HINTS, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
-from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
+from outbox.brokers.kafka.sender import ProducerLost, open_transactional, produce
 from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
 from outbox.logs import get_logger

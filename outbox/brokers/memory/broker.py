@@ -154,15 +154,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         return len(due)
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages that are due for a group; wait in real time if there are none."""
         deadline = time.monotonic() + wait.total_seconds()
         with self._store.changed:
             while True:

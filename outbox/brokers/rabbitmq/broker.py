@@ -17,13 +17,13 @@ from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import to_amqp, too_large_for_amqp
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
-from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
+from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, RabbitMQSender
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.validation import known_topic, validate
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
@@ -59,7 +59,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
         self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
         self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
-        self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
+        self._sender = RabbitMQSender(self._publishing, self._settings.request_timeout.total_seconds())
         self._owners = RabbitMQOwners()
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self.refusals = self._receiver.refusals
@@ -126,7 +126,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
             ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send messages and wait for the confirms of all."""
         results = {index: result for index, message in enumerate(messages) if (result := self._reject(message))}
         try:
             results |= self._send(messages, results)
@@ -140,13 +139,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return [results[index] for index in range(len(messages))]
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages for a group; its queues are declared if they are not there."""
         for topic in topics:
@@ -154,7 +147,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
-        """End the wait of `receive`, and of all later ones."""
         self._receiver.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -170,7 +162,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return self._receiver.ack(deliveries)
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
-        """Receive from the group's inlets."""
         for topic in topics:
             known_topic(self.topics, topic)
         return self._receiver.receive_given_up(group, topics, limit)
@@ -214,7 +205,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 channel.exchange_delete(topology.queue_name(topic, group))
 
     def close(self) -> None:
-        """Close all connections."""
         self._receiver.close()
         for connection in (self._publishing, self._questions):
             connection.close()
@@ -244,7 +234,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             for topic in topics - failed.keys()
             for group in self._settings.groups.get(topic, ())
         ]
-        for index, result in zip(good, self._publisher.publish(publications, queues=queues), strict=True):
+        for index, result in zip(good, self._sender.publish(publications, queues=queues), strict=True):
             results[index] = result
             if result.status is SendStatus.MISCONFIGURED:
                 self._declared.pop(messages[index].topic, None)

@@ -21,7 +21,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 from outbox.brokers.base import Problem
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, connect, describe
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners

@@ -42,9 +42,9 @@ from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
-from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import RocketMQReceiver
+from outbox.brokers.rocketmq.sender import SEND_SECONDS, ProxySender, RocketMQSender
 from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
@@ -97,7 +97,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._client = RocketMQClient(self._settings, now, self.topics)
         proxies = ProxySender(self._client, clock, now)
         ports = PortSender(self._client, clock, now)
-        self._producer = Producer(proxies, ports, clock)
+        self._sender = RocketMQSender(proxies, ports, clock)
         self._half_lookup = HalfLookup(self._client)
         self.confirms_ends = not self._settings.unconfirmed_ends  # a broker's own port has answered, and not a proxy
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if self.confirms_ends else ProxyHalfSender(proxies, clock)
@@ -148,7 +148,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send each message once. RocketMQ does not deduplicate: a message with a known id is stored as another one."""
-        return send_valid(self, messages, lambda valid: self._producer.send(valid, self._specs_of(valid)))
+        return send_valid(self, messages, lambda valid: self._sender.send(valid, self._specs_of(valid)))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         return send_valid(self, messages, lambda valid: self._halves.send(valid, self._specs_of(valid)), is_half=True)
@@ -172,13 +172,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             self._listener = CheckBackListener(self._client, topics, ask, self._half_lookup, note_sent)
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages for a group, at most 32 per topic. A failing topic does not block the others."""
         for name in topics:

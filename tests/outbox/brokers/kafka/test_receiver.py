@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.kafka import KafkaBroker, member
-from outbox.brokers.kafka.member import GroupMember
+from outbox.brokers.kafka import KafkaBroker, receiver
 from outbox.brokers.kafka.offset_notes import OffsetNote
 from outbox.brokers.kafka.partition import HeldPartition
+from outbox.brokers.kafka.receiver import GroupMember
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
@@ -322,7 +322,7 @@ class TestInUse:
         assert noted(topic, group) == (4, 0)
 
     def test_is_over_when_a_partition_is_idle(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "IDLE_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "IDLE_SECONDS", 0.5)
         topic = create_topic()
         killed = open_member(topic)
         killed.send([message(topic)])
@@ -420,7 +420,7 @@ class TestRebalance:
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
-        monkeypatch.setattr(member, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
+        monkeypatch.setattr(receiver, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
         topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
@@ -537,7 +537,7 @@ class TestTopics:
     def test_that_are_missing_are_named_and_leave_others_alone(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(member, "REFUSED_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "REFUSED_SECONDS", 0.5)
         there, missing = create_topic(), f"missing-{uuid.uuid4().hex[:8]}"
         mine = open_member(there, missing)
         mine.send([message(there, b"a")])
@@ -570,7 +570,7 @@ class TestTopics:
     def test_that_have_more_records_than_before_are_read_from_their_start(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, caplog, is_restarted: bool
     ):
-        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.5)
         topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"old") for _ in range(5)])
@@ -595,7 +595,7 @@ class TestTopics:
     def test_with_a_transaction_that_stays_open_are_named(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
     ):
-        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.2)
+        monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.2)
         topic = create_topic()
         mine = open_member(topic)
         theirs = Producer({"bootstrap.servers": server().address, "transactional.id": uuid.uuid4().hex, **QUIET})
@@ -629,7 +629,7 @@ def _is_created(topic: str) -> bool:
 
 class TestOutage:
     def test_of_the_broker_is_said_and_over_when_it_is_back(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "UNANSWERED_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "UNANSWERED_SECONDS", 0.5)
         topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"a")])
