@@ -18,14 +18,14 @@ from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.envelope import to_amqp, too_large_for_amqp
+from outbox.brokers.rabbitmq.envelope import to_amqp, too_large
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
 from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, RabbitMQSender
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.logs import get_logger
 
@@ -126,17 +126,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        results = {index: result for index, message in enumerate(messages) if (result := self._reject(message))}
-        try:
-            results |= self._send(messages, results)
-        except DeclarationMissing:  # it was deleted since it was declared
-            self._forget_declarations()
-            try:
-                results |= self._send(messages, results)
-            except DeclarationMissing as error:
-                again = SendResult(SendStatus.UNAVAILABLE, reason=f"A queue or an exchange is deleted again and again: {error}.")
-                results = dict.fromkeys(range(len(messages)), again) | results
-        return [results[index] for index in range(len(messages))]
+        return send_valid(self, messages, self._send)
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
@@ -209,23 +199,24 @@ class RabbitMQBroker(GivesUp, ListsResources):
         for connection in (self._publishing, self._questions):
             connection.close()
 
-    def _reject(self, message: Outgoing) -> SendResult | None:
-        """Return the result of a message that cannot be sent, or None."""
-        if result := validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes):
-            return result
-        reason = too_large_for_amqp(message)
-        return SendResult(SendStatus.REFUSED, reason=reason) if reason else None
+    def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Send messages; where something was deleted since it was declared, declare everything and send again, once."""
+        try:
+            return self._send_once(messages)
+        except DeclarationMissing:
+            self._forget_declarations()
+        try:
+            return self._send_once(messages)
+        except DeclarationMissing as error:
+            reason = f"A queue or an exchange is deleted again and again: {error}."
+            return [SendResult(SendStatus.UNAVAILABLE, reason=reason)] * len(messages)
 
-    def _send(self, messages: Sequence[Outgoing], rejected: Mapping[int, SendResult]) -> dict[int, SendResult]:
-        """Send the messages that are not rejected; return their results by index. Raises DeclarationMissing."""
-        topics = {message.topic for index, message in enumerate(messages) if index not in rejected}
+    def _send_once(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Send messages. Raises DeclarationMissing."""
+        topics = {message.topic for message in messages}
         failed = self._declare_topics(topics)
-        results = {
-            index: failed[message.topic]
-            for index, message in enumerate(messages)
-            if index not in rejected and message.topic in failed
-        }
-        good = [index for index in range(len(messages)) if index not in rejected and index not in results]
+        results = {index: result for index, one in enumerate(messages) if (result := failed.get(one.topic) or too_large(one))}
+        good = [index for index in range(len(messages)) if index not in results]
         chosen = [messages[index] for index in good]
         publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]
         # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
@@ -238,7 +229,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             results[index] = result
             if result.status is SendStatus.MISCONFIGURED:
                 self._declared.pop(messages[index].topic, None)
-        return results
+        return [results[index] for index in range(len(messages))]
 
     def _forget_declarations(self) -> None:
         """Declare everything again before it is used: something was deleted."""
