@@ -222,7 +222,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._given_up.receive(group, server_groups, topics, limit)
 
     def backlog(self, group: str) -> Backlog:
-        """Count what can be delivered now; what was given up is read for it. Raises as `list_resources`."""
+        """Count the messages that can be delivered now, and read those that the server gave up. Raises as `list_resources`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
