@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from outbox.message import TopicSpec
 
@@ -21,16 +21,21 @@ class BrokerInterface:
     Source: AsyncAPI 3.0.0.
 
     Args:
-        protocol: of its servers.
+        protocol: of its servers; "": named as the broker's `system`.
         hosts: host or host:port of each server that the options name.
         pathname: of its servers, such as `/` and a virtual host.
         reading: what readers of its topics have to know, in a sentence or more.
     """
 
-    protocol: str
+    protocol: str = ""
     hosts: Sequence[str] = ()
     pathname: str = ""
     reading: str = ""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Return what a broker's OPTIONS tell."""
+        return cls()
 
     def how_to_read(self, topic: TopicSpec) -> str:
         """Return what readers of a topic have to know, in a sentence or more; "" for nothing."""

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 from outbox.brokers.asyncapi import BrokerInterface
 from outbox.brokers.types import (
     ACCEPTED,
+    DEFAULT_MAX_BODY_BYTES,
+    Backlog,
     BrokerStatus,
     Delivery,
     Ended,
@@ -37,16 +39,14 @@ from outbox.brokers.types import (
 )
 from outbox.message import Half, TopicSpec
 
-DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
-
 
 class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
     A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and `ack`
-    may be called by a second thread, also during a call of the first; `interrupt`, `close` and `refusals` by any thread, and
-    the last one returns at once. After `close`, a call in progress returns early or raises `BrokerUnavailable`.
+    may be called by a second thread, also during a call of the first; `interrupt` and `close` by any thread. After `close`, a
+    call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
@@ -55,6 +55,7 @@ class Broker(abc.ABC):
     """
 
     system: ClassVar[str] = "outbox"  # OpenTelemetry's messaging.system
+    interface: ClassVar[type[BrokerInterface]] = BrokerInterface  # how other programs read it, for `outbox_catalogue --asyncapi`
     app: ClassVar[str] = ""  # the Django app with the broker's tables, which a system check requires in INSTALLED_APPS
     reserved_topics: ClassVar[tuple[str, ...]] = ()  # topics that it has without an entry in TOPICS, and nobody else may have
 
@@ -62,8 +63,8 @@ class Broker(abc.ABC):
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
     deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again
-    is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
     max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
 
     # Features of its base classes, from `capabilities.py`, that it does not have, for example because of its options.
@@ -81,18 +82,9 @@ class Broker(abc.ABC):
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return what such a topic is promised with these OPTIONS, and within which times."""
-        return Limits(guarantee=SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE)
-
-    @classmethod
-    def body_limit(cls, options: Mapping[str, Any]) -> int:
-        """Return the size of the largest body in bytes."""
-        return cls.max_body_bytes
-
-    @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        """Return how programs without the outbox read its messages, for `outbox_catalogue --asyncapi`."""
-        return BrokerInterface(cls.system)
+        """Return what such a topic is promised with these OPTIONS, within which times, and how large its messages may be."""
+        guarantee = SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE
+        return Limits(guarantee, body_bytes=cls.max_body_bytes)
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options, and with the topics on the running broker."""
@@ -119,6 +111,7 @@ class Broker(abc.ABC):
 __all__ = [
     "ACCEPTED",
     "DEFAULT_MAX_BODY_BYTES",
+    "Backlog",
     "Broker",
     "BrokerInterface",
     "BrokerStatus",

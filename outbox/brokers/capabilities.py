@@ -1,8 +1,8 @@
 """
 Features that only some brokers have: a small class for each, which a broker adds to its bases.
 
-`HalfMessages.has(broker)` returns whether a broker, or its class, has half messages; then `HalfMessages.of(broker)` returns it,
-typed as one that has.
+`HalfMessages.has(broker)` returns whether a broker, or its class, has half messages; then `HalfMessages.of(broker)` returns the
+broker, typed as one that has. A class is narrowed by `issubclass`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
+    Backlog,
     BrokerStatus,
     Delivery,
     EndSemantics,
@@ -21,7 +22,6 @@ from outbox.brokers.types import (
     HalfRef,
     HalfStatus,
     Outgoing,
-    Problem,
     SendResult,
     ServerResource,
     StoredCopy,
@@ -43,40 +43,29 @@ class Capability(Broker):
         kind = broker if isinstance(broker, type) else type(broker)
         return issubclass(kind, cls) and not issubclass(cls, tuple(broker.lacks))
 
-    @overload
     @classmethod
-    def of(cls, broker: type[Broker]) -> type[Self]: ...
-
-    @overload
-    @classmethod
-    def of(cls, broker: Broker) -> Self: ...
-
-    @classmethod
-    def of(cls, broker: Broker | type[Broker]) -> Self | type[Self]:
+    def of(cls, broker: Broker) -> Self:
         """
-        Return a broker, or a broker class, typed as one with this feature.
+        Return a broker, typed as one with this feature.
 
         Raises:
             UnsupportedByBroker: it does not have the feature.
         """
         if not cls.has(broker):
-            kind = broker if isinstance(broker, type) else type(broker)
-            raise UnsupportedByBroker(f"{kind.__name__} has no {cls.__name__}.", hint=f"Check {cls.__name__}.has(broker) first.")
-        return cast("Self | type[Self]", broker)
+            name = type(broker).__name__
+            raise UnsupportedByBroker(f"{name} has no {cls.__name__}.", hint=f"Check {cls.__name__}.has(broker) first.")
+        return cast("Self", broker)
 
 
 class Receives(Capability):
     """Consumer groups receive the messages, each group all of them."""
 
+    # Topics that `receive` was asked for and cannot receive from as configured, each with the reason. Any thread may read it.
+    refusals: Mapping[str, str] = {}
+
     @abc.abstractmethod
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """
         Receive messages for a consumer group. They are invisible to its other members for the given time.
@@ -94,7 +83,9 @@ class Receives(Capability):
             wait: return an empty list after this time if no message comes.
         """
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
         """
         Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
 
@@ -105,13 +96,10 @@ class Receives(Capability):
         Args:
             source: the stable id of the outbox.
             project: its project, for people.
+            known_topics: topics from which the group has received, by its inbox: it is not new there, whatever the server
+                remembers.
+            take_over: store the owner on the server now, in place of the group's owner there. Raises BrokerUnavailable.
         """
-
-    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
-        """Note topics from which a group has received, by its inbox: it is not new there, whatever the server remembers."""
-
-    def take_over(self, group: str) -> None:
-        """Store the owner of `set_owner` on the server, in place of a group's owner there. Raises BrokerUnavailable."""
 
     def interrupt(self) -> None:
         """
@@ -146,12 +134,8 @@ class Receives(Capability):
         """
 
     @abc.abstractmethod
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that wait for a group, by topic, including those being handled."""
-
-    def refusals(self) -> dict[str, str]:
-        """Return the topics that `receive` was asked for and cannot receive from as configured, each with the reason."""
-        return {}
+    def backlog(self, group: str) -> Backlog:
+        """Return the number of messages that wait for a group, by topic."""
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
@@ -271,10 +255,6 @@ class GivesUp(Receives):
         Returns at once. One that is not acknowledged comes again, at the latest in another process.
         """
 
-    @abc.abstractmethod
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages that the server gave up and nobody has received, by topic, where there are any."""
-
 
 class TransactionalSends(Capability):
     """
@@ -282,11 +262,15 @@ class TransactionalSends(Capability):
 
     A relay's lane has a series of transactions, and one broker client at a time holds the lane. Opening a lane ends the open
     transaction of its last holder and fences that holder out; the marker, and no answer, then says whether the last transaction
-    was committed. Each transaction overwrites the lane's marker, so record the marker before sending the next one.
+    was committed. A lane that is not used afterwards is opened just for that. Each transaction overwrites the lane's marker, so
+    record the marker before sending the next one.
 
-    The calls that open and fence lanes raise `BrokerUnavailable`: `LaneBlocked` where another lane may be open, or
+    The calls that open and read lanes raise `BrokerUnavailable`: `LaneBlocked` where another lane may be open, or
     `BrokerMisconfigured` where somebody must act first.
     """
+
+    # Outboxes whose lanes `check` looks at, too: their stable ids -> the highest number of a lane.
+    checked_lanes: Mapping[str, int] = {}
 
     @abc.abstractmethod
     def open_lane(self, source: str, lane: int) -> str | None:
@@ -309,10 +293,6 @@ class TransactionalSends(Capability):
         """
 
     @abc.abstractmethod
-    def fence_lane(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane, which ends its open transaction, and return the marker, without taking the lane."""
-
-    @abc.abstractmethod
     def look_at_lane(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane as it is now, and fence nobody out. An open transaction may be about to replace it."""
 
@@ -323,15 +303,6 @@ class TransactionalSends(Capability):
         A transaction must not contain their messages: it could not end, and would block its lane. By default none.
         """
         return {}
-
-    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
-        """
-        Return what is wrong with the lanes of an outbox at the running broker.
-
-        Args:
-            lanes: the highest number of a lane.
-        """
-        return []
 
     @abc.abstractmethod
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
@@ -345,23 +316,18 @@ class TransactionalSends(Capability):
         """
 
 
-class StoredInDatabase(Capability):
-    """The broker keeps its messages in tables, which can be read without the broker."""
+class StoredInDatabase(Lookups):
+    """
+    The broker keeps its messages in tables, which can be read without the broker.
+
+    They are in the database that OPTIONS["DATABASE"] names, by default "default" (`conf.stored_in`). Calls of the class raise
+    NotMigrated where tables are missing.
+    """
 
     @classmethod
     @abc.abstractmethod
-    def stored_in(cls, options: Mapping[str, Any]) -> str:
-        """Return the alias of the database with the tables."""
-
-    @classmethod
-    @abc.abstractmethod
-    def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
+    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
         """Return what operators should know about the broker's tables, over a connection to their database."""
-
-    @classmethod
-    @abc.abstractmethod
-    def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """Return the stored copies of a message and of its half messages, over Django's connection to the broker's database."""
 
     @classmethod
     @abc.abstractmethod
@@ -375,22 +341,7 @@ class StoredInDatabase(Capability):
 
 
 class SpeaksKafka(Capability):
-    """Any client of Kafka can read the broker's topics, so Spark can."""
-
-    @classmethod
-    @abc.abstractmethod
-    def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings by which librdkafka connects."""
-
-    @classmethod
-    @abc.abstractmethod
-    def java_settings(cls, options: Mapping[str, Any]) -> dict[str, str]:
-        """
-        Return the settings by which a client in Java connects.
-
-        Raises:
-            ConfigurationError: some have no counterpart there.
-        """
+    """Any client of Kafka can read the topics, so Spark can: OPTIONS have SERVERS, a list, and CLIENT, librdkafka's settings."""
 
 
 class ListsResources(Capability):
@@ -415,21 +366,20 @@ class Seeks(Receives):
     """A consumer group without consumers can be moved to another place in a topic."""
 
     @abc.abstractmethod
-    def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
+    def seek(
+        self,
+        group: str,
+        topics: Collection[str],
+        to: datetime | Literal["first", "last"],
+        *,
+        confirm: Callable[[list[GroupPosition]], object],
+    ) -> list[GroupPosition]:
         """
-        Return where a group goes on in topics, and where it would.
+        Move a group to another place in topics. Return the positions that change.
 
         Args:
             to: the first message, behind the last one, or the first one stored since a time.
-
-        Raises:
-            BrokerUnavailable: the broker cannot tell.
-        """
-
-    @abc.abstractmethod
-    def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
-        """
-        Move a group to other places.
+            confirm: called with these positions before, if there are any; an exception of it leaves everything as it is.
 
         Raises:
             BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is done.

@@ -10,9 +10,11 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+
+DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
 class SendStatus(enum.StrEnum):
@@ -46,6 +48,7 @@ class Limits:
         redelivery: how long after it was handled a message that `may_deliver_again` does not name may come to its group again.
             Its inbox row must be kept as long. None: the options do not tell; then `check` compares with the server's settings.
         check_back: the maximum age of a half message in a check-back. The rows that decide the answer must be kept longer.
+        body_bytes: the size of the largest body.
     """
 
     guarantee: SendGuarantee = SendGuarantee.AT_LEAST_ONCE
@@ -53,6 +56,7 @@ class Limits:
     handling: timedelta | None = None
     redelivery: timedelta | None = None
     check_back: timedelta = timedelta(minutes=10)
+    body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
 
 class EndSemantics(enum.StrEnum):
@@ -168,6 +172,19 @@ class Delivery:
     queue: str = ""
     pos: int | None = None
     given_up: str = ""
+
+
+class Backlog(NamedTuple):
+    """
+    What a consumer group has not received or not acknowledged, at its broker.
+
+    Args:
+        waiting: topic -> messages, those being handled included.
+        given_up: topic -> messages that the server gave up and nobody has received, where there are any.
+    """
+
+    waiting: Mapping[str, int]
+    given_up: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

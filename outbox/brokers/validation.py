@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
+from outbox.brokers.base import Broker, Outgoing, Problem, SendResult, SendStatus
 from outbox.errors import UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
@@ -32,6 +32,17 @@ def validate(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: boo
     if not _is_text(message):
         return SendResult(SendStatus.REFUSED, reason="Id, key or tag contains a NUL, or a text contains a lone surrogate.")
     return None
+
+
+def send_valid(
+    broker: Broker, messages: Sequence[Outgoing], send: Callable[[list[Outgoing]], list[SendResult]], *, is_half: bool = False
+) -> list[SendResult]:
+    """Send the messages that are not rejected; return the results of all, in their order."""
+    limit = broker.max_body_bytes
+    rejections = [validate(message, broker.topics, is_half=is_half, max_body_bytes=limit) for message in messages]
+    valid = [message for message, rejection in zip(messages, rejections, strict=True) if rejection is None]
+    results = iter(send(valid) if valid else ())
+    return [rejection or next(results) for rejection in rejections]
 
 
 def _is_text(message: Outgoing) -> bool:

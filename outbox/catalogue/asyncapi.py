@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from outbox import conf
@@ -215,11 +216,13 @@ class _Document:
         return _without_empty(action=action, channel={"$ref": channel}, messages=references, **more)
 
     def _interface(self, topic: TopicEntry) -> BrokerInterface:
-        return self._interfaces.get(topic.broker, BrokerInterface(""))
+        return self._interfaces.get(topic.broker, BrokerInterface())
 
 
 def _interface(alias: str) -> BrokerInterface:
-    return conf.broker_class(alias).interface(conf.settings().brokers[alias].options)
+    kind = conf.broker_class(alias)
+    interface = kind.interface.of(conf.settings().brokers[alias].options)
+    return interface if interface.protocol else replace(interface, protocol=kind.system)
 
 
 def _places(interface: BrokerInterface) -> list[tuple[str, ...]]:

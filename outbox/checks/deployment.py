@@ -13,7 +13,7 @@ from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 
 from outbox import conf, database, failpoints
-from outbox.brokers.base import Broker, Problem
+from outbox.brokers.base import Problem
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
@@ -89,8 +89,9 @@ def ask_broker(alias: str) -> list[Problem]:
     try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
-            found = broker.check()
-            return found if any(one.is_error for one in found) else [*found, *_problems_of_lanes(broker)]
+            if TransactionalSends.has(broker):
+                TransactionalSends.of(broker).checked_lanes = dict.fromkeys(_sources(), conf.settings().relay.lanes)
+            return broker.check()
     except BrokerUnavailable as error:
         raise BrokerUnavailable(
             f"Broker {alias!r} cannot be reached: {line_of(error)}",
@@ -98,11 +99,9 @@ def ask_broker(alias: str) -> list[Problem]:
         ) from error
 
 
-def _problems_of_lanes(broker: Broker) -> Iterator[Problem]:
-    """Yield what is wrong with the lanes of each outbox that sends in transactions there."""
-    if not TransactionalSends.has(broker):
-        return
+def _sources() -> Iterator[str]:
+    """Yield the stable ids of the outboxes."""
     for alias in database.outbox_databases():
         with suppress(DatabaseError, psycopg.Error):
             if source := read_identity(database.raw(alias)).source:
-                yield from TransactionalSends.of(broker).check_lanes(source, conf.settings().relay.lanes)
+                yield source

@@ -42,6 +42,7 @@ __all__ = [
     "project",
     "read",
     "settings",
+    "stored_in",
     "take_groups_from",
     "topic_settings",
     "topics_of",
@@ -140,6 +141,11 @@ def broker_class(alias: str) -> type[Broker]:
 def broker_has(alias: str, capability: str) -> bool:
     """Return whether a broker has a capability, by the name of its class in `outbox.brokers.capabilities`."""
     return bool(import_string(f"outbox.brokers.capabilities.{capability}").has(broker_class(alias)))
+
+
+def stored_in(alias: str) -> str:
+    """Return the database alias of a broker that is stored in a database."""
+    return str(settings().brokers[alias].options.get("DATABASE", "default"))
 
 
 def _how_to_import(path: str, error: ImportError) -> str:

@@ -225,7 +225,7 @@ def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorW
     if ids and broker.may_deliver_again(group.name, ids):
         return True
     knows_all = broker.limits(broker.options, broker.topics[missing.topic]).redelivery == timedelta()
-    return not knows_all and _may_wait(broker.backlog(group.name), group, missing, cursor)
+    return not knows_all and _may_wait(broker.backlog(group.name).waiting, group, missing, cursor)
 
 
 def _may_wait(backlog: Mapping[str, int], group: Group, missing: Missing, cursor: CursorWrapper) -> bool:

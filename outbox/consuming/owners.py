@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
@@ -16,9 +17,9 @@ from outbox.database.identity import require_identity
 from outbox.errors import NotMigrated
 
 
-def set_owner(broker: Receives, group: str, using: str) -> None:
-    """Set the owner of a group at a broker: the outbox in the database of its inbox."""
-    broker.set_owner(group, *require_identity(database.raw(using)))
+def set_owner(broker: Receives, group: str, using: str, **more: Any) -> None:
+    """Set the owner of a group at a broker, with more arguments of its `set_owner`: the outbox in the database of its inbox."""
+    broker.set_owner(group, *require_identity(database.raw(using)), **more)
 
 
 # Those with numbers have an index.
@@ -31,9 +32,8 @@ OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND 
 
 def introduce(broker: Receives, group: Group) -> None:
     """Set the owner and the known topics of a group at a broker, before the first `receive`."""
-    set_owner(broker, group.name, group.using)
-    found = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
-    broker.set_known_topics(group.name, [topic for (topic,) in found])
+    rows = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
+    set_owner(broker, group.name, group.using, known_topics=[topic for (topic,) in rows])
 
 
 def take_over(chosen: Sequence[Group]) -> None:
@@ -49,8 +49,7 @@ def take_over(chosen: Sequence[Group]) -> None:
     for group in chosen:
         for alias in group.brokers:
             with closing(Receives.of(conf.make_broker(alias))) as broker:
-                set_owner(broker, group.name, group.using)
-                broker.take_over(group.name)
+                set_owner(broker, group.name, group.using, take_over=True)
 
 
 def set_owners(broker: Broker) -> None:

@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import Any, cast
 
 from django.contrib import admin, messages
-from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
@@ -134,4 +133,4 @@ def _broker() -> str | None:
 
 
 def _database_of(alias: str) -> str:
-    return EmbeddedBroker.stored_in(conf.settings().brokers[alias].options) or DEFAULT_DB_ALIAS
+    return conf.stored_in(alias)

@@ -6,13 +6,15 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import psycopg
 from psycopg.errors import UndefinedTable
 
 from outbox.brokers.base import (
+    Backlog,
     BrokerInterface,
     BrokerStatus,
     Delivery,
@@ -31,12 +33,12 @@ from outbox.brokers.base import (
 )
 from outbox.brokers.capabilities import ListsResources, NeedsCheckLoop, Receives, StoredInDatabase
 from outbox.brokers.options import read_options
-from outbox.brokers.validation import TOO_LATE, validate
-from outbox.database import Connection, raw
-from outbox.embedded import checks, halves, lookup, monitoring, producer, receiver, retention, settlement, wakeup
+from outbox.brokers.validation import TOO_LATE, send_valid
+from outbox.database import Connection
+from outbox.embedded import checks, halves, lookup, monitoring, receiver, retention, sender, settlement, wakeup
 from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
-from outbox.embedded.results import Act, results_of
+from outbox.embedded.results import results_of
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences, resources, write_topics
 from outbox.errors import BrokerUnavailable
@@ -48,10 +50,19 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
+class EmbeddedInterface(BrokerInterface):
+    """How other programs read its messages: not at all."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        return cls(reading=INTERNAL)
+
+
 class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources):
     """A broker that keeps messages in tables of PostgreSQL. Its guarantees are in docs/guarantees.md."""
 
     app: ClassVar[str] = "outbox.embedded"
+    interface = EmbeddedInterface
     end_semantics = EndSemantics.IDEMPOTENT
     supports_order: ClassVar[bool] = True
     deduplicates_sends: ClassVar[bool] = True
@@ -78,10 +89,6 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         return problems(options)
 
     @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        return BrokerInterface(cls.system, reading=INTERNAL)
-
-    @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """Return no time of redeliveries: `may_deliver_again` knows every message."""
         settings = read_options(EmbeddedOptions, options)
@@ -93,27 +100,12 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         )
 
     @classmethod
-    def stored_in(cls, options: Mapping[str, Any]) -> str:
-        return read_options(EmbeddedOptions, options).database
-
-    @classmethod
-    def read_status(cls, options: Mapping[str, Any], database: str, connection: Connection) -> BrokerStatus:
-        """Return parked half messages and groups, if the database is the broker's. May raise NotMigrated."""
-        if cls.stored_in(options) != database:
-            return BrokerStatus()
+    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
         with tables_there(database):
             return monitoring.read_status(connection)
 
     @classmethod
-    def read_copies(cls, options: Mapping[str, Any], message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-        """Return the visible message and the half messages of that id. May raise NotMigrated."""
-        alias = cls.stored_in(options)
-        with tables_there(alias):
-            return monitoring.read_copies(raw(alias), message_id, half_ids)
-
-    @classmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
-        """Return what groups have not read or not finished, and half messages. May raise NotMigrated."""
         settings = read_options(EmbeddedOptions, options)
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
@@ -139,17 +131,17 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         """Make messages visible. A message that was sent before is not stored again."""
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
-            return producer.send(connection, self._stored, good, now=self._now())
+            return sender.send(connection, self._stored, good, now=self._now())
 
-        return self._validate_and_store(messages, act, is_half=False)
+        return send_valid(self, messages, partial(results_of, self._client, act=act))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         check_after = self._settings.check_after
 
         def act(connection: Connection, good: Sequence[Outgoing]) -> list[SendResult]:
-            return producer.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
+            return sender.send_halves(connection, self._stored, good, check_after=check_after, now=self._now())
 
-        return self._validate_and_store(messages, act, is_half=True)
+        return send_valid(self, messages, partial(results_of, self._client, act=act), is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Return an id for a half message; retries once over a new connection, because this stores nothing."""
@@ -234,9 +226,9 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
 
-    def backlog(self, group: str) -> dict[str, int]:
+    def backlog(self, group: str) -> Backlog:
         with self._client.translated() as connection:
-            return lookup.backlog(connection, group)
+            return Backlog(lookup.backlog(connection, group))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._client.translated() as connection:
@@ -274,13 +266,6 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
             source = half.headers.get(Header.SOURCE, "")
             self.end([HalfRef(half.topic, half.half_id, half.message_id, source=source)], answer)
         return answer
-
-    def _validate_and_store(self, messages: Sequence[Outgoing], act: Act[Outgoing], *, is_half: bool) -> list[SendResult]:
-        limit = self.max_body_bytes
-        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
-        answers = iter(results_of(self._client, good, act) if good else ())
-        return [rejection or next(answers) for rejection in rejections]
 
     def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
         stored = [self._stored.stored(connection, name) for name in topics]

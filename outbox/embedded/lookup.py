@@ -31,11 +31,12 @@ SELECT a.message_id FROM asked a JOIN outbox_embedded_delivery d USING (topic_id
 """
 
 FIND = """
-SELECT t.name, f.state, f.half_id, f.stored_at FROM (
-    SELECT topic_id, CASE state WHEN 3 THEN 'rolled_back' ELSE 'half' END AS state, id::text AS half_id, born_at AS stored_at
+SELECT %(message_id)s, t.name, f.state, f.half_id, f.stored_at, f.asked, f.ended_at FROM (
+    SELECT topic_id, CASE state WHEN 3 THEN 'rolled_back' ELSE 'half' END AS state, id::text AS half_id, born_at AS stored_at,
+        asked, ended_at
     FROM outbox_embedded_half WHERE message_id = %(message_id)s AND state <> 2
     UNION ALL
-    SELECT topic_id, 'visible', coalesce(half_id::text, ''), stored_at
+    SELECT topic_id, 'visible', coalesce(half_id::text, ''), stored_at, 0, NULL
     FROM outbox_embedded_message WHERE message_id = %(message_id)s
 ) f JOIN outbox_embedded_topic t ON t.id = f.topic_id
 """
@@ -54,5 +55,4 @@ def open_ids(connection: Connection, group: str, message_ids: Collection[str]) -
 
 def find(connection: Connection, message_id: str) -> list[StoredCopy]:
     """Return the copies of a message among half messages and visible ones."""
-    rows = connection.execute(FIND, {"message_id": message_id})
-    return [StoredCopy(message_id, topic, state, half_id, stored_at) for topic, state, half_id, stored_at in rows]
+    return [StoredCopy(*row) for row in connection.execute(FIND, {"message_id": message_id})]

@@ -44,7 +44,8 @@ def acquire(alias: str, using: str) -> Iterator[Broker]:
     Args:
         using: the database from which this process answers check-backs, for brokers that ask producers.
     """
-    lend = _lend_shared if HalfMessages.of(conf.broker_class(alias)).is_thread_safe else _lend_own
+    kind = conf.broker_class(alias)
+    lend = _lend_shared if issubclass(kind, HalfMessages) and kind.is_thread_safe else _lend_own
     with lend(alias, using) as broker:
         yield broker
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 
 from outbox import conf
 from outbox.brokers.base import BrokerStatus
-from outbox.brokers.capabilities import GivesUp, Receives, StoredInDatabase
+from outbox.brokers.capabilities import Receives, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
 from outbox.database import Connection
-from outbox.errors import BrokerCannotTell, BrokerUnavailable, ConfigurationError, UnknownTopic
+from outbox.errors import BrokerCannotTell, ConfigurationError, UnknownTopic
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.monitoring.deferred import DeferredCount
@@ -215,8 +215,8 @@ def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            is_told_by_another = StoredInDatabase.has(kind) and alias not in brokers  # which has the same tables
-            if not Receives.has(kind) or is_told_by_another:
+            is_told_by_another = issubclass(kind, StoredInDatabase) and alias not in brokers  # which has the same tables
+            if not issubclass(kind, Receives) or is_told_by_another:
                 continue
             stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
             yield from ((name, alias) for name in sorted(known | stored))
@@ -308,11 +308,7 @@ class _Asking(threading.Thread):
 
 def _ask(broker: Receives, group: str) -> _Answer:
     try:
-        waiting = dict(sorted(broker.backlog(group).items()))
+        waiting, given_up = broker.backlog(group)
     except BrokerCannotTell:
         return _Answer(can_tell=False)
-    given_up = {}
-    if GivesUp.has(broker):
-        with suppress(BrokerUnavailable):
-            given_up = GivesUp.of(broker).count_given_up(group)
-    return _Answer(waiting, given_up)
+    return _Answer(dict(sorted(waiting.items())), dict(given_up))

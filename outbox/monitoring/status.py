@@ -290,15 +290,13 @@ def is_read_only(connection: Connection) -> bool:
 def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:
     """Return the status of brokers that are stored in this database, the first of those that share its tables."""
     found: dict[str, BrokerStatus] = {}
-    settings = conf.settings()
-    for name in sorted({topic.broker for topic in settings.topics.values()}):
-        broker = settings.brokers[name]
+    for name in sorted({topic.broker for topic in conf.settings().topics.values()}):
         try:
             kind = conf.broker_class(name)
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
-        if StoredInDatabase.has(kind):
-            status = StoredInDatabase.of(kind).read_status(broker.options, alias, connection)
+        if issubclass(kind, StoredInDatabase):
+            status = kind.read_status(alias, connection) if conf.stored_in(name) == alias else BrokerStatus()
             if status not in found.values():
                 found[name] = status
     return found

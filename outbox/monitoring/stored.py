@@ -172,14 +172,13 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
             topics = conf.topics_of(alias)
         except ConfigurationError:  # check E003 reports it
             continue
-        if StoredInDatabase.has(kind) and topics:
-            stored = StoredInDatabase.of(kind)
-            home = stored.stored_in(settings.options)
+        if issubclass(kind, StoredInDatabase) and topics:
+            home = conf.stored_in(alias)
             if home not in connections.settings:
                 hint = f"Choices are: {', '.join(connections)}."
                 raise ConfigurationError(f"Broker {alias!r} is stored in database {home!r}, which is not in settings.", hint=hint)
             shared = found.setdefault(home, {})
-            shared.setdefault(kind, _StoredBroker(stored, settings.options, [])).topics.extend(topics)
+            shared.setdefault(kind, _StoredBroker(kind, settings.options, [])).topics.extend(topics)
     return {alias: list(shared.values()) for alias, shared in found.items()}
 
 

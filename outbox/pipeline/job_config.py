@@ -17,6 +17,7 @@ from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.pipeline.business import business_of
 from outbox.pipeline.conf import settings
+from outbox.pipeline.kafka_java import java_settings
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark.config import Archived, AuditedGroup, KafkaCluster, PipelineConfig, Reader, Source
 
@@ -51,7 +52,7 @@ def pipeline_config(
         more.setdefault("since", _complete_since(using))
     seen = [topic for broker in readable_brokers() for topic in _topics_of(broker)]
     recorded = _recorded(using, but=seen)
-    kafka = [_kafka_cluster(alias, using, but=recorded) for alias in kafka_brokers()]
+    kafka = [_kafka_cluster(alias, client, using, but=recorded) for alias, client in kafka_brokers().items()]
     kafka = [cluster for cluster in kafka if cluster.topics]
     seen += [topic for cluster in kafka for topic in cluster.topics]
     return PipelineConfig(
@@ -72,23 +73,22 @@ def pipeline_config(
 def readable_brokers() -> dict[str, str]:
     """Return the brokers that keep messages in database tables, which the jobs can read: broker -> database alias."""
     used = sorted({topic.broker for topic in conf.settings().topics.values()})
-    kinds = {alias: conf.broker_class(alias) for alias in used}
+    return {alias: conf.stored_in(alias) for alias in used if issubclass(conf.broker_class(alias), StoredInDatabase)}
+
+
+def kafka_brokers() -> dict[str, dict[str, Any]]:
+    """Return the brokers whose topics Spark's source for Kafka can read, with the settings of a client."""
+    used = sorted({topic.broker for topic in conf.settings().topics.values()})
+    options_of = {alias: conf.settings().brokers[alias].options for alias in used}
     return {
-        alias: StoredInDatabase.of(kind).stored_in(conf.settings().brokers[alias].options)
-        for alias, kind in kinds.items()
-        if StoredInDatabase.has(kind)
+        alias: {**options.get("CLIENT", {}), "bootstrap.servers": ",".join(options["SERVERS"])}
+        for alias, options in options_of.items()
+        if issubclass(conf.broker_class(alias), SpeaksKafka)
     }
 
 
-def kafka_brokers() -> list[str]:
-    """Return the brokers whose topics Spark's source for Kafka can read."""
-    used = sorted({topic.broker for topic in conf.settings().topics.values()})
-    return [alias for alias in used if SpeaksKafka.has(conf.broker_class(alias))]
-
-
-def _kafka_cluster(alias: str, using: str, *, but: Collection[str]) -> KafkaCluster:
+def _kafka_cluster(alias: str, client: dict[str, Any], using: str, *, but: Collection[str]) -> KafkaCluster:
     """Return a cluster with its topics, except those that the recorder records, and the topics of the groups of a database."""
-    kind, options = SpeaksKafka.of(conf.broker_class(alias)), conf.settings().brokers[alias].options
     topics = [topic for topic in _topics_of(alias) if topic not in but]
     waiting = {
         group.name: sorted(topic for topic in group.topics if topic in topics)
@@ -97,11 +97,11 @@ def _kafka_cluster(alias: str, using: str, *, but: Collection[str]) -> KafkaClus
     }
     waiting = {name: found for name, found in waiting.items() if found}
     try:
-        java = kind.java_settings(options) if topics else {}
+        java = java_settings(client) if topics else {}
     except ConfigurationError as error:
         hint = f"Let the recorder read its topics instead: manage.py outbox_record --broker {alias}"
         raise ConfigurationError(f"Spark cannot read broker {alias!r}: {error.message}", hint=hint) from error
-    return KafkaCluster(alias, kind.client_settings(options), java, topics, waiting)
+    return KafkaCluster(alias, client, java, topics, waiting)
 
 
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:

@@ -223,7 +223,7 @@ class Recorder:
             self._write_read_until(broker, connection, moment, topics)
         moment = _now(connection)
         try:
-            waiting = broker.backlog(self.group)
+            waiting = broker.backlog(self.group).waiting
         except BrokerUnavailable:  # not every broker can tell
             return
         if now >= self._settled_at and (empty := [topic for topic in self.topics if waiting.get(topic) == 0]):
@@ -239,7 +239,7 @@ class Recorder:
 
     def _refusals(self, broker: Receives) -> dict[str, str]:
         """Return the topics to record that the broker cannot receive from as configured, each with the reason."""
-        return {topic: reason for topic, reason in broker.refusals().items() if topic in self.topics}
+        return {topic: reason for topic, reason in broker.refusals.items() if topic in self.topics}
 
 
 def _has_read(connection: database.Connection, moment: datetime, topics: Sequence[str]) -> bool:

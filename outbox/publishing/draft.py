@@ -56,7 +56,7 @@ class _Route(msgspec.Struct, frozen=True):
     topic: str
     broker: str
     broker_class: type[Broker]
-    options: Mapping[str, Any]
+    body_bytes: int
     is_ordered: bool
     is_delay: bool
 
@@ -155,7 +155,7 @@ def _draft(
     rules.check_topic(subject, topic)
     route = _route_of(_plain(topic))
     rules.check_key(subject, key, topic=topic, is_ordered=route.is_ordered)
-    rules.check_body(subject, body, topic=topic, limit=route.broker_class.body_limit(route.options))
+    rules.check_body(subject, body, topic=topic, limit=route.body_bytes)
     if tag:
         rules.check_tag(subject, tag)
         own[Header.TAG] = _plain(tag)
@@ -188,8 +188,9 @@ def _plain(text: str) -> str:
 def _route_of(topic: str) -> _Route:
     found = conf.topic_settings(topic)
     is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
-    options = conf.settings().brokers[found.broker].options
-    return _Route(topic, found.broker, conf.broker_class(found.broker), options, is_ordered, is_delay)
+    kind = conf.broker_class(found.broker)
+    limits = kind.limits(conf.settings().brokers[found.broker].options, conf.topic_spec(topic))
+    return _Route(topic, found.broker, kind, limits.body_bytes, is_ordered, is_delay)
 
 
 def _instead_of(given: object) -> str:

@@ -428,7 +428,8 @@ class _Brokers:
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
         try:
-            if Receives.of(conf.broker_class(alias)).may_deliver_again is Receives.may_deliver_again:
+            kind = conf.broker_class(alias)
+            if not issubclass(kind, Receives) or kind.may_deliver_again is Receives.may_deliver_again:
                 return set()  # this broker cannot tell, so no client is made
             if alias not in self._made:
                 self._made[alias] = self._stack.enter_context(closing(Receives.of(conf.make_broker(alias))))

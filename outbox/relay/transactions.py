@@ -254,7 +254,7 @@ class TransactionalSender:
         try:
             if held is not None:
                 failpoint("relay.before_fence")
-                marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)
+                marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)
                 failpoint("relay.after_fence")
                 if marker is None:
                     error = MARKER_LOST.format(lane=held.lane, broker=self.broker.alias)

@@ -72,8 +72,8 @@ def _class_of(backend: str) -> type[Broker]:
 def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
     options: dict[str, Any] = {"NAME": name, "CLOCK": clock}
     options |= {"CHECK_AFTER": timedelta(0), "CHECK_INTERVAL": timedelta(0)}  # check-backs are due when the test calls for them
-    if HalfMessages.has(kind):
-        options["END"] = HalfMessages.of(kind).end_semantics
+    if issubclass(kind, HalfMessages):
+        options["END"] = kind.end_semantics
     return options
 
 

@@ -96,4 +96,4 @@ class Kafka(DemoBroker):
     def _count_backlog(self) -> int:
         """Return how many messages wait for the groups: copies, when all messages were handled."""
         with closing(KafkaBroker("default", self._options, conf.topics_of("default"))) as broker:
-            return sum(waiting for group in groups() for waiting in broker.backlog(group).values())
+            return sum(waiting for group in groups() for waiting in broker.backlog(group).waiting.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 import amqp
 
 from outbox import conf
-from outbox.brokers.rabbitmq.connection import LOST, describe
+from outbox.brokers.rabbitmq.client import LOST, describe
 from outbox.brokers.rabbitmq.envelope import to_delivery
 from outbox.brokers.rabbitmq.topology import QUORUM, declare_topic, queue_name
 from outbox.consuming.register import groups

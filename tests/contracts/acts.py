@@ -151,7 +151,7 @@ class Acts:
     def waiting(self, kind: TopicType = TopicType.NORMAL, group: str = "group", *, count: int | None = None) -> int:
         """Return the backlog of a group; tries again until it is `count`, because a server may count late."""
         for _ in self.harness.tries():
-            found = self.broker.backlog(group).get(self.harness.topic(kind), 0)
+            found = self.broker.backlog(group).waiting.get(self.harness.topic(kind), 0)
             if count is None or found == count:
                 break
         return found

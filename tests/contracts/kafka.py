@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from outbox.brokers.base import Broker, Delivery, TopicSpec
 from outbox.brokers.kafka import KafkaBroker
-from outbox.brokers.kafka.member import GroupMember
+from outbox.brokers.kafka.receiver import GroupMember
 from outbox.message import TopicType
 from tests.contracts.real_time import RealTimeHarness
 from tests.kafka_node import server

@@ -37,7 +37,7 @@ def receive_given_up(
 def counted(acts: Acts, count: int) -> dict[str, int]:
     """Return the numbers of messages that were given up; tries again until they are `count` together."""
     for _ in acts.harness.tries():
-        numbers: dict[str, int] = acts.broker.count_given_up("group")
+        numbers: dict[str, int] = acts.broker.backlog("group").given_up
         if sum(numbers.values()) == count:
             break
     return numbers
@@ -105,4 +105,4 @@ class TestCountGivenUp:
         assert counted(acts, 2) == {harness.topic(TopicType.NORMAL): 2}
 
     def test_knows_nothing_of_a_group_that_never_came(self, broker: Broker):
-        assert broker.count_given_up("nobody") == {}
+        assert broker.backlog("nobody").given_up == {}

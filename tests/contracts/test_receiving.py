@@ -247,7 +247,7 @@ class TestBacklog:
         assert acts.waiting() == 7
 
     def test_knows_nothing_of_a_group_that_never_came(self, broker: Broker):
-        assert broker.backlog("nobody") == {}
+        assert broker.backlog("nobody").waiting == {}
 
 
 @pytest.mark.needs("Lookups")

@@ -45,9 +45,6 @@ class SteppedMemoryBroker(MemoryBroker):
     def open_lane(self, source: str, lane: int) -> str | None:
         return self._called(f"open_lane({lane})", lambda: super(SteppedMemoryBroker, self).open_lane(source, lane))
 
-    def fence_lane(self, source: str, lane: int) -> str | None:
-        return self._called(f"fence_lane({lane})", lambda: super(SteppedMemoryBroker, self).fence_lane(source, lane))
-
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         try:
             return self._called("look_up_halves", lambda: super(SteppedMemoryBroker, self).look_up_halves(halves))

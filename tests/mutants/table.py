@@ -199,7 +199,7 @@ MUTANTS: dict[str, Mutant] = {
     "nobody-fenced": Mutant(
         "The lane of another relay is fenced before its marker is read",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
         "marker = self._read(self._sends.look_at_lane(self.source, held.lane), held.lane)",
         TRANSACTIONS,
     ),
@@ -474,10 +474,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "early-report": Mutant(
         "A delivery report counts that comes before the call that produces returns",
-        "outbox/brokers/kafka/producing.py",
+        "outbox/brokers/kafka/sender.py",
         "            if rejected is not None:  # else its report may be there already\n                results[index] = rejected\n",
         "            results[index] = rejected\n",
-        ("tests/outbox/brokers/kafka/test_producing.py",),
+        ("tests/outbox/brokers/kafka/test_sender.py",),
     ),
     "kafka-in-use": Mutant(
         "That a partition is in use is committed before its first record is handed out",
@@ -488,7 +488,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "kafka-killed-member": Mutant(
         "What a member that was killed may have been handed counts as delivered before",
-        "outbox/brokers/kafka/member.py",
+        "outbox/brokers/kafka/receiver.py",
         "partition.seen_before = max(partition.seen_before, note.handed_out_before)",
         "pass",
         KAFKA_IN_USE,
@@ -502,7 +502,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "kafka-idle": Mutant(
         "A partition that is idle is no longer in use",
-        "outbox/brokers/kafka/member.py",
+        "outbox/brokers/kafka/receiver.py",
         "partition.is_in_use, partition.seen_before = False, 0",
         "pass",
         KAFKA_IN_USE,
@@ -538,8 +538,8 @@ MUTANTS: dict[str, Mutant] = {
     "other-marker-lost": Mutant(
         "A lost marker of another lane is no answer",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.fence_lane(self.source, held.lane), held.lane) or Marker()",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
+        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane) or Marker()",
         TRANSACTIONS,
     ),
     "first-marker": Mutant(

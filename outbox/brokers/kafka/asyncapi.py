@@ -6,14 +6,16 @@ Source: AsyncAPI's Kafka bindings 0.5.0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from outbox.brokers.asyncapi import TEXT, BrokerInterface
 from outbox.brokers.base import TopicSpec
 from outbox.brokers.kafka.client import milliseconds
 from outbox.brokers.kafka.codec import record_header
 from outbox.brokers.kafka.options import KafkaOptions
+from outbox.brokers.options import read_options
 
 COMMITTED = "Read it with isolation.level=read_committed: records of other transactions are not published."
 
@@ -23,11 +25,11 @@ class KafkaInterface(BrokerInterface):
     """How other programs read Kafka's records."""
 
     @classmethod
-    def of(cls, options: KafkaOptions) -> KafkaInterface:
-        """Return what the options tell."""
-        is_tls = "ssl" in str(options.client.get("security.protocol", "")).lower()
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        settings = read_options(KafkaOptions, options)
+        is_tls = "ssl" in str(settings.client.get("security.protocol", "")).lower()
         protocol = "kafka-secure" if is_tls else "kafka"
-        return cls(protocol, options.servers, reading=COMMITTED if options.transactions else "")
+        return cls(protocol, settings.servers, reading=COMMITTED if settings.transactions else "")
 
     def header_name(self, name: str) -> str:
         """Return the name of a record's header."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from confluent_kafka import Producer
 
 from outbox.brokers.base import (
+    Backlog,
     Delivery,
     GroupPosition,
     Limits,
@@ -27,17 +28,16 @@ from outbox.brokers.capabilities import ListsResources, Seeks, SpeaksKafka, Tran
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
-from outbox.brokers.kafka.java import java_settings
 from outbox.brokers.kafka.lanes import KafkaLanes, undone
 from outbox.brokers.kafka.leaders import PartitionLeaders
-from outbox.brokers.kafka.member import GroupMember
-from outbox.brokers.kafka.options import FOR_HEADERS, MESSAGE_BYTES, KafkaOptions, problems
-from outbox.brokers.kafka.producing import FLUSH_SECONDS, ProducerLost, produce
+from outbox.brokers.kafka.options import KafkaOptions, problems
+from outbox.brokers.kafka.receiver import GroupMember
 from outbox.brokers.kafka.resources import KafkaResources
+from outbox.brokers.kafka.sender import FLUSH_SECONDS, ProducerLost, produce
 from outbox.brokers.kafka.server_checks import KafkaServerChecks
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid, validate
 from outbox.errors import BrokerUnavailable
 
 T = TypeVar("T")
@@ -58,6 +58,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     """
 
     system: ClassVar[str] = "kafka"
+    interface = KafkaInterface
     supports_order: ClassVar[bool] = True
 
     def __init__(
@@ -65,7 +66,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     ) -> None:
         super().__init__(alias, options, topics)
         self._settings = read_options(KafkaOptions, options)
-        self.max_body_bytes = self.body_limit(options)
+        self.max_body_bytes = self._settings.body_bytes
         self._name = f"outbox {alias}"
         self._clock = clock
         self._producers: dict[int, Producer] = {}  # by process: a producer does not work in a forked process
@@ -93,44 +94,27 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or wrong
 
     @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> KafkaInterface:
-        """Return how other programs read its messages."""
-        return KafkaInterface.of(read_options(KafkaOptions, options))
-
-    @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """
         Return that committed readers see a message once, unless transactions are off.
 
         A transaction looks topics up, stores messages and marker, and commits.
         """
-        is_once = read_options(KafkaOptions, options).transactions
-        guarantee = SendGuarantee.ONCE_COMMITTED if is_once else SendGuarantee.AT_LEAST_ONCE
-        return Limits(guarantee, send=timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS))
-
-    @classmethod
-    def body_limit(cls, options: Mapping[str, Any]) -> int:
-        """Return the limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
-        return int(options.get("CLIENT", {}).get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
-
-    @classmethod
-    def client_settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings by which our own client connects."""
-        chosen = read_options(KafkaOptions, options)
-        return {**chosen.client, "bootstrap.servers": ",".join(chosen.servers)}
-
-    @classmethod
-    def java_settings(cls, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the settings by which a client in Java connects."""
-        return java_settings(read_options(KafkaOptions, options))
+        settings = read_options(KafkaOptions, options)
+        guarantee = SendGuarantee.ONCE_COMMITTED if settings.transactions else SendGuarantee.AT_LEAST_ONCE
+        send = timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
+        return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
     def check(self) -> list[Problem]:
-        """Return what is wrong with the options, and with the topics on the cluster."""
         if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}
-        return [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+        found = [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+        if not any(problem.is_error for problem in found):
+            for source, lanes in self.checked_lanes.items():
+                found += [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+        return found
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return the topics of messages and of markers."""
@@ -140,25 +124,14 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
-        rejected = self._reject(messages)
-        wanted = [index for index in range(len(messages)) if index not in rejected]
-        results = dict(zip(wanted, self._produce([messages[index] for index in wanted]), strict=True))
-        too_large = [index for index, result in results.items() if result.status is SendStatus.REFUSED]
-        if len(too_large) > 1:  # Kafka refuses a batch of records as a whole
-            results |= {index: self._produce([messages[index]])[0] for index in too_large}
-        return [rejected.get(index) or results[index] for index in range(len(messages))]
+        return send_valid(self, messages, self._send)
 
     def open_lane(self, source: str, lane: int) -> str | None:
         """Take a lane over: its transactional id, and partition `lane` of the outbox's marker topic."""
         return self._lanes.open(source, lane)
 
     def is_lane_open(self, lane: int) -> bool:
-        """Return whether the lane was opened here, and each transaction since was committed without delay."""
         return self._lanes.is_open(lane)
-
-    def fence_lane(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane's transactional id."""
-        return self._lanes.fence(source, lane)
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane; None where there is no marker topic."""
@@ -169,47 +142,48 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return self._leaders.find_away(topics)
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
-        """Send messages and the lane's marker in one transaction."""
         if rejected := self._reject(messages):
             return undone(messages, rejected)
         return self._lanes.send(lane, messages, marker)
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note whose group it is; Kafka stores it beside the group's offsets."""
-        self._owners.set(group, GroupOwner.of(source, project))
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is: Kafka stores it beside the offsets of a group, which may have no members for a take-over."""
+        owner = GroupOwner.of(source, project)
+        self._owners.set(group, owner)
+        self._known_topics[group] = frozenset(known_topics)
+        if take_over:
+            groups.take_over(self._settings, self._name, group, self.topics, owner)
 
-    def set_known_topics(self, group: str, topics: Collection[str]) -> None:
-        """Note topics in which a group goes on at the first message where Kafka has deleted its offsets, whatever START says."""
-        self._known_topics[group] = frozenset(topics)
-
-    def take_over(self, group: str) -> None:
-        """Store the owner of a group, which may have no members, beside its offsets."""
-        groups.take_over(self._settings, self._name, group, self.topics, self._owners.get(group))
-
-    def find_positions(self, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]) -> list[GroupPosition]:
-        """Return the committed offset of each partition, and the one that is wanted."""
-        return groups.find_positions(self._settings, self._name, group, topics, to)
-
-    def seek(self, group: str, positions: Sequence[GroupPosition]) -> None:
-        """Commit other offsets for a group without members."""
-        groups.seek(self._settings, self._name, group, positions, self._owners.get(group))
-
-    def receive(
+    def seek(
         self,
         group: str,
         topics: Collection[str],
+        to: datetime | Literal["first", "last"],
         *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        confirm: Callable[[list[GroupPosition]], object],
+    ) -> list[GroupPosition]:
+        found = groups.find_positions(self._settings, self._name, group, topics, to)
+        moved = [position for position in found if position.pos != position.wanted]
+        if moved:
+            confirm(moved)
+            groups.seek(self._settings, self._name, group, moved, self._owners.get(group))
+        return moved
+
+    def receive(
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages as a member of the group, which a broker client becomes with its first call."""
         for topic in topics:
             known_topic(self.topics, topic)
-        return self._member(group).receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
+        member = self._member(group)
+        try:
+            return member.receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
+        finally:
+            self.refusals = {**member.refusals, **member.left_open}
 
     def interrupt(self) -> None:
-        """End the wait of `receive` within a moment."""
         self._is_interrupted = True
         for member in list(self._members.values()):
             member.interrupt()
@@ -227,22 +201,11 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Finish messages, and commit the group's offsets."""
         return self._by_group(deliveries, lambda member, mine: member.ack(mine))
 
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return what is behind the group's committed offsets, by topic."""
-        return groups.count_backlog(self._settings, self._name, group, self.topics)
-
-    def refusals(self) -> dict[str, str]:
-        """Return the topics that are missing, may not be read, are another project's group's, or have a transaction left open."""
-        members = list(self._members.values())
-        return {topic: why for member in members for topic, why in [*member.refusals.items(), *member.left_open.items()]}
-
-    def check_lanes(self, source: str, lanes: int) -> list[Problem]:
-        """Return what is wrong with the marker topic of an outbox, and whether this user may send its transactions."""
-        checks = KafkaServerChecks(self._settings, self._name)
-        return [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+    def backlog(self, group: str) -> Backlog:
+        """Return what is behind the group's committed offsets."""
+        return Backlog(groups.count_backlog(self._settings, self._name, group, self.topics))
 
     def close(self) -> None:
-        """Leave all groups and throw all producers away."""
         self._is_closed = self._is_interrupted = True
         for member in list(self._members.values()):
             member.close()
@@ -274,6 +237,14 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         checked = (validate(one, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for one in messages)
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 
+    def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        results = self._produce(messages)
+        too_large = [index for index, result in enumerate(results) if result.status is SendStatus.REFUSED]
+        if len(too_large) > 1:  # Kafka refuses a batch of records as a whole
+            for index in too_large:
+                [results[index]] = self._produce([messages[index]])
+        return results
+
     def _open_producer(self) -> Producer:
         pid = os.getpid()
         if pid not in self._producers:
@@ -283,7 +254,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         self._errors.forget()
         try:
-            return produce(self._open_producer(), messages, errors=self._errors) if messages else []
+            return produce(self._open_producer(), messages, errors=self._errors)
         except ProducerLost as error:
             self._producers.pop(os.getpid(), None)
             return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)

@@ -50,7 +50,7 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
 def find_positions(
     options: KafkaOptions, name: str, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]
 ) -> list[GroupPosition]:
-    """Return where a group goes on in each partition of topics, and where it would; see `Seeks.find_positions`."""
+    """Return where a group goes on in each partition of topics, and where it would; see `Seeks.seek`."""
     places = _places(options, name, topics)
     if not places:
         return []

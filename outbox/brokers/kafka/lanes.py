@@ -34,7 +34,7 @@ from outbox.brokers.kafka.codec import record_size
 from outbox.brokers.kafka.errors import HINTS, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
-from outbox.brokers.kafka.producing import ProducerLost, open_transactional, produce
+from outbox.brokers.kafka.sender import ProducerLost, open_transactional, produce
 from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
 from outbox.logs import get_logger
@@ -90,13 +90,6 @@ class KafkaLanes:
         errors.forget()
         self._lanes[os.getpid(), lane] = _Lane(producer, errors, topic, is_one_by_one)
         return marker
-
-    def fence(self, source: str, lane: int) -> str | None:
-        """Fence out the holder of a lane and return its marker; see `TransactionalSends.fence_lane`."""
-        topic = marker_topic(source)
-        ensure_topic(self._options, self._name, topic, lane)
-        self._fence(source, lane)
-        return read_marker(self._options, self._name, topic, lane)
 
     def look_at(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane and fence nobody out; see `TransactionalSends.look_at_lane`."""

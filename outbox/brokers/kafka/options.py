@@ -45,6 +45,11 @@ class KafkaOptions(BrokerOptions, frozen=True):
     client: dict[str, str | int | float | bool] = {}
 
     @property
+    def body_bytes(self) -> int:
+        """The limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
+        return int(self.client.get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
+
+    @property
     def compresses(self) -> bool:
         """Whether records are compressed, so that their size in a topic is not known before."""
         return any(self.client.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 
@@ -54,18 +53,11 @@ class KafkaServerChecks:
             owners: the outboxes with the inboxes of groups.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
-        old = {f"{topic}.{group}.{end}" for topic, group in pairs for end in ("retry", "dead")}
-        found = describe_topics(self._options, self._name, sorted({*old, *(topic for topic, _ in pairs)}))
+        found = describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs}))
         there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
         problems: list[Problem] = []
-        if unread := [topic for topic, one in there.items() if topic not in old and not may(one, AclOperation.READ)]:
+        if unread := [topic for topic, one in there.items() if not may(one, AclOperation.READ)]:
             problems.append(Problem(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
-        if unused := sorted(old & there.keys()):
-            text = (
-                f"{_named(unused)} of an earlier release is no longer read: retries and dead letters are in the group's database."
-            )
-            command = f"kafka-topics.sh --delete --topic '{'|'.join(map(re.escape, unused))}'"
-            problems.append(Problem(text, f"Empty it with the earlier release, then {command}", is_error=False))
         return [*problems, *self._problems_of_owners(pairs, there, owners)]
 
     def _problems_of_owners(

@@ -6,11 +6,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from outbox.brokers.base import (
+    Backlog,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -18,7 +20,6 @@ from outbox.brokers.base import (
     Limits,
     Outgoing,
     Problem,
-    SendGuarantee,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -71,7 +72,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """Return no time of redeliveries: `may_deliver_again` knows every message."""
-        return Limits(SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE, redelivery=timedelta())
+        return replace(super().limits(options, topic), redelivery=timedelta())
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         with self._store.changed:
@@ -111,10 +112,6 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def is_lane_open(self, lane: int) -> bool:
         return lane in self._open_lanes
-
-    def fence_lane(self, source: str, lane: int) -> str | None:
-        with self._store.changed:
-            return transactions.fence(self._store, LaneKey(source, lane)).marker
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
         with self._store.changed:
@@ -157,15 +154,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         return len(due)
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages that are due for a group; wait in real time if there are none."""
         deadline = time.monotonic() + wait.total_seconds()
         with self._store.changed:
             while True:
@@ -191,16 +181,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             known = self._store.groups.get(group, MemoryGroup())
             return [receiver.deliver(known, group, place, self._now()) for place in receiver.given_up(known, topics)[:limit]]
 
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages that were given up and not acknowledged, by topic."""
+    def backlog(self, group: str) -> Backlog:
         with self._store.changed:
             known = self._store.groups.get(group, MemoryGroup())
-            return dict(Counter(place.copy.message.topic for place in receiver.given_up(known, known.unfinished)))
-
-    def backlog(self, group: str) -> dict[str, int]:
-        with self._store.changed:
-            known = self._store.groups.get(group, MemoryGroup())
-            return {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
+            waiting = {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
+            return Backlog(waiting, Counter(place.copy.message.topic for place in receiver.given_up(known, known.unfinished)))
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._store.changed:

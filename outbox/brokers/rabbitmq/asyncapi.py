@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from outbox.brokers.asyncapi import TEXT, BrokerInterface
 from outbox.brokers.base import TopicSpec
+from outbox.brokers.options import read_options
 from outbox.brokers.rabbitmq.envelope import KEY, PERSISTENT, STORED_AT, TAG
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 
@@ -27,10 +28,10 @@ class RabbitMQInterface(BrokerInterface):
     virtual_host: str = "/"
 
     @classmethod
-    def of(cls, options: RabbitMQOptions) -> RabbitMQInterface:
-        """Return what the options tell."""
-        pathname = f"/{quote(options.virtual_host, safe='')}"
-        return cls("amqps" if options.tls else "amqp", addresses(options), pathname, virtual_host=options.virtual_host)
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        settings = read_options(RabbitMQOptions, options)
+        pathname = f"/{quote(settings.virtual_host, safe='')}"
+        return cls("amqps" if settings.tls else "amqp", addresses(settings), pathname, virtual_host=settings.virtual_host)
 
     def how_to_read(self, topic: TopicSpec) -> str:
         """Return what a queue is bound to."""

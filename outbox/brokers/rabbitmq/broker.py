@@ -11,21 +11,21 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
+from outbox.brokers.base import Backlog, Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
 from outbox.brokers.capabilities import GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.envelope import to_amqp, too_large_for_amqp
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.envelope import to_amqp, too_large
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
-from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Publisher
+from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, RabbitMQSender
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
 from outbox.logs import get_logger
 
@@ -44,6 +44,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
     """
 
     system: ClassVar[str] = "rabbitmq"
+    interface = RabbitMQInterface
     supports_order: ClassVar[bool] = True
 
     def __init__(
@@ -58,9 +59,10 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
         self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
         self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
-        self._publisher = Publisher(self._publishing, self._settings.request_timeout.total_seconds())
+        self._sender = RabbitMQSender(self._publishing, self._settings.request_timeout.total_seconds())
         self._owners = RabbitMQOwners()
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
+        self.refusals = self._receiver.refusals
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
@@ -82,11 +84,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 )
                 found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
         return found
-
-    @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> RabbitMQInterface:
-        """Return how other programs read its messages."""
-        return RabbitMQInterface.of(read_options(RabbitMQOptions, options))
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
@@ -112,12 +109,13 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Return exchanges and queues, those of readers excepted: their messages would pile up."""
         return RabbitMQResources(self._settings, self._asking, self.topics.values()).find()
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note in which outbox a group has its inbox; `owners.py` says how the server compares it."""
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they connect anew."""
         self._owners.set(group, GroupOwner.of(source, project))
-
-    def take_over(self, group: str) -> None:
-        """Replace the notes of the group's owner by ours. Its clients continue until they connect anew."""
+        if not take_over:
+            return
         try:
             with self._asking("hand the group over") as channel:
                 self._owners.take_over(channel, self.topics, group)
@@ -128,27 +126,10 @@ class RabbitMQBroker(GivesUp, ListsResources):
             ) from error
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send messages and wait for the confirms of all."""
-        results = {index: result for index, message in enumerate(messages) if (result := self._reject(message))}
-        try:
-            results |= self._send(messages, results)
-        except DeclarationMissing:  # it was deleted since it was declared
-            self._forget_declarations()
-            try:
-                results |= self._send(messages, results)
-            except DeclarationMissing as error:
-                again = SendResult(SendStatus.UNAVAILABLE, reason=f"A queue or an exchange is deleted again and again: {error}.")
-                results = dict.fromkeys(range(len(messages)), again) | results
-        return [results[index] for index in range(len(messages))]
+        return send_valid(self, messages, self._send)
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages for a group; its queues are declared if they are not there."""
         for topic in topics:
@@ -156,7 +137,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
-        """End the wait of `receive`, and of all later ones."""
         self._receiver.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -172,30 +152,21 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return self._receiver.ack(deliveries)
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
-        """Receive from the group's inlets."""
         for topic in topics:
             known_topic(self.topics, topic)
         return self._receiver.receive_given_up(group, topics, limit)
 
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages in the group's inlets, by topic."""
-        with self._asking("count what it gave up") as channel:
-            counts = {topic: _count(channel, topology.inlet_name(topic, group)) for topic in self.topics}
-        return {topic: count for topic, count in counts.items() if count}
-
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """Return all of them while a message is in one of the group's inlets; it may be any of these."""
-        return set(message_ids) if self.count_given_up(group) else set()
+        return set(message_ids) if self.backlog(group).given_up else set()
 
-    def refusals(self) -> dict[str, str]:
-        """Return the topics whose queues the server does not declare as settings have them, and why."""
-        return dict(self._receiver.refusals)
-
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return how many messages wait in a group's queues, without those that consumers hold."""
+    def backlog(self, group: str) -> Backlog:
+        """Return how many messages wait in a group's queues, without those that consumers hold, and in its inlets."""
         with self._asking("tell the backlog") as channel:
-            counts = {topic: _count(channel, topology.queue_name(topic, group)) for topic in self.topics}
-        return {topic: count for topic, count in counts.items() if count is not None}
+            queues = {topic: topology.state_of(channel, topology.queue_name(topic, group)) for topic in self.topics}
+            inlets = {topic: topology.state_of(channel, topology.inlet_name(topic, group)) for topic in self.topics}
+        given_up = {topic: state[0] for topic, state in inlets.items() if state and state[0]}
+        return Backlog({topic: state[0] for topic, state in queues.items() if state}, given_up)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
@@ -214,7 +185,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
                     hint="Remove it there, and restart them.",
                 )
         with self._asking("delete the group's queues") as channel:
-            queues = [queue for topic in topics for queue in topology.all_group_queues(topic, group)]
+            queues = [queue for topic in topics for queue in topology.group_queues(topic, group)]
             for queue in queues:
                 if (state := topology.state_of(channel, queue)) and state[1]:
                     raise BrokerUnavailable(f"A consumer receives from queue {queue!r}.", hint="Stop it, and try again.")
@@ -224,28 +195,28 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 channel.exchange_delete(topology.queue_name(topic, group))
 
     def close(self) -> None:
-        """Close all connections."""
         self._receiver.close()
         for connection in (self._publishing, self._questions):
             connection.close()
 
-    def _reject(self, message: Outgoing) -> SendResult | None:
-        """Return the result of a message that cannot be sent, or None."""
-        if result := validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes):
-            return result
-        reason = too_large_for_amqp(message)
-        return SendResult(SendStatus.REFUSED, reason=reason) if reason else None
+    def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Send messages; where something was deleted since it was declared, declare everything and send again, once."""
+        try:
+            return self._send_once(messages)
+        except DeclarationMissing:
+            self._forget_declarations()
+        try:
+            return self._send_once(messages)
+        except DeclarationMissing as error:
+            reason = f"A queue or an exchange is deleted again and again: {error}."
+            return [SendResult(SendStatus.UNAVAILABLE, reason=reason)] * len(messages)
 
-    def _send(self, messages: Sequence[Outgoing], rejected: Mapping[int, SendResult]) -> dict[int, SendResult]:
-        """Send the messages that are not rejected; return their results by index. Raises DeclarationMissing."""
-        topics = {message.topic for index, message in enumerate(messages) if index not in rejected}
+    def _send_once(self, messages: Sequence[Outgoing]) -> list[SendResult]:
+        """Send messages. Raises DeclarationMissing."""
+        topics = {message.topic for message in messages}
         failed = self._declare_topics(topics)
-        results = {
-            index: failed[message.topic]
-            for index, message in enumerate(messages)
-            if index not in rejected and message.topic in failed
-        }
-        good = [index for index in range(len(messages)) if index not in rejected and index not in results]
+        results = {index: result for index, one in enumerate(messages) if (result := failed.get(one.topic) or too_large(one))}
+        good = [index for index in range(len(messages)) if index not in results]
         chosen = [messages[index] for index in good]
         publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]
         # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
@@ -254,11 +225,11 @@ class RabbitMQBroker(GivesUp, ListsResources):
             for topic in topics - failed.keys()
             for group in self._settings.groups.get(topic, ())
         ]
-        for index, result in zip(good, self._publisher.publish(publications, queues=queues), strict=True):
+        for index, result in zip(good, self._sender.publish(publications, queues=queues), strict=True):
             results[index] = result
             if result.status is SendStatus.MISCONFIGURED:
                 self._declared.pop(messages[index].topic, None)
-        return results
+        return [results[index] for index in range(len(messages))]
 
     def _forget_declarations(self) -> None:
         """Declare everything again before it is used: something was deleted."""
@@ -314,12 +285,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 channel.close()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not {what}: {describe(error)}.") from error
-
-
-def _count(channel: amqp.Channel, queue: str) -> int | None:
-    """Return how many messages of a queue can be delivered; None: there is no such queue."""
-    state = topology.state_of(channel, queue)
-    return state[0] if state else None
 
 
 def _not_declared(topic: str, error: Exception) -> str:

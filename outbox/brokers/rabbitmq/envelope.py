@@ -12,7 +12,7 @@ from typing import Any
 
 import amqp
 
-from outbox.brokers.base import Delivery, Outgoing
+from outbox.brokers.base import Delivery, Outgoing, SendResult, SendStatus
 from outbox.message import Header
 
 KEY = "outbox-key"
@@ -94,18 +94,23 @@ def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
     return min(max(before, int(is_redelivered), 0), MAX_DELIVERY_COUNT) + 1
 
 
-def too_large_for_amqp(message: Outgoing) -> str:
-    """Return what is too long for AMQP in a message; "" where all fits."""
-    if len(message.tag.encode()) > MAX_NAME_BYTES:
-        return f"The tag has {len(message.tag.encode())} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
-    if len(message.message_id.encode()) > MAX_NAME_BYTES:
-        return f"The message id has {len(message.message_id.encode())} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
-    if long := [name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES]:
-        return f"The name of header {long[0][:40]!r}... has more than {MAX_NAME_BYTES} bytes, the limit of AMQP."
-    total = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in message.headers.items())
-    if total + len(message.key.encode()) > MAX_HEADER_BYTES:
-        return f"Headers and key have {total + len(message.key.encode())} bytes together; RabbitMQ takes {MAX_HEADER_BYTES}."
-    return ""
+def too_large(message: Outgoing) -> SendResult | None:
+    """Return the result of a message in which something is too long for AMQP, or None."""
+    tag, id_ = len(message.tag.encode()), len(message.message_id.encode())
+    long = next((name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES), "")
+    headers = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in message.headers.items())
+    total = headers + len(message.key.encode())
+    if tag > MAX_NAME_BYTES:
+        reason = f"The tag has {tag} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
+    elif id_ > MAX_NAME_BYTES:
+        reason = f"The message id has {id_} bytes; RabbitMQ takes {MAX_NAME_BYTES}."
+    elif long:
+        reason = f"The name of header {long[:40]!r}... has more than {MAX_NAME_BYTES} bytes, the limit of AMQP."
+    elif total > MAX_HEADER_BYTES:
+        reason = f"Headers and key have {total} bytes together; RabbitMQ takes {MAX_HEADER_BYTES}."
+    else:
+        return None
+    return SendResult(SendStatus.REFUSED, reason=reason)
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from outbox.brokers.base import Problem
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import describe
+from outbox.brokers.rabbitmq.client import describe
 from outbox.message import TopicSpec
 
 # No number, so the server refuses the subscription, but only after it has checked the permission.

@@ -25,7 +25,7 @@ from amqp.exceptions import ChannelError, NotFound
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.owners import OwnedByAnother
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import given_up, to_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.subscription import PushedMessage, Subscription

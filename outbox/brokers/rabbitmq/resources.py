@@ -16,7 +16,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from outbox.brokers.base import ServerResource
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import describe
+from outbox.brokers.rabbitmq.client import describe
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerMisconfigured

@@ -24,7 +24,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import ConfirmingChannel, Name, PendingConfirms
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.topology import ALL_TAGS
 from outbox.errors import BrokerUnavailable
 
@@ -59,7 +59,7 @@ class Publication:
         return self.exchange, self.message.properties.get("message_id", "")
 
 
-class Publisher:
+class RabbitMQSender:
     """
     Publishes over one connection.
 

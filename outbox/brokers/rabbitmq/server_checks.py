@@ -8,7 +8,6 @@ answers without an effect, once it has checked the permission.
 
 from __future__ import annotations
 
-import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionF
 from outbox.brokers.base import Problem
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq import topology
-from outbox.brokers.rabbitmq.connection import LOST, RabbitMQConnection, connect, describe
+from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, connect, describe
 from outbox.brokers.rabbitmq.management import problems_of_queues
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
@@ -84,7 +83,6 @@ class ServerChecks:
                 declared = [*self._problems_of_declarations(channel)]
                 found += declared or self._permissions.problems_of_groups(channel, self._groups())
                 found += self._problems_of_owners(channel)
-                found += self._problems_of_earlier_queues(channel)
                 channel.close()
             found += problems_of_queues(self._options, [(topic.name, group) for topic, group in self._groups()])
             return found + self._problems_of_publishing()
@@ -160,22 +158,6 @@ class ServerChecks:
                     yield Problem(*error.args)
                 except AccessRefused as error:
                     yield self._permissions.problem(f"Group {group!r} of topic {topic.name!r}", error)
-
-    def _problems_of_earlier_queues(self, channel: amqp.Channel) -> Iterator[Problem]:
-        """Return queues that an earlier release has declared and nothing uses, with the commands that delete them."""
-        queues = [queue for topic, group in self._groups() for queue in topology.earlier_queues(topic.name, group)]
-        queues += topology.earlier_queues_of_delays()
-        left = {queue: state[0] for queue in queues if (state := topology.state_of(channel, queue))}
-        if not left:
-            return
-        counts = ", ".join(f"{queue!r} ({count} messages)" for queue, count in left.items())
-        command = f"rabbitmqctl delete_queue -p {shlex.quote(self._options.virtual_host)}"
-        yield Problem(
-            f"An earlier release has left queues that nothing reads: {counts}.",
-            "Delete them; those of delays when no other project here runs an earlier release: "
-            + "; ".join(f"{command} {shlex.quote(queue)}" for queue in left),
-            is_error=False,
-        )
 
     def _declared(
         self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None

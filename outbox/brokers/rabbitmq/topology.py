@@ -44,21 +44,6 @@ def group_queues(topic: str, group: str) -> list[str]:
     return [queue_name(topic, group), inlet_name(topic, group)]
 
 
-def earlier_queues(topic: str, group: str) -> list[str]:
-    """Return the queues that earlier releases declared for a group, and that nothing uses now."""
-    return [f"{queue_name(topic, group)}:{last}" for last in ("due", "dead")]
-
-
-def all_group_queues(topic: str, group: str) -> list[str]:
-    """Return all queues that a group may have of a topic, those of earlier releases included."""
-    return [*group_queues(topic, group), *earlier_queues(topic, group)]
-
-
-def earlier_queues_of_delays() -> list[str]:
-    """Return the queues in which messages of all topics waited in earlier releases; `outbox_delayed` has them now."""
-    return [*(f"outbox.delay.{number}" for number in range(20)), "outbox.undeliverable"]
-
-
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     """
     Declare a topic's exchange.

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import grpc
 
 from outbox.brokers.base import (
+    Backlog,
     BrokerInterface,
     Delivery,
     EndSemantics,
@@ -41,17 +42,25 @@ from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
 from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
 from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
-from outbox.brokers.rocketmq.producer import SEND_SECONDS, Producer, ProxySender
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import RocketMQReceiver
+from outbox.brokers.rocketmq.sender import SEND_SECONDS, ProxySender, RocketMQSender
 from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
-from outbox.brokers.validation import known_topic, validate
+from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
 from outbox.message import Half, Resolution, TopicType
 
 SUBSCRIBE = "Subscribe to it with a consumer group of your own."
+
+
+class RocketMQInterface(BrokerInterface):
+    """How other programs read RocketMQ's messages."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        return cls("rocketmq", read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
 
 class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
@@ -66,6 +75,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     """
 
     system: ClassVar[str] = "rocketmq"
+    interface = RocketMQInterface
     end_semantics = EndSemantics.STATELESS
     is_thread_safe: ClassVar[bool] = True  # all threads share one event loop with its connections
     supports_order: ClassVar[bool] = True
@@ -87,7 +97,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._client = RocketMQClient(self._settings, now, self.topics)
         proxies = ProxySender(self._client, clock, now)
         ports = PortSender(self._client, clock, now)
-        self._producer = Producer(proxies, ports, clock)
+        self._sender = RocketMQSender(proxies, ports, clock)
         self._half_lookup = HalfLookup(self._client)
         self.confirms_ends = not self._settings.unconfirmed_ends  # a broker's own port has answered, and not a proxy
         self._halves = PortHalfSender(ports, self._half_lookup, clock) if self.confirms_ends else ProxyHalfSender(proxies, clock)
@@ -102,10 +112,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
         """Return what is wrong with the OPTIONS, else what is missing there for half messages: the brokers' own ports."""
         return problems(options) or problems_of_topics(read_options(RocketMQOptions, options), topics)
-
-    @classmethod
-    def interface(cls, options: Mapping[str, Any]) -> BrokerInterface:
-        return BrokerInterface(cls.system, read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
@@ -142,10 +148,10 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         """Send each message once. RocketMQ does not deduplicate: a message with a known id is stored as another one."""
-        return self._validate_and_send(messages, self._producer.send, is_half=False)
+        return send_valid(self, messages, lambda valid: self._sender.send(valid, self._specs_of(valid)))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return self._validate_and_send(messages, self._halves.send, is_half=True)
+        return send_valid(self, messages, lambda valid: self._halves.send(valid, self._specs_of(valid)), is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Return a new half id; the server accepts any text."""
@@ -166,18 +172,14 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             self._listener = CheckBackListener(self._client, topics, ask, self._half_lookup, note_sent)
 
     def receive(
-        self,
-        group: str,
-        topics: Collection[str],
-        *,
-        limit: int,
-        invisible_for: timedelta,
-        wait: timedelta,
+        self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """Receive messages for a group, at most 32 per topic. A failing topic does not block the others."""
         for name in topics:
             known_topic(self.topics, name)
-        if not self._owners.may_receive(group):
+        may_receive = self._owners.may_receive(group)
+        self.refusals = {topic: reason for reason in self._owners.refused.values() for topic in self.topics}
+        if not may_receive:
             self._stopped.wait(wait.total_seconds())
             return []
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
@@ -187,23 +189,20 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._stopped.set()
         self._receiver.interrupt()
 
-    def set_owner(self, group: str, source: str, project: str) -> None:
-        """Note in which outbox a group has its inbox; `owners.py` says where that is compared."""
+    def set_owner(
+        self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they are restarted."""
         self._owners.set(group, GroupOwner.of(source, project))
-
-    def take_over(self, group: str) -> None:
-        """Replace the note of the group's owner by ours, on all name servers. Its clients continue until they are restarted."""
         try:
-            self._owners.take_over(group)
+            if take_over:
+                self._owners.take_over(group)
         except UNANSWERED as error:
             raise BrokerUnavailable(
                 f"Not all name servers have stored the new owner of group {group!r}: {error}.",
                 hint="Start them, or correct NAME_SERVERS, and take the group over again: "
                 "those that have not may name the old owner.",
             ) from error
-
-    def refusals(self) -> dict[str, str]:
-        return {topic: reason for reason in list(self._owners.refused.values()) for topic in self.topics}
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Renew deliveries for at most 12 hours. The server answers with new receipts; only the newest one is valid."""
@@ -222,21 +221,17 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         server_groups = {group_name(group, known_topic(self.topics, topic)) for topic in topics}
         return self._given_up.receive(group, server_groups, topics, limit)
 
-    def count_given_up(self, group: str) -> dict[str, int]:
-        """Return the number of messages that the server gave up, by topic: reads them. Raises as `list_resources`."""
-        self._require_ports("count_given_up()")
-        return self._given_up.count({group_name(group, topic) for topic in self.topics.values()}, self.topics)
-
-    def backlog(self, group: str) -> dict[str, int]:
-        """Return the number of messages that can be delivered to a group now, by topic. Raises as `list_resources`."""
+    def backlog(self, group: str) -> Backlog:
+        """Count the messages that can be delivered now, and read those that the server gave up. Raises as `list_resources`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
-        return {
+        waiting = {
             name: self._client.run(lookup.backlog(self._client, server_group, name))
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
+        return Backlog(waiting, self._given_up.count(set(server_groups.values()), self.topics))
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """Refuse, and name the command that deletes a group with all its topics."""
@@ -275,18 +270,8 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
                 f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to connect to the brokers\' own ports (10911).'
             )
 
-    def _validate_and_send(
-        self,
-        messages: Sequence[Outgoing],
-        send: Callable[[Sequence[Outgoing], Sequence[TopicSpec]], list[SendResult]],
-        *,
-        is_half: bool,
-    ) -> list[SendResult]:
-        limit = self.max_body_bytes
-        rejections = [validate(one, self.topics, is_half=is_half, max_body_bytes=limit) for one in messages]
-        good = [one for one, rejection in zip(messages, rejections, strict=True) if rejection is None]
-        results = iter(send(good, [self.topics[one.topic] for one in good]) if good else ())
-        return [rejection or next(results) for rejection in rejections]
+    def _specs_of(self, messages: Sequence[Outgoing]) -> list[TopicSpec]:
+        return [self.topics[message.topic] for message in messages]
 
     def _problem_of(self, topic: TopicSpec) -> Problem | None:
         try:

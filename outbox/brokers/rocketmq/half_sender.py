@@ -11,7 +11,7 @@ from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
 from outbox.brokers.rocketmq.pipelines import pipelined
-from outbox.brokers.rocketmq.producer import NOT_STARTED, SEND_SECONDS
+from outbox.brokers.rocketmq.sender import NOT_STARTED, SEND_SECONDS
 from outbox.message import Resolution, TopicSpec
 
 ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_BACK}

@@ -17,7 +17,7 @@ from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
-from outbox.brokers.rocketmq.producer import ProxySender
+from outbox.brokers.rocketmq.sender import ProxySender
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import Code, definition, service
 from outbox.brokers.validation import TOO_LATE

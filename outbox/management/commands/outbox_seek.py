@@ -75,14 +75,14 @@ class Command(BaseCommand):
         with closing(conf.make_broker(alias)) as broker:
             seeks = Seeks.of(broker)
             set_owner(seeks, name, find_group(name).using)
-            found = [one for one in seeks.find_positions(name, topics, options["to"]) if one.pos != one.wanted]
-            if not found:
-                return []
-            if not options["no_input"]:
-                confirm(f"{_as_table(found)}\n\n{WARNING}")
-            seeks.seek(name, found)
-        logger.warning("Group %r was moved to %s in %s by %s.", name, options["to"], ", ".join(topics), actor("outbox_seek"))
-        return found
+            moved = seeks.seek(name, topics, options["to"], confirm=(lambda _: None) if options["no_input"] else _confirm)
+        if moved:
+            logger.warning("Group %r was moved to %s in %s by %s.", name, options["to"], ", ".join(topics), actor("outbox_seek"))
+        return moved
+
+
+def _confirm(positions: Sequence[GroupPosition]) -> None:
+    confirm(f"{_as_table(positions)}\n\n{WARNING}")
 
 
 def _place(text: str) -> datetime | Literal["first", "last"]:

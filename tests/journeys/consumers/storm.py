@@ -122,7 +122,7 @@ class Storm:
     def _is_settled(self) -> bool:
         self._keep_running()
         time.sleep(0.2)
-        is_left = self._waiting().exists() or sum(self.broker.backlog(self.group).values())
+        is_left = self._waiting().exists() or sum(self.broker.backlog(self.group).waiting.values())
         return not is_left and len(self._settled()) == len(self.sent)
 
     def _settled(self) -> set[str]:

@@ -49,12 +49,7 @@ class TestOf:
         ):
             kind.of(Least("default", {}, []))
 
-    def test_refuses_a_class_that_does_not_have_it(self):
-        with pytest.raises(UnsupportedByBroker, match="HalfMessages"):
-            HalfMessages.of(Least)
-
     def test_returns_the_broker_itself_where_it_has_it(self):
         broker = MemoryBroker("default", {}, [])
 
         assert HalfMessages.of(broker) is broker
-        assert HalfMessages.of(MemoryBroker) is MemoryBroker

@@ -154,7 +154,7 @@ class Calm:
         return (
             ended >= self.number
             and time.monotonic() - self.since > self.SECONDS
-            and not any(self.broker.backlog("cart").values())
+            and not any(self.broker.backlog("cart").waiting.values())
             and not waits.exists()
         )
 

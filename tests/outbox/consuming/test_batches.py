@@ -62,7 +62,7 @@ class TestBatch:
         assert handler.calls == [[f"A{number}" for number in range(10)]]
         assert worker.counts.handled == Inbox.objects.count() == 10
         assert sum("INSERT INTO outbox_inbox" in query["sql"] for query in queries) == 1
-        assert broker.backlog("many") == {"orders": 0}
+        assert broker.backlog("many").waiting == {"orders": 0}
 
     def test_is_no_larger_than_the_handler_wants(self, broker):
         handler = Handler(batch_size=4)

@@ -93,7 +93,7 @@ class TestKilled:
 
         assert json.loads(stop(successor))["cart"]["duplicates"] == 1
         assert CartEntry.objects.count() == Inbox.objects.count() == 1
-        assert embedded.backlog("cart") == {"orders": 0}
+        assert embedded.backlog("cart").waiting == {"orders": 0}
 
     def test_inside_the_transaction_the_message_comes_again_and_is_applied(self, start, embedded):
         show(embedded, "A1")
@@ -139,7 +139,7 @@ class TestConsume:
         call_command("outbox_consume", "--once", "--json", stdout=output)
 
         assert json.loads(output.getvalue())["cart"]["handled"] == 1
-        assert broker.backlog("cart") == {"orders": 1}
+        assert broker.backlog("cart").waiting == {"orders": 1}
 
     @pytest.mark.parametrize("quiet", ["--json", "--verbosity=0"])
     def test_can_be_told_to_say_nothing_at_first(self, broker, quiet):

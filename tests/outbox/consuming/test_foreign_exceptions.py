@@ -51,7 +51,7 @@ def test_at_every_call_loses_nothing_that_is_acknowledged(broker: MemoryBroker, 
             invoices = [f"{invoice}-{nth}" for invoice in INVOICES]
             broker.send([outgoing(Placed(invoice)) for invoice in invoices])
             bomb.arm(nth, place)
-            wait_until(lambda: step(worker) == 0 and not sum(broker.backlog("cart").values()) and not count_deferred(own))
+            wait_until(lambda: step(worker) == 0 and not sum(broker.backlog("cart").waiting.values()) and not count_deferred(own))
             bomb.disarm()
             connections["default"].close()
             applied = Counter(CartEntry.objects.filter(invoice__in=invoices).values_list("invoice", flat=True))

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from outbox import consumer, database, signals
-from outbox.brokers.base import Broker, Outgoing
+from outbox.brokers.base import Backlog, Broker, Outgoing
 from outbox.brokers.capabilities import Receives
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming.gaps import find_gaps, watched_topics
@@ -168,7 +168,7 @@ class TestFindGaps:
     def test_waits_an_hour_while_a_broker_that_cannot_tell_has_as_much_before_it(self, broker, backlog, ago, found, monkeypatch):
         monkeypatch.setattr(MemoryBroker, "may_deliver_again", Receives.may_deliver_again)
         monkeypatch.setattr(MemoryBroker, "limits", Broker.limits)
-        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: {"orders": backlog})
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: Backlog({"orders": backlog}))
         arrived(1, 4, ago=ago)
 
         find_gaps(group("cart"))

@@ -104,7 +104,7 @@ class TestSlowHandler:
         broker.send([outgoing(Placed("A1"))])
         first, second = beside("slow"), beside("slow")
 
-        wait_until(lambda: applied() and not sum(broker.backlog("slow").values()))
+        wait_until(lambda: applied() and not sum(broker.backlog("slow").waiting.values()))
 
         assert applied() == ["A1"]
         assert first.counts.handled + second.counts.handled == 1
@@ -122,7 +122,7 @@ class TestSlowHandler:
         beside("slow")
         beside("slow")
 
-        wait_until(lambda: errors("slow") and not sum(broker.backlog("slow").values()) and len(applied()) == 9)
+        wait_until(lambda: errors("slow") and not sum(broker.backlog("slow").waiting.values()) and len(applied()) == 9)
 
         assert errors("slow") == ["ValueError: after all not"]
         assert applied() == [f"A{number}" for number in range(9)]
@@ -193,7 +193,7 @@ class TestSlowHandler:
         @consumer(Placed, group="slow")
         def work(message, context):
             if message.invoice == "A1":
-                wait_until(lambda: broker.backlog("slow") == {"orders": 1})
+                wait_until(lambda: broker.backlog("slow").waiting == {"orders": 1})
 
         broker.send([outgoing(Placed("A0")), outgoing(Placed("A1"))])
         with closing(Worker(group("slow"), "default")) as worker:

@@ -249,7 +249,7 @@ class TestEndOfProcess:
             worker.run(until_idle=True)
 
         assert CartEntry.objects.count() == Inbox.objects.count() == 1
-        assert broker.backlog("cart") == {"orders": 0}
+        assert broker.backlog("cart").waiting == {"orders": 0}
         assert Deferred.objects.get().reason == "stop"
 
     def test_ends_the_worker_though_the_broker_is_away(self, broker, sigterm, monkeypatch):

@@ -178,7 +178,7 @@ class TestWorker:
 
         counts = worker.counts
         assert (counts.handled, counts.ignored, counts.deferred) == (1, 3, 1)
-        assert broker.backlog("cart") == {"orders": 0}
+        assert broker.backlog("cart").waiting == {"orders": 0}
         assert set(Inbox.objects.exclude(number=None).values_list("number", flat=True)) == {0, 1, 2}
 
 

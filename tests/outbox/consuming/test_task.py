@@ -32,7 +32,7 @@ class TestConsume:
         consume("cart")
 
         assert CartEntry.objects.count() == 2
-        assert broker.backlog("cart") == {"orders": 0}
+        assert broker.backlog("cart").waiting == {"orders": 0}
         assert len(closed) == 1
 
     def test_ends_in_time_though_messages_keep_coming(self, broker, settings):
@@ -46,7 +46,7 @@ class TestConsume:
 
         consume("mill")
 
-        assert broker.backlog("mill") == {"orders": 1}
+        assert broker.backlog("mill").waiting == {"orders": 1}
 
     def test_closes_its_broker_when_it_is_broken_off(self, broker, monkeypatch):
         closed = []

@@ -49,7 +49,9 @@ def worker(worker) -> Worker:
 class TestBegin:
     def test_tells_the_broker_of_which_topics_the_inbox_has_messages(self, worker, broker, monkeypatch):
         told = []
-        monkeypatch.setattr(MemoryBroker, "set_known_topics", lambda client, *known: told.append(known))
+        monkeypatch.setattr(
+            MemoryBroker, "set_owner", lambda client, group, *owner, known_topics: told.append((group, known_topics))
+        )
         InboxFactory(consumer_group="cart", topic="orders", number=1, lane=1)
         InboxFactory(consumer_group="billing", topic="parcels", number=1, lane=1)
 
@@ -68,7 +70,7 @@ class TestHeartbeat:
         monkeypatch.setattr(holdings, "_workers", {})
 
     def test_has_what_the_worker_cannot_receive(self, worker, broker, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
+        monkeypatch.setattr(MemoryBroker, "refusals", {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
         subscriptions.beat(worker.group, worker.alias)
@@ -95,7 +97,7 @@ class TestHeartbeat:
         assert Process.objects.get(kind="consumer").handling == {}
 
     def test_has_nothing_of_a_client_that_was_closed(self, worker, broker, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "refusals", lambda client: {"parcels": "no such queue"})
+        monkeypatch.setattr(MemoryBroker, "refusals", {"parcels": "no such queue"})
         worker.step(NO_WAIT)
 
         worker.close()
@@ -112,7 +114,7 @@ class TestWorker:
 
         assert received == 2
         assert applied() == ["A1", "A2"]
-        assert broker.backlog("cart") == {"orders": 0}
+        assert broker.backlog("cart").waiting == {"orders": 0}
 
     def test_asks_for_due_messages_with_one_statement_while_none_is(self, worker, monkeypatch):
         worker.step(NO_WAIT)
@@ -138,7 +140,7 @@ class TestWorker:
 
         assert (counts.handled, counts.duplicates) == (1, 2)
         assert applied() == ["A1"]
-        assert broker.backlog("cart") == {"orders": 0}
+        assert broker.backlog("cart").waiting == {"orders": 0}
 
     def test_retries_by_the_policy_then_gives_up_while_others_go_on(self, worker, broker, clock):
         heard = []
@@ -177,7 +179,7 @@ class TestWorker:
         points.run()
 
         assert applied() == ["A1"]
-        assert broker.backlog("points") == {"orders": 0}
+        assert broker.backlog("points").waiting == {"orders": 0}
         assert [row.reason for row in Deferred.objects.all()] == ["stop"]
 
     def test_takes_fewer_when_its_handler_is_slow(self, worker, broker, settings):
@@ -206,7 +208,7 @@ class TestWorker:
         with pytest.raises(FailpointReached):
             worker.step(NO_WAIT)
 
-        assert broker.backlog("cart") == {"orders": 1}
+        assert broker.backlog("cart").waiting == {"orders": 1}
 
     def test_makes_a_new_broker_after_trouble_with_it(self, worker, broker, monkeypatch):
         troubles = [BrokerUnavailable("gone"), BrokerUnavailable("still gone")]

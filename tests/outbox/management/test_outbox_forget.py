@@ -59,7 +59,7 @@ def forget(*arguments):
 def waiting():
     with closing(conf.make_broker("default")) as broker:
         deferred = Counter(Deferred.objects.filter(consumer_group="mail").values_list("topic", flat=True))
-        return broker.backlog("mail"), deferred
+        return broker.backlog("mail").waiting, deferred
 
 
 class TestForget:

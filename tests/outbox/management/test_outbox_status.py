@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox import conf, consumer
-from outbox.brokers.base import Outgoing, Problem
+from outbox.brokers.base import Backlog, Outgoing, Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.management import found
@@ -151,7 +151,7 @@ class TestOutboxStatus:
 
     def test_waits_for_no_broker_for_long(self, cart, monkeypatch, capsys):
         is_over = threading.Event()
-        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: is_over.wait() and {})
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: is_over.wait() and Backlog({}))
         monkeypatch.setattr(groups, "ANSWER_WITHIN_SECONDS", 0.1)
 
         assert status() == 1

@@ -6,7 +6,7 @@ import celery
 import pytest
 
 from outbox import conf, consumer, database
-from outbox.brokers.base import Outgoing
+from outbox.brokers.base import Backlog, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
 from outbox.database.partitions import make_day
@@ -517,7 +517,7 @@ class TestGroups:
 
     def test_name_what_the_server_gave_up_and_no_consumer_has_fetched(self, read, monkeypatch):
         a_process("consumer", consumer_group="cart")
-        monkeypatch.setattr(MemoryBroker, "count_given_up", lambda broker, group: {"parcels": 3})
+        monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: Backlog({}, {"parcels": 3}))
 
         [one] = read()
 

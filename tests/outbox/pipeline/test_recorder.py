@@ -74,7 +74,7 @@ class TestRecorder:
         assert (one.key, one.tag, one.delivery_count) == ("1", "placed", 1)
         assert (other.tag, other.source, other.lane) == ("cancelled", "", None)
         assert abs(datetime.now(UTC) - one.stored_at) < timedelta(minutes=1)
-        assert broker.backlog("recorder")["orders"] == 0
+        assert broker.backlog("recorder").waiting["orders"] == 0
 
     def test_has_two_rows_of_a_message_that_is_stored_twice(self, broker, recorder):
         broker.duplicate("send")
@@ -221,7 +221,7 @@ class TestHowFarItHasCome:
         owners: list[tuple[str, ...]] = []
         monkeypatch.setattr(MemoryBroker, "set_owner", lambda broker, *owner: owners.append(owner))
         foreign = dict.fromkeys(recorder.topics, "It belongs to the project 'blog'.")
-        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: foreign if owners else {})
+        monkeypatch.setattr(MemoryBroker, "refusals", property(lambda broker: foreign if owners else {}))
 
         with pytest.raises(BrokerUnavailable, match="belongs to the project 'blog'"):
             recorder.run_once(AT_ONCE)
@@ -232,7 +232,7 @@ class TestHowFarItHasCome:
 
     def test_is_said_of_other_topics_while_the_broker_refuses_one(self, broker, recorder, monkeypatch):
         began = datetime.now(UTC)
-        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: {"orders": "Its queue has other arguments."})
+        monkeypatch.setattr(MemoryBroker, "refusals", {"orders": "Its queue has other arguments."})
         broker.send([outgoing(Placed("1"))])  # such a queue is read all the same
 
         wait_until(lambda: recorder.run_once(AT_ONCE) and is_read(began, "plain"), 30)
@@ -260,7 +260,7 @@ class TestTheCommand:
         assert rows() == []
 
     def test_ends_with_the_reason_when_all_is_recorded_but_a_topic_that_the_broker_refuses(self, broker, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "refusals", lambda broker: {"orders": "Its queue has other arguments."})
+        monkeypatch.setattr(MemoryBroker, "refusals", {"orders": "Its queue has other arguments."})
 
         with pytest.raises(CommandError, match="Its queue has other arguments") as caught:
             call_command("outbox_record", "--until-read", "--broker", "default")

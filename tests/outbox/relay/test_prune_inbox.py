@@ -121,7 +121,7 @@ class TestAMessageThatWasHandledAndNotAcknowledged:
         prune("default")
 
         assert CartEntry.objects.filter(invoice="A1").count() == 1
-        assert (before_the_next, Inbox.objects.count(), sum(broker.backlog("cart").values())) == (1, 0, 0)
+        assert (before_the_next, Inbox.objects.count(), sum(broker.backlog("cart").waiting.values())) == (1, 0, 0)
 
 
 class TestTheInbox:

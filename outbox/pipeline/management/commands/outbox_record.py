@@ -72,7 +72,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     [using] = hosts.databases([options["database"]])
     group = options["group"] or recorder_group(using)
     readable = readable_brokers()
-    unreadable = conf.settings().brokers.keys() - readable.keys() - set(kafka_brokers())
+    unreadable = conf.settings().brokers.keys() - readable.keys() - kafka_brokers().keys()
     aliases = options["broker"] or sorted(alias for alias in unreadable if Receives.has(conf.broker_class(alias)))
     wanted = set(options["topic"] or ())
     found = []

@@ -34,12 +34,12 @@ class TestTheInterface:
         ],
     )
     def test_names_servers_and_protocol(self, protocol: str, client: dict[str, Any]):
-        found = KafkaBroker.interface({**SERVERS, "CLIENT": client})
+        found = KafkaBroker.interface.of({**SERVERS, "CLIENT": client})
 
         assert (found.protocol, found.hosts) == (protocol, ["kafka-1:9092", "kafka-2:9092"])
 
     def test_binds_a_topic_a_key_and_a_group(self):
-        found = KafkaBroker.interface(SERVERS)
+        found = KafkaBroker.interface.of(SERVERS)
 
         assert found.channel(ORDERS)["bindings"]["kafka"] == {
             "topic": "orders",
@@ -54,13 +54,13 @@ class TestTheInterface:
     def test_has_the_names_that_headers_have_in_records(self):
         message = Outgoing("m", "orders", b"", headers={Header.ID: "m", Header.CONTENT_TYPE: "application/json"})
 
-        names = [KafkaBroker.interface(SERVERS).header_name(name) for name in message.headers]
+        names = [KafkaBroker.interface.of(SERVERS).header_name(name) for name in message.headers]
 
         assert names == [name for name, _ in record_headers(message)] == ["ce_id", "content-type"]
 
     def test_has_readers_leave_out_what_was_not_committed(self):
-        assert "read_committed" in KafkaBroker.interface(SERVERS).how_to_read(ORDERS)
-        assert KafkaBroker.interface({**SERVERS, "TRANSACTIONS": False}).how_to_read(ORDERS) == ""
+        assert "read_committed" in KafkaBroker.interface.of(SERVERS).how_to_read(ORDERS)
+        assert KafkaBroker.interface.of({**SERVERS, "TRANSACTIONS": False}).how_to_read(ORDERS) == ""
 
 
 @pytest.mark.kafka

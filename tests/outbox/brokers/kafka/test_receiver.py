@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.kafka import KafkaBroker, member
-from outbox.brokers.kafka.member import GroupMember
+from outbox.brokers.kafka import KafkaBroker, receiver
 from outbox.brokers.kafka.offset_notes import OffsetNote
 from outbox.brokers.kafka.partition import HeldPartition
+from outbox.brokers.kafka.receiver import GroupMember
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
 from tests.kafka_node import server
@@ -161,7 +161,7 @@ class TestOffsets:
         mine.send_transaction(0, [message(topic, b"a")], "[]")
         mine.ack(receive(mine, group))
 
-        wait_until(lambda: once(mine, group) == [] and mine.backlog(group) == {topic: 0}, SECONDS)
+        wait_until(lambda: once(mine, group) == [] and mine.backlog(group).waiting == {topic: 0}, SECONDS)
 
     def test_leave_a_message_that_nobody_was_handed_its_first_delivery(self, open_member: Open, group: str):
         topic = create_topic()
@@ -322,7 +322,7 @@ class TestInUse:
         assert noted(topic, group) == (4, 0)
 
     def test_is_over_when_a_partition_is_idle(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "IDLE_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "IDLE_SECONDS", 0.5)
         topic = create_topic()
         killed = open_member(topic)
         killed.send([message(topic)])
@@ -420,7 +420,7 @@ class TestRebalance:
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
-        monkeypatch.setattr(member, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
+        monkeypatch.setattr(receiver, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
         topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
@@ -457,11 +457,11 @@ class TestOwner:
         mine.ack(receive(mine, group))
 
         refused = once(theirs, group)
-        reason = theirs.refusals()[topic]
+        reason = theirs.refusals[topic]
         with pytest.raises(BrokerUnavailable, match="still has members"):
-            theirs.take_over(group)
+            theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
         mine.close()
-        theirs.take_over(group)
+        theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
         mine.close()
         again = open_member(topic)
         again.set_owner(group, "urn:uuid:2", "depot")
@@ -487,18 +487,6 @@ class TestOwner:
 
 
 class TestCheck:
-    def test_names_the_topics_of_an_earlier_release(self, group: str):
-        topic = create_topic()
-        for name in (f"{topic}.{group}.retry", f"{topic}.{group}.dead"):
-            create_topic(name)
-        broker = KafkaBroker("default", {"SERVERS": [server().address]}, [TopicSpec(topic, NORMAL, groups=frozenset({group}))])
-
-        [left] = [problem for problem in broker.check() if "earlier release" in problem.text]
-
-        broker.close()
-        assert f"Topics '{topic}.{group}.dead', '{topic}.{group}.retry' of an earlier release" in left.text
-        assert "kafka-topics.sh --delete --topic" in left.hint
-
     def test_names_the_project_that_a_group_belongs_to(self, open_member: Open, group: str):
         topic = create_topic()
         mine = open_member(topic)
@@ -525,7 +513,10 @@ class TestStart:
         done = threading.Event()
         calls = threading.Thread(target=lambda: [once(veteran, group) for _ in iter(done.is_set, True)])
         calls.start()
-        wait_until(lambda: once(mine, group) == [] and ("new" in str(mine.backlog(group)) or new in mine.backlog(group)), SECONDS)
+        wait_until(
+            lambda: once(mine, group) == [] and ("new" in str(mine.backlog(group).waiting) or new in mine.backlog(group).waiting),
+            SECONDS,
+        )
 
         produce(new, b"after")
 
@@ -537,7 +528,7 @@ class TestStart:
         topic = create_topic()
         produce(topic, b"meanwhile")
         mine = open_member(topic, START="latest")
-        mine.set_known_topics(group, [topic])
+        mine.set_owner(group, "urn:uuid:1", "shop", known_topics=[topic])
 
         assert bodies(receive(mine, group)) == [b"meanwhile"]
 
@@ -546,18 +537,18 @@ class TestTopics:
     def test_that_are_missing_are_named_and_leave_others_alone(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(member, "REFUSED_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "REFUSED_SECONDS", 0.5)
         there, missing = create_topic(), f"missing-{uuid.uuid4().hex[:8]}"
         mine = open_member(there, missing)
         mine.send([message(there, b"a")])
 
         assert bodies(receive(mine, group)) == [b"a"]
-        assert "UNKNOWN_TOPIC_OR_PART" in mine.refusals()[missing]
+        assert "UNKNOWN_TOPIC_OR_PART" in mine.refusals[missing]
         create_topic(missing)
         produce(missing, b"b")
 
         assert bodies(receive(mine, group)) == [b"b"]
-        assert mine.refusals() == {}
+        assert mine.refusals == {}
 
     def test_that_are_deleted_and_created_again_are_read_from_their_start(self, open_member: Open, group: str):
         topic = create_topic()
@@ -579,7 +570,7 @@ class TestTopics:
     def test_that_have_more_records_than_before_are_read_from_their_start(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, caplog, is_restarted: bool
     ):
-        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.5)
         topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"old") for _ in range(5)])
@@ -604,7 +595,7 @@ class TestTopics:
     def test_with_a_transaction_that_stays_open_are_named(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
     ):
-        monkeypatch.setattr(member, "TOPICS_SECONDS", 0.2)
+        monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.2)
         topic = create_topic()
         mine = open_member(topic)
         theirs = Producer({"bootstrap.servers": server().address, "transactional.id": uuid.uuid4().hex, **QUIET})
@@ -614,10 +605,10 @@ class TestTopics:
         theirs.flush(SECONDS)
         mine.send([message(topic, b"ours")])
         wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
-        before = mine.refusals()
+        before = mine.refusals
         clock.now += 61
 
-        named = wait_until(lambda: once(mine, group) == [] and mine.refusals().get(topic))
+        named = wait_until(lambda: once(mine, group) == [] and mine.refusals.get(topic))
         theirs.commit_transaction(SECONDS)
         found = receive(mine, group, count=2)
         mine.ack(found)
@@ -625,7 +616,7 @@ class TestTopics:
         assert before == {}
         assert f"open in partition 0 of topic {topic!r} since 2027-01-15 08:00:00 UTC or before, at offset 0" in named
         assert bodies(found) == [b"theirs", b"ours"]
-        assert wait_until(lambda: once(mine, group) == [] and mine.refusals() == {})
+        assert wait_until(lambda: once(mine, group) == [] and mine.refusals == {})
 
 
 def _is_created(topic: str) -> bool:
@@ -638,7 +629,7 @@ def _is_created(topic: str) -> bool:
 
 class TestOutage:
     def test_of_the_broker_is_said_and_over_when_it_is_back(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(member, "UNANSWERED_SECONDS", 0.5)
+        monkeypatch.setattr(receiver, "UNANSWERED_SECONDS", 0.5)
         topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"a")])

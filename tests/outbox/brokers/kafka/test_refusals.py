@@ -10,7 +10,7 @@ from django.db.models import F
 
 from outbox import database
 from outbox.brokers.base import SendStatus
-from outbox.brokers.kafka import member
+from outbox.brokers.kafka import receiver
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.models import Batch, State
@@ -248,7 +248,7 @@ def _all_sent(relay: Relay) -> bool:
 
 class TestConsumer:
     def test_receives_nothing_without_permissions_names_each_and_goes_on_when_it_has_them(self, monkeypatch):
-        monkeypatch.setattr(member, "REFUSED_SECONDS", 0.2)
+        monkeypatch.setattr(receiver, "REFUSED_SECONDS", 0.2)
         topic, group = create_topic(), f"group-{uuid.uuid4().hex[:8]}"
         broker = open_broker(topic)
         open_broker(topic, client=login("admin")).send([message(topic, b"a")])
@@ -258,7 +258,7 @@ class TestConsumer:
                 found = receive(broker, group)
             except BrokerMisconfigured as error:
                 return what in str(error)
-            return found == [] and what in broker.refusals().get(topic, "")
+            return found == [] and what in broker.refusals.get(topic, "")
 
         wait_until(lambda: refused("Allow this user Read on the topic"))
         allow(topic, READ, WRITE)
@@ -268,7 +268,7 @@ class TestConsumer:
         found = wait_until(lambda: receive(broker, group))
 
         assert [one.body for one in found] == [b"a"]
-        assert broker.refusals() == {}
+        assert broker.refusals == {}
         broker.close()
 
 

@@ -131,7 +131,7 @@ class TestWrongClock:
             def produce(self, *args, **options):
                 super().produce(*args, timestamp=int((time.time() + ahead) * 1000), **options)
 
-        monkeypatch.setattr("outbox.brokers.kafka.producing.Producer", Ahead)
+        monkeypatch.setattr("outbox.brokers.kafka.sender.Producer", Ahead)
         topic = create_topic()
         row = TopicFactory(name=topic)
         TicketFactory(topic=row)

@@ -110,7 +110,7 @@ class TestTransaction:
         monkeypatch.undo()
 
         assert status is SendStatus.UNSURE
-        assert open_broker().fence_lane(source, LANE) == "batch 1"
+        assert open_broker().open_lane(source, LANE) == "batch 1"
         assert bodies(topic) == [b"before"]
 
     def test_that_was_committed_without_an_answer_is_in_the_marker(self, source, topic, monkeypatch):
@@ -161,7 +161,7 @@ class TestRejection:
         broker = open_broker(topic, CLIENT={"message.max.bytes": 3_000_000})
         broker.open_lane(source, LANE)
 
-        assert broker.body_limit(broker.options) == 3_000_000 - 16 * 1024
+        assert broker.limits(broker.options, broker.topics[topic]).body_bytes == 3_000_000 - 16 * 1024
         assert statuses(broker, [message(topic, b"x" * broker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
 
     def test_of_a_message_that_fits_once_it_is_compressed_does_not_happen(self, source):

@@ -19,16 +19,16 @@ class TestTheInterface:
         ],
     )
     def test_names_nodes_protocol_and_virtual_host(self, more, server):
-        found = RabbitMQBroker.interface({**OPTIONS, **more})
+        found = RabbitMQBroker.interface.of({**OPTIONS, **more})
 
         assert (found.protocol, *found.hosts, found.pathname) == server
 
     def test_has_the_headers_that_messages_have_beside_ours(self):
         sent = to_amqp(Outgoing("m", "orders", b"", headers={"ce-id": "m"}))
 
-        assert {"ce-id", *RabbitMQBroker.interface(OPTIONS).more_headers()} == set(sent.application_headers)
+        assert {"ce-id", *RabbitMQBroker.interface.of(OPTIONS).more_headers()} == set(sent.application_headers)
 
     def test_leads_readers_to_the_exchange(self):
-        found = RabbitMQBroker.interface(OPTIONS)
+        found = RabbitMQBroker.interface.of(OPTIONS)
 
         assert "Bind a queue of your own" in found.how_to_read(TopicSpec("orders", TopicType.NORMAL))

@@ -59,10 +59,10 @@ class TestGroupOfAnotherProject:
         taken = receive(blog, seconds=0.5)
 
         assert taken == []
-        assert f"Queue '{topic}:billing' belongs to the outbox {SHOP[0]}" in blog.refusals()[topic]
+        assert f"Queue '{topic}:billing' belongs to the outbox {SHOP[0]}" in blog.refusals[topic]
         assert f"this is the project 'blog' (outbox {BLOG[0]})" in caplog.text
         assert receive(shop, seconds=5) == [sent]
-        assert shop.refusals() == {}
+        assert shop.refusals == {}
 
     def test_is_found_by_check_with_what_to_do(self, join, topic):
         shop, blog = join(SHOP), join(BLOG)
@@ -81,24 +81,24 @@ class TestGroupOfAnotherProject:
         shop.close()
         sent = send(blog, message())
 
-        blog.take_over("billing")
+        blog.set_owner("billing", *BLOG, take_over=True)
 
         assert receive(blog, seconds=5) == [sent]
         again = join(SHOP)
         assert receive(again) == []
-        assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[message().topic]
+        assert f"belongs to the outbox {BLOG[0]}" in again.refusals[message().topic]
 
     def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic):
         shop, blog = join(SHOP), join(BLOG)
         receive(shop)
         shop.close()
-        blog.take_over("billing")
+        blog.set_owner("billing", *BLOG, take_over=True)
         again = join(SHOP)
 
         taken = receive(again)
 
         assert taken == []
-        assert f"belongs to the outbox {BLOG[0]}" in again.refusals()[topic]
+        assert f"belongs to the outbox {BLOG[0]}" in again.refusals[topic]
 
     def test_is_refused_where_names_are_so_long_that_the_servers_answer_is_cut(self, node):
         spec = TopicSpec(f"{uuid.uuid4().hex}{'t' * 120}", TopicType.NORMAL)
@@ -110,8 +110,8 @@ class TestGroupOfAnotherProject:
 
             receive(blog)
 
-            assert "belongs to another outbox" in blog.refusals()[spec.name]
-            assert shop.refusals() == {}
+            assert "belongs to another outbox" in blog.refusals[spec.name]
+            assert shop.refusals == {}
 
 
 class TestGroupOfOneProject:
@@ -124,7 +124,7 @@ class TestGroupOfOneProject:
         taken = wait_until(lambda: receive(second))
 
         assert taken == [sent]
-        assert first.refusals() == second.refusals() == {}
+        assert first.refusals == second.refusals == {}
 
     def test_stays_its_own_when_the_project_is_renamed(self, join, message):
         before = join(SHOP)
@@ -150,7 +150,7 @@ class TestGroupOfOneProject:
 
             taken = receive(renamed, seconds=5)
 
-            assert renamed.refusals() == {}
+            assert renamed.refusals == {}
             assert taken == [sent]
 
 

@@ -42,13 +42,13 @@ class TestBacklog:
     def test_leaves_a_topic_out_whose_queue_was_deleted(self, open_broker: Open, node: RabbitMQ, topic):
         broker = open_broker()
         drain(broker, topic)
-        before = broker.backlog("billing")
+        before = broker.backlog("billing").waiting
 
         with amqp.Connection(node.address) as connection:
             connection.channel().queue_delete(f"{topic}:billing")
 
         assert before == {topic: 0}
-        assert broker.backlog("billing") == {}
+        assert broker.backlog("billing").waiting == {}
 
 
 class TestFullQueueOfOneGroup:
@@ -182,7 +182,7 @@ class TestDeclaredOtherwise:
         assert result.status is SendStatus.MISCONFIGURED
         assert "x-max-length" in result.reason
         assert "x-max-length" in other.check()[0].text
-        assert "x-max-length" in other.refusals()[topic]
+        assert "x-max-length" in other.refusals[topic]
         assert [one.body for one in drained] == [b"old"]
 
     def test_is_logged_once_a_minute_as_long_as_it_lasts(
@@ -220,7 +220,7 @@ class TestDeclaredOtherwise:
         wait_until(receive)
         assert statuses(results) == [SendStatus.MISCONFIGURED, SendStatus.ACCEPTED]
         assert found == {names[0]: names[0], names[1]: names[1], f"{names[1]}-new": names[1]}
-        assert list(after.refusals()) == [topic]
+        assert list(after.refusals) == [topic]
         after.close()
 
     def test_is_no_longer_named_when_it_was_deleted(
@@ -234,7 +234,7 @@ class TestDeclaredOtherwise:
 
         results = wait_until(lambda: accepted(other, message(b"new")))
         found = [one.body for one in wait_until(lambda: received(other, topic))]
-        wait_until(lambda: received(other, topic) == [] and other.refusals() == {})
+        wait_until(lambda: received(other, topic) == [] and other.refusals == {})
 
         assert statuses(results) == [SendStatus.ACCEPTED]
         assert found == [b"new"]
@@ -270,7 +270,7 @@ class TestQueueThatMayNotBeRead:
         waits = count_waits(broker, lambda: broker.receive("billing", names, limit=1, invisible_for=HELD, wait=2 * SECOND))
 
         assert [one.topic for one in found] == [names[1]]
-        assert "ACCESS_REFUSED" in broker.refusals()[topic]
+        assert "ACCESS_REFUSED" in broker.refusals[topic]
         assert waits < 20  # it waits, and does not look again and again
         for one in (owner, broker):
             one.close()

@@ -169,23 +169,6 @@ class TestQueue:
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
 
 
-class TestQueueOfAnEarlierRelease:
-    def test_is_named_with_the_command_that_deletes_it(self, broker, node: RabbitMQ, channel: amqp.Channel, topic):
-        broker.check()
-        queues = [f"{topic}:billing:dead", f"{topic}:billing:due", "outbox.delay.3", "outbox.undeliverable"]
-        for queue in queues:
-            channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
-
-        text = the_one(broker.check())
-        for queue in queues:
-            command = f"rabbitmqctl delete_queue -p / {queue}"
-            assert command in text
-            node.control(*shlex.split(command)[1:])
-
-        assert f"'{topic}:billing:dead' (0 messages)" in text
-        assert broker.check() == []
-
-
 class TestPermission:
     @pytest.mark.parametrize(
         ("missing", "configure", "write", "read"),
@@ -232,7 +215,7 @@ class TestPermission:
         assert broker.send([message()])[0].status is SendStatus.ACCEPTED
         [held] = broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta(seconds=5))
         assert broker.ack([held]) == [True]
-        assert (broker.refusals(), broker.check()) == ({}, [])
+        assert (broker.refusals, broker.check()) == ({}, [])
 
     def test_for_the_owner_of_a_group_is_named_by_its_consumer(self, open_broker: Open, user, topic):
         broker = open_broker(**user(ALL, rf"^(outbox\.[du].*|{topic}.*|amq\.default)$", ALL))
@@ -240,8 +223,8 @@ class TestPermission:
 
         broker.receive("billing", [topic], limit=1, invisible_for=HELD, wait=timedelta())
 
-        assert "exchange 'outbox.owner.7a0e9f0e" in broker.refusals()[topic]
-        assert "ACCESS_REFUSED" in broker.refusals()[topic]
+        assert "exchange 'outbox.owner.7a0e9f0e" in broker.refusals[topic]
+        assert "ACCESS_REFUSED" in broker.refusals[topic]
 
 
 class TestAlarm:

@@ -229,7 +229,7 @@ class TestTwoProjects:
         with closing(conf.make_broker("default")) as third:
             third.set_owner("cart", "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000c", "third")
             assert receive_as(third, work, wait=timedelta()) == []
-            assert f"belongs to the outbox {BLOG}" in third.refusals()[work]
+            assert f"belongs to the outbox {BLOG}" in third.refusals[work]
 
     def test_are_not_taken_over_without_the_name_of_a_group(self, names):
         with pytest.raises(CommandError, match="--take-over needs --group"):

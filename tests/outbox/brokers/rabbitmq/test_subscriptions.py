@@ -87,7 +87,7 @@ class TestHand:
         found = receive(broker, topic, limit=10)
 
         assert len(found) == 10
-        wait_until(lambda: broker.backlog("billing") == {topic: 20})
+        wait_until(lambda: broker.backlog("billing").waiting == {topic: 20})
 
     def test_may_be_smaller_than_what_was_pushed_and_leaves_the_rest_for_the_next(self, broker, message: NewMessage, topic):
         receive(broker, topic, limit=100, seconds=0)
@@ -144,7 +144,7 @@ class TestReleasedMessage:
             broker.release(wait_until(lambda: receive(broker, topic)))
 
         assert bodies(receive(broker, topic)) == [b"patient"]
-        assert broker.count_given_up("billing") == {}
+        assert broker.backlog("billing").given_up == {}
 
 
 class TestOrderedMessages:
@@ -154,7 +154,7 @@ class TestOrderedMessages:
         broker = open_broker(FIFO)
         receive(broker, topic, seconds=0)
         broker.send([message(b"a1", key="a"), message(b"a2", key="a"), message(b"a3", key="a"), message(b"b1", key="b")])
-        wait_until(lambda: broker.backlog("billing") == {topic: 0})
+        wait_until(lambda: broker.backlog("billing").waiting == {topic: 0})
         return broker
 
     def test_of_one_key_are_handed_out_together_in_their_order(self, broker, topic):
@@ -226,7 +226,7 @@ class TestBusyProcess:
         busy.send([message(b"1", key="a")])
         [handled] = receive(busy, topic)
         busy.send([message(b"2", key="b")])  # it is pushed to the busy one
-        wait_until(lambda: busy.backlog("billing") == {topic: 0})
+        wait_until(lambda: busy.backlog("billing").waiting == {topic: 0})
 
         found = []
         while len(found) < 2:
@@ -248,13 +248,13 @@ class TestBusyProcess:
         busy = open_broker()
         receive(busy, topic, limit=20, seconds=0)
         busy.send([message() for _ in range(20)])
-        wait_until(lambda: busy.backlog("billing") == {topic: 0})
-        wait_until(lambda: busy.backlog("billing") == {topic: 20})
+        wait_until(lambda: busy.backlog("billing").waiting == {topic: 0})
+        wait_until(lambda: busy.backlog("billing").waiting == {topic: 20})
 
         [first] = receive(busy, topic, limit=1)
 
         assert first.delivery_count == 2
-        wait_until(lambda: busy.backlog("billing") == {topic: 19})
+        wait_until(lambda: busy.backlog("billing").waiting == {topic: 19})
 
 
 class TestDeliveryThatIsLostOnItsWay:
@@ -300,7 +300,7 @@ class TestDeliveryCount:
         lost, other = open_broker(), open_broker()
         receive(lost, topic, seconds=0)
         lost.send([message()])
-        wait_until(lambda: lost.backlog("billing") == {topic: 0})
+        wait_until(lambda: lost.backlog("billing").waiting == {topic: 0})
         lost.close()
 
         assert [one.delivery_count for one in receive(other, topic)] == [2]

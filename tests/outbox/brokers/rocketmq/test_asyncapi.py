@@ -9,7 +9,7 @@ ORDERS = TopicSpec("orders", TopicType.TRANSACTION)
 
 class TestTheInterface:
     def test_names_the_proxies_and_has_no_bindings_of_its_own(self):
-        found = RocketMQBroker.interface(OPTIONS)
+        found = RocketMQBroker.interface.of(OPTIONS)
 
         assert (found.protocol, found.hosts) == ("rocketmq", ["proxy-1:8081", "proxy-2:8081"])
         assert found.channel(ORDERS) == {"address": "orders"}

@@ -85,10 +85,10 @@ class TestGroupOfAnotherProject:
         taken = [receive(blog, group) for _ in range(3)]
 
         assert taken == [[], [], []]
-        assert f"Consumer group '{group}' belongs to the project 'shop' (outbox {SHOP[0]})" in blog.refusals()[topic]
+        assert f"Consumer group '{group}' belongs to the project 'shop' (outbox {SHOP[0]})" in blog.refusals[topic]
         assert caplog.text.count("belongs to the project 'shop'") == 1
         assert wait_until(lambda: receive(shop, group), 60) == [sent]
-        assert shop.refusals() == {}
+        assert shop.refusals == {}
 
     def test_is_found_by_check_with_what_to_do(self, join, group):
         shop, blog = join(SHOP), join(BLOG)
@@ -117,22 +117,22 @@ class TestGroupOfAnotherProject:
         receive(shop, group)
         sent = send(shop, topic)
 
-        blog.take_over(group)
+        blog.set_owner(group, *BLOG, take_over=True)
 
         assert wait_until(lambda: receive(blog, group), 60) == [sent]
         again = join(SHOP)
         assert receive(again, group) == []
-        assert "belongs to the project 'blog'" in again.refusals()[topic]
+        assert "belongs to the project 'blog'" in again.refusals[topic]
 
     def test_is_not_the_old_owners_again_after_it_was_taken_over(self, join, topic, group):
         shop, blog = join(SHOP), join(BLOG)
         receive(shop, group)
-        blog.take_over(group)
+        blog.set_owner(group, *BLOG, take_over=True)
         again = join(SHOP)
 
         receive(again, group)
 
-        assert "belongs to the project 'blog'" in again.refusals()[topic]
+        assert "belongs to the project 'blog'" in again.refusals[topic]
 
 
 class TestGroupOfOneProject:
@@ -142,7 +142,7 @@ class TestGroupOfOneProject:
         receive(first, group)
         receive(second, group)
 
-        assert first.refusals() == second.refusals() == {}
+        assert first.refusals == second.refusals == {}
 
     def test_is_received_for_while_no_name_server_answers(self, join, topic, group):
         sent = send(join(SHOP), topic)

@@ -134,7 +134,7 @@ class TestASecuredNode:
         assert (sent.status, ended.ended, plain.status) == (SendStatus.ACCEPTED, Ended.COMMITTED, SendStatus.ACCEPTED)
         wait_until(lambda: broker.look_up_halves([half]) == [HalfStatus.VISIBLE])
         assert [found.state for found in broker.find(half.message_id)] == ["visible"]
-        assert broker.backlog("cart") == {}
+        assert broker.backlog("cart").waiting == {}
         assert not [problem for problem in broker.check() if problem.is_error]
 
     def test_returns_what_it_gave_up_to_who_may_read_it(self, open_as, node: RocketMQ):
@@ -153,7 +153,7 @@ class TestASecuredNode:
         assert sent.status is SendStatus.ACCEPTED
         assert open_as(READER).receive_given_up("cart", ["plain"], limit=10) == []
         assert all(broker.ack(given_up))
-        assert open_as().count_given_up("cart") == {}
+        assert open_as().backlog("cart").given_up == {}
 
     def test_refuses_a_wrong_secret(self, open_as):
         sent, _ = send_half(open_as((SHOP[0], "not it")))

@@ -1,4 +1,4 @@
-"""Translates CLIENT, which has librdkafka's settings, to those of Kafka's clients in Java."""
+"""Translates librdkafka's settings to those of Kafka's clients in Java, which Spark has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import ConfigurationError
 
 LOGIN = 'org.apache.kafka.common.security.{module} required username="{username}" password="{password}";'
@@ -36,7 +35,7 @@ TRANSLATED = {
 OF_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 
 
-def java_settings(options: KafkaOptions) -> dict[str, str]:
+def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
     """
     Return the settings by which a client in Java connects as ours do; without those that only tune a client.
 
@@ -45,11 +44,10 @@ def java_settings(options: KafkaOptions) -> dict[str, str]:
     Raises:
         ConfigurationError: a setting of CLIENT that a connection may depend on has no counterpart, or a file cannot be read.
     """
-    client = options.client
     for name in client:
         if name.startswith(OF_SECURITY) and name not in TRANSLATED:
             raise ConfigurationError(f'OPTIONS["CLIENT"] sets {name!r}, which is not translated for clients in Java.')
-    found = {"bootstrap.servers": ",".join(options.servers)}
+    found = {"bootstrap.servers": str(client["bootstrap.servers"])}
     if "security.protocol" in client:
         found["security.protocol"] = str(client["security.protocol"]).upper()
     if VERIFY_HOST in client:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outbox.brokers.kafka.client import ConnectionErrors
-from outbox.brokers.kafka.producing import ACCEPTED, NO_REPORT, produce
+from outbox.brokers.kafka.sender import ACCEPTED, NO_REPORT, produce
 from tests.outbox.brokers.kafka.cluster import message
 
 

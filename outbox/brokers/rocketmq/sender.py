@@ -99,7 +99,7 @@ class ProxySender:
         return in_turn[self._proxies.choose(list(in_turn))]
 
 
-class Producer:
+class RocketMQSender:
     """
     Sends one-phase messages.
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox.brokers.base import Broker, Outgoing, SendStatus
-from outbox.brokers.rocketmq.producer import SEND_SECONDS
 from outbox.brokers.rocketmq.remoting.requests import SEND_MESSAGE_V2
+from outbox.brokers.rocketmq.sender import SEND_SECONDS
 from outbox.message import TopicType
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.brokers.kafka.java import java_settings
-from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import ConfigurationError
+from outbox.pipeline.kafka_java import java_settings
 
 
 def translated(**client: str) -> dict[str, str]:
     named = {name.replace("_", "."): value for name, value in client.items()}
-    found = java_settings(KafkaOptions(servers=["kafka-1:9092", "kafka-2:9092"], client=named))
+    found = java_settings({"bootstrap.servers": "kafka-1:9092,kafka-2:9092", **named})
     assert found.pop("bootstrap.servers") == "kafka-1:9092,kafka-2:9092"
     return found
 
