@@ -325,7 +325,7 @@ class TestADoctor:
         with as_role():
             after = concerns()
 
-        assert level is Level.ERROR
+        assert level == "error"
         assert text.startswith("hides the rows of outbox_source, outbox_ticket from role")
         assert after == []
 
