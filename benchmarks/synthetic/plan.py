@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outbox.pipeline.spark.findings import Finding, FindingKind, Stage
+from outbox.pipeline.spark.findings import Breach, FindingKind, Stage
 
 SOURCE = "urn:uuid:00000000-0000-4000-8000-000000000001"
 GROUP = "group-{}".format
@@ -103,7 +103,7 @@ def _take(plan: Plan, chance: random.Random, taken: set[int], amount: int) -> It
                 yield n
 
 
-def expected(plan: Plan, truth: Truth) -> list[Finding]:
+def expected(plan: Plan, truth: Truth) -> list[Breach]:
     """Return the expected findings of an audit, one finding for each number (`findings.merge` makes them ranges)."""
     found = []
     for (kind, stage), groups in truth.faults.items():
@@ -112,5 +112,5 @@ def expected(plan: Plan, truth: Truth) -> list[Finding]:
                 continue  # told by `about`
             for n in messages:
                 number = plan.number(n)
-                found.append(Finding(kind, stage, plan.topic(n), SOURCE, plan.lane(n), group, "", number, number, 1))
+                found.append(Breach(kind, stage, plan.topic(n), SOURCE, plan.lane(n), group, "", number, number, 1))
     return found

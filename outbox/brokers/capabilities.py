@@ -331,6 +331,11 @@ class StoredInDatabase(Lookups):
 
     @classmethod
     @abc.abstractmethod
+    def read_copies(cls, database: str, connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
+        """Return the stored copies of a message, and of its half messages by their ids, over a connection to their database."""
+
+    @classmethod
+    @abc.abstractmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
         """
         Return what is still to be delivered to consumer groups, over a connection to the broker's database.

@@ -105,6 +105,11 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
             return monitoring.read_status(connection)
 
     @classmethod
+    def read_copies(cls, database: str, connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
+        with tables_there(database):
+            return monitoring.read_copies(connection, message_id, half_ids)
+
+    @classmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
         settings = read_options(EmbeddedOptions, options)
         with tables_there(settings.database):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outbox.brokers.base import BrokerStatus, Delivery, StoredList
+from outbox.brokers.base import BrokerStatus, Delivery, StoredCopy, StoredList
 from outbox.database import Connection
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.halves import OPEN
@@ -18,6 +18,17 @@ WHERE h.state = {HalfState.PARKED} GROUP BY 1 ORDER BY 1
 """
 
 GROUPS = "SELECT DISTINCT consumer_group FROM outbox_embedded_offset ORDER BY 1"
+
+COPIES = f"""
+SELECT m.message_id, t.name, 'visible', m.half_id::text, m.stored_at, 0, NULL::timestamptz
+FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id WHERE m.message_id = %(id)s
+UNION ALL
+SELECT h.message_id, t.name,
+    CASE h.state WHEN {HalfState.COMMITTED} THEN 'committed' WHEN {HalfState.ROLLED_BACK} THEN 'rolled_back' ELSE 'half' END,
+    h.id::text, h.born_at, h.asked, h.ended_at
+FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
+WHERE h.id = ANY(%(halves)s::bigint[]) AND h.message_id = %(id)s
+"""
 
 # Queues that have messages, with the last position that each group has read.
 QUEUES = """
@@ -50,6 +61,13 @@ def read_status(connection: Connection) -> BrokerStatus:
     """Return the parked half messages and the consumer groups in a database."""
     parked: dict[str, int] = dict(connection.execute(PARKED).fetchall())
     return BrokerStatus(parked, groups=[group for (group,) in connection.execute(GROUPS).fetchall()])
+
+
+def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
+    """Return the copies of a message in the tables."""
+    numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
+    rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
+    return [StoredCopy(*row) for row in rows]
 
 
 def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_from_first: bool) -> list[StoredList]:

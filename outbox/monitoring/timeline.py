@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -174,12 +173,13 @@ def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     topic, broker, state, created_at, due_at = row
     batches = connection.cursor(row_factory=class_row(_Batch)).execute(BATCHES, {"id": message_id}).fetchall()
     records = connection.cursor(row_factory=class_row(_Record)).execute(RECORDS, {"id": message_id}).fetchall()
+    halves = {batch.half_id for batch in batches if batch.half_id} | {record.half_id for record in records if record.half_id}
     entries = [
         TimelineEntry(created_at, "Published", f"in topic {topic}, by the publisher's transaction"),
         *(entry for batch in batches for entry in _of_batch(batch)),
         *_failed_sends(connection, message_id, [batch.id for batch in batches]),
         *map(_of_record, records),
-        *_stored(message_id, broker),
+        *_stored(message_id, broker, halves),
     ]
     ended = read_ends([message_id], using).get(message_id, [])
     return Timeline(topic, broker, state, due_at, sorted(entries, key=lambda entry: entry.at), ended)
@@ -247,13 +247,13 @@ def _of_record(record: _Record) -> TimelineEntry:
             return replace(entry, what="Dead", text=record.text, severity=Severity.BAD)
 
 
-def _stored(message_id: UUID, broker: str) -> Iterator[TimelineEntry]:
+def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
     """Yield the copies of a broker that is stored in a database."""
-    if broker in conf.settings().brokers and issubclass(conf.broker_class(broker), StoredInDatabase):
-        with closing(conf.make_broker(broker)) as client:
-            for copy in StoredInDatabase.of(client).find(str(message_id)):
-                if copy.stored_at is not None:  # as always in tables
-                    yield from _of_copy(copy, copy.stored_at)
+    if broker in conf.settings().brokers and issubclass(kind := conf.broker_class(broker), StoredInDatabase):
+        home = conf.stored_in(broker)
+        for copy in kind.read_copies(home, database.raw(home), str(message_id), sorted(half_ids)):
+            if copy.stored_at is not None:  # as always in tables
+                yield from _of_copy(copy, copy.stored_at)
 
 
 def _of_copy(copy: StoredCopy, stored_at: datetime) -> Iterator[TimelineEntry]:

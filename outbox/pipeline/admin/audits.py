@@ -18,7 +18,7 @@ from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
 from outbox.monitoring.text import age
 from outbox.pipeline.admin.findings import state_badge
-from outbox.pipeline.admin.latency_and_backlog import DRAWN, SHARES_DRAWN, Backlog, latency_and_backlog
+from outbox.pipeline.admin.latency_and_backlog import DRAWN, SHARES_DRAWN, DrawnBacklog, latency_and_backlog
 from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
 from outbox.pipeline.audit_runs.latency import latency_series, percentiles
@@ -132,7 +132,7 @@ def _latency_and_backlog(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str,
     latencies = percentiles(connection, run.pk)
     rows = AuditBacklog.objects.filter(run=run)
     backlogs = [
-        Backlog(
+        DrawnBacklog(
             *(row.consumer_group, row.topic, row.backlog, row.growth, row.cause),
             onset=row.onset_at,
             most_repeated=row.most_repeated,

@@ -20,7 +20,7 @@ SHARES_DRAWN = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class DrawnBacklog:
     """The backlog of a group and topic. `minutes`: seconds since 1970 and backlog, first to last."""
 
     group: str
@@ -34,7 +34,11 @@ class Backlog:
 
 
 def latency_and_backlog(
-    site: AdminSite, *, backlogs: Sequence[Backlog], latencies: Sequence[Percentiles], latency_series: Sequence[LatencySeries]
+    site: AdminSite,
+    *,
+    backlogs: Sequence[DrawnBacklog],
+    latencies: Sequence[Percentiles],
+    latency_series: Sequence[LatencySeries],
 ) -> dict[str, Any]:
     """Return the context of the template `_latency_and_backlog.html`."""
     worst = sorted(backlogs, key=lambda one: (-one.backlog, one.group, one.topic))
@@ -67,7 +71,7 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-def _backlog(nth: int, one: Backlog) -> dict[str, Any]:
+def _backlog(nth: int, one: DrawnBacklog) -> dict[str, Any]:
     step = -(-len(one.minutes) // POINTS)
     points = list(one.minutes[::-1][::step][::-1])  # the last one always
     text = f"Backlog: {one.backlog:,}."

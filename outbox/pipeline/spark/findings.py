@@ -49,9 +49,9 @@ STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, 
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class Breach:
     """
-    A finding. Messages with consecutive numbers are one finding.
+    A finding of an audit. Messages with consecutive numbers are one.
 
     Args:
         stage: where the message is missing (kind LOST), or where it was found (other kinds).
@@ -98,7 +98,7 @@ class Finding:
         return f"{self.kind}: {self.count} x {what}{topic}{numbers}, at {where}{detail}"
 
 
-def merge(findings: Iterable[Finding]) -> list[Finding]:
+def merge(findings: Iterable[Breach]) -> list[Breach]:
     """Merge findings that are equal except for consecutive numbers."""
     merged = []
     for _, same in groupby(sorted(findings, key=lambda one: (*_alike(one), one.first)), key=_alike):
@@ -106,12 +106,12 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     return merged
 
 
-def _alike(one: Finding) -> tuple[Any, ...]:
+def _alike(one: Breach) -> tuple[Any, ...]:
     return one.kind, one.stage, one.topic, one.source, one.lane, one.group, one.subject, one.detail
 
 
-def _merge_neighbours(same: list[Finding]) -> list[Finding]:
-    merged: list[Finding] = []
+def _merge_neighbours(same: list[Breach]) -> list[Breach]:
+    merged: list[Breach] = []
     for one in same:
         before = merged[-1] if merged else None
         if before is not None and one.first >= 0 and before.last + 1 == one.first:
@@ -126,10 +126,10 @@ def clock_has_jumped(tolerance_seconds: float) -> str:
     return f"more than {tolerance_seconds:g} s earlier than the preceding stage: a clock has jumped"
 
 
-def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Finding:
+def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Breach:
     """Return a finding about messages of a topic that does not exist. `topic`: as `#7`."""
     detail = NO_SUCH_TOPIC.format(number=topic.lstrip("#"))
-    return Finding(FindingKind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
+    return Breach(FindingKind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,6 @@ def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
     return [Broken(*what, len(ids), tuple(sorted(ids)[:names])) for what, ids in sorted(found.items())]
 
 
-def as_finding(one: Broken) -> Finding:
+def as_finding(one: Broken) -> Breach:
     """Return broken rows as a finding."""
-    return Finding(FindingKind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)
+    return Breach(FindingKind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)

@@ -243,7 +243,6 @@ class TestReadTimeline:
 
         assert only(message, "Dead").text == "too large"
 
-    @pytest.mark.django_db(transaction=True)
     def test_tells_what_the_embedded_broker_made_visible(self, message):
         topic = EmbeddedTopic.objects.create(id=topic_number("told"), name="told", type="transaction", queues=1)
         EmbeddedMessage.objects.create(
@@ -261,7 +260,6 @@ class TestReadTimeline:
 
         assert moments(message)[1:] == [("Delivered", "broker")]
 
-    @pytest.mark.django_db(transaction=True)
     def test_tells_of_a_half_that_was_asked_about_and_rolled_back(self, message):
         a_half(message, id=77, state=HalfState.ROLLED_BACK, ended_at=at(4), asked=1)
         CheckBack.objects.create(

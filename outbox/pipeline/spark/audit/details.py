@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import Finding, FindingKind, Stage, merge
+from outbox.pipeline.spark.findings import Breach, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms.columns import integers
@@ -57,7 +57,7 @@ FOUND = pa.schema(
 )
 
 
-def with_messages(spark: SparkSession, config: PipelineConfig, history: History, findings: list[Finding]) -> list[Finding]:
+def with_messages(spark: SparkSession, config: PipelineConfig, history: History, findings: list[Breach]) -> list[Breach]:
     """
     Return the findings with message ids, at most `ids_per_finding` of each, in one pass over the frames concerned.
 
@@ -83,15 +83,15 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
     return [_with_ids(config, one, ids) for one in merge(found)]
 
 
-def _is_repeated(one: Finding) -> bool:
+def _is_repeated(one: Breach) -> bool:
     return one.kind is FindingKind.DUPLICATED and one.lane >= 0
 
 
-def _where(one: Finding) -> tuple[Any, ...]:
+def _where(one: Breach) -> tuple[Any, ...]:
     return one.stage, one.source, one.topic, one.lane, one.group
 
 
-def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[str, NumberRanges], dict[str, NumberRanges]]:
+def _wanted(config: PipelineConfig, findings: Iterable[Breach]) -> tuple[dict[str, NumberRanges], dict[str, NumberRanges]]:
     """Return the numbers to look up, by frame: those whose ids are wanted, and repeated ones."""
     named: dict[str, NumberRanges] = {}
     repeated: dict[str, NumberRanges] = {}
@@ -107,7 +107,7 @@ def _wanted(config: PipelineConfig, findings: Iterable[Finding]) -> tuple[dict[s
     return named, repeated
 
 
-def _where_to_look(one: Finding) -> tuple[str, ...]:
+def _where_to_look(one: Breach) -> tuple[str, ...]:
     if one.kind is FindingKind.ORPHAN:
         return (FRAME_OF[one.stage],)
     return ("places", "broker") if one.kind is FindingKind.BEYOND_LAST or one.stage is Stage.INBOX else ("places",)
@@ -155,10 +155,10 @@ def _look_up_bucket(table: pa.Table, ids: int) -> pa.Table:
     return pa.Table.from_pylist(found, FOUND)
 
 
-def _repeat(row: Any) -> Finding:
+def _repeat(row: Any) -> Breach:
     stage = next(stage for stage, frame in FRAME_OF.items() if frame == row.frame)
     span = row.last - row.first + 1
-    return Finding(
+    return Breach(
         FindingKind(row.kind),
         stage,
         *(row.topic, row.source, row.lane, row.consumer_group),
@@ -170,7 +170,7 @@ def _repeat(row: Any) -> Finding:
     )
 
 
-def _with_ids(config: PipelineConfig, one: Finding, ids: Mapping[NumberKey, str]) -> Finding:
+def _with_ids(config: PipelineConfig, one: Breach, ids: Mapping[NumberKey, str]) -> Breach:
     if one.lane < 0 or one.ids or one.kind in NAMELESS:
         return one
     span: Sequence[int] = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)

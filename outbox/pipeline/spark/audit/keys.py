@@ -14,7 +14,16 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.audit.recorded import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.findings import NO_MESSAGE, NO_ROW, ROW_GONE, SEVERAL_PLACES, STRANDED, Finding, FindingKind, Stage
+from outbox.pipeline.spark.findings import (
+    NO_MESSAGE,
+    NO_ROW,
+    ROW_GONE,
+    SEVERAL_PLACES,
+    STRANDED,
+    Breach,
+    FindingKind,
+    Stage,
+)
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
 from outbox.pipeline.spark.transforms.identity import DIGEST, candidates
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 BORDER = timedelta(hours=1)
 
 
-def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """
     Compare business rows with the messages about them, and message rows with their places: no relay would send a message without
     a place.
@@ -63,7 +72,7 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     ]
 
 
-def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Finding]:
+def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Breach]:
     topics = {entry.name: entry.topic for entry in config.business}
     rows: dict[tuple[str, FindingKind, str], list[str]] = {}
     for row in found:
@@ -75,7 +84,7 @@ def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Fin
             what = (row.subject, FindingKind.DUPLICATED, f"{row.right} messages for {row.left} rows")
         rows.setdefault(what, []).append(row.key)
     return [
-        Finding(
+        Breach(
             *(kind, Stage.OUTBOX, topics[subject]),
             subject=subject,
             count=len(abouts),
@@ -94,13 +103,13 @@ def _place_of(row: Any) -> tuple[FindingKind, Stage, str]:
     return FindingKind.DUPLICATED, Stage.OUTBOX, SEVERAL_PLACES
 
 
-def by_topic(config: PipelineConfig, rows: list[tuple[str, FindingKind, Stage, str, str, str]]) -> list[Finding]:
+def by_topic(config: PipelineConfig, rows: list[tuple[str, FindingKind, Stage, str, str, str]]) -> list[Breach]:
     """Group rows of (topic, kind, stage, detail, group, message id) into findings that have all but the id in common."""
     found: dict[tuple[str, FindingKind, Stage, str, str], list[str]] = {}
     for topic, kind, stage, detail, group, message_id in rows:
         found.setdefault((topic, kind, stage, detail, group), []).append(message_id)
     return [
-        Finding(
+        Breach(
             *(kind, stage, topic),
             group=group,
             count=len(ids),

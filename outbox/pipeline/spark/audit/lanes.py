@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.audit.recorded import micros, roles_of, unread
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, FindingKind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
 from outbox.pipeline.spark.scan import ddl, scan
 from outbox.pipeline.spark.transforms import numbers
@@ -58,7 +58,7 @@ class Result:
         foreign: rows of other databases' messages, which are not audited.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Breach] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     foreign: int = 0
 
@@ -151,14 +151,12 @@ def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Ma
             continue
         if lane is None:
             many = max(by_role.values())
-            found_nowhere = Finding(
-                FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=many, detail=NUMBERS_WITHOUT_LANE
-            )
+            found_nowhere = Breach(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=many, detail=NUMBERS_WITHOUT_LANE)
             result.findings.append(found_nowhere)
             continue
         first, last = min(row.first for row in rows_of_lane), max(row.last for row in rows_of_lane)
         span = {"first": first, "last": last, "count": max(by_role.values()), "detail": NO_SUCH_LANE}
-        result.findings.append(Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, **span))
+        result.findings.append(Breach(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, lane, **span))
         unknown.append(Mark(source, topic, lane, 1, last))
     return unknown
 
@@ -185,7 +183,7 @@ def _collect(result: Result, config: PipelineConfig, history: History, marks: Se
     result.findings += _of_groups_that_began_late(config, rows, merge(findings))
 
 
-def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
+def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Breach:
     group = row.what if row.stage == Stage.INBOX else ""
     span = row.last - row.first + 1
     detail = (
@@ -193,18 +191,18 @@ def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Finding:
     )
     if row.kind == FindingKind.LATE and row.stage == Stage.BROKER:
         detail = unread(recorded)
-    return Finding(
+    return Breach(
         FindingKind(row.kind), Stage(row.stage), mark.topic, mark.source, mark.lane, group, "", row.first, row.last, row.n, detail
     )
 
 
-def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
+def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Breach]:
     """Yield findings for assigned numbers in buckets without any row. Iterates over existing buckets, not over missing ones."""
     first, end = mark.first, mark.last + 1
     for bucket in [*sorted(present), (end + numbers.BUCKET - 2) // numbers.BUCKET]:
         gap_end = min(bucket * numbers.BUCKET + 1, end)
         if gap_end > first:
-            yield Finding(
+            yield Breach(
                 FindingKind.LOST,
                 Stage.OUTBOX,
                 mark.topic,
@@ -217,7 +215,7 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Finding]:
         first = max(first, (bucket + 1) * numbers.BUCKET + 1)
 
 
-def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings: list[Finding]) -> Iterator[Finding]:
+def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings: list[Breach]) -> Iterator[Breach]:
     """Yield the findings, except those about messages from before a group started, if it started at the end of the topic."""
     late = {group.name for group in config.groups if not group.is_from_start}
     begin: dict[tuple[str, str, int, str], int] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import Finding, FindingKind, Stage
+from outbox.pipeline.spark.findings import Breach, FindingKind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.transforms.order import out_of_order, with_generation
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OF_A_KEY = ["topic", "source", "lane", "key"]  # numbers of different lanes cannot be compared
 
 
-def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """Return the messages of ordered topics that came after a later message of their key."""
     if not config.ordered_topics:
         return []
@@ -35,9 +35,9 @@ def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -
     ]
 
 
-def _findings(stage: Stage, rows: Iterable[Any]) -> list[Finding]:
+def _findings(stage: Stage, rows: Iterable[Any]) -> list[Breach]:
     return [
-        Finding(
+        Breach(
             *(FindingKind.OUT_OF_ORDER, stage, row.topic, row.source, row.lane),
             group=row.consumer_group,
             first=row.number,

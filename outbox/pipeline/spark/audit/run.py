@@ -17,7 +17,7 @@ from outbox.pipeline.spark.audit.topics import audit_topics
 from outbox.pipeline.spark.audit.unnumbered import audit_unnumbered
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.findings import Finding, as_finding
+from outbox.pipeline.spark.findings import Breach, as_finding
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.times import first_id_at
 from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
@@ -39,7 +39,7 @@ class Report:
     """
 
     as_of: datetime
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Breach] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     foreign: int = 0
     seconds: float = 0.0
@@ -67,13 +67,13 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Lo
     started = time.monotonic()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
-    def judge_numbers() -> tuple[Result, list[Finding]]:
+    def judge_numbers() -> tuple[Result, list[Breach]]:
         log("numbers of all lanes")
         lanes = audit_lanes(spark, config, history)
         log("messages of findings")
         return lanes, with_messages(spark, config, history, lanes.findings)
 
-    def judge_ids() -> list[Finding]:
+    def judge_ids() -> list[Breach]:
         found = []
         for what, step in STEPS.items():
             log(what)
@@ -90,7 +90,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Lo
 
 
 # The short one first: at the end it would leave a core idle.
-STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Finding]]] = {
+STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Breach]]] = {
     "messages without a number": audit_unnumbered,
     "business rows and places of messages": audit_keys,
     "order of keys": audit_order,

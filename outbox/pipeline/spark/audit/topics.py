@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import Finding, unknown_topic
+from outbox.pipeline.spark.findings import Breach, unknown_topic
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.sources.broken_rows import NO_TOPIC
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """Return findings about topics that messages or their places refer to, and that do not exist."""
     is_gone = F.col("topic").startswith(NO_TOPIC)
     messages, places = (one.where(is_gone).select("topic", "message_id") for one in (history.messages, history.places))

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.audit.keys import by_topic
 from outbox.pipeline.spark.audit.recorded import micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NOT_SENT, Finding, FindingKind, Stage
+from outbox.pipeline.spark.findings import NOT_SENT, Breach, FindingKind, Stage
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import may_have_null, scan
 from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
@@ -36,7 +36,7 @@ SENT_AS = {
 }
 
 
-def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Finding]:
+def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """Compare the stages, message by message."""
     columns = {
         name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()

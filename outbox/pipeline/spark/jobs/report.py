@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
 from outbox.pipeline.spark.cause import BacklogMinute, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import STAGE_OF, Finding, FindingKind, clock_has_jumped
+from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
 from outbox.pipeline.spark.transforms import backlog, latency
@@ -47,7 +47,7 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
             for (topic, hop, group), bins in sorted(whole.items())
         ],
         "findings": [
-            Finding(
+            Breach(
                 *(FindingKind.CLOCK, STAGE_OF[hop], topic),
                 group=group,
                 count=bins[BACKWARDS],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outbox.pipeline.spark.findings import Finding, FindingKind
+from outbox.pipeline.spark.findings import Breach, FindingKind
 from tests.outbox.pipeline.sql.frames import Check, opened
 from tests.outbox.pipeline.sql.judge import Answer, judge
 
@@ -35,7 +35,7 @@ def filled(world: World) -> Iterator[Check]:
         yield check
 
 
-def alike(findings: Iterable[Finding]) -> list[tuple[Any, ...]]:
+def alike(findings: Iterable[Breach]) -> list[tuple[Any, ...]]:
     """Return all that findings say, so that two answers can be compared. Clocks are Spark's alone, but for latencies."""
     return sorted(
         (str(one.kind), str(one.stage), one.topic, one.source, one.lane, one.group, one.subject, *_numbers(one))
@@ -44,5 +44,5 @@ def alike(findings: Iterable[Finding]) -> list[tuple[Any, ...]]:
     )
 
 
-def _numbers(one: Finding) -> tuple[Any, ...]:
+def _numbers(one: Breach) -> tuple[Any, ...]:
     return one.first, one.last, one.count, one.detail, one.ids, one.about

@@ -14,7 +14,7 @@ from outbox.pipeline.spark.findings import (
     ROW_GONE,
     SEVERAL_PLACES,
     STRANDED,
-    Finding,
+    Breach,
     FindingKind,
     Stage,
     unknown_topic,
@@ -158,7 +158,7 @@ def judge_ids(
     since: datetime | None,
     border: timedelta,
     first_id: str,
-) -> list[Finding]:
+) -> list[Breach]:
     """
     Hold what has no number to each other by id.
 
@@ -184,28 +184,28 @@ def judge_ids(
     ]
 
 
-def _unnumbered(topic: str, kind: str, stage: str, detail: str, group: str, count: int, ids: list[str]) -> Finding:
-    return Finding(FindingKind(kind), Stage(stage), topic, group=group, count=count, detail=detail, ids=tuple(ids))
+def _unnumbered(topic: str, kind: str, stage: str, detail: str, group: str, count: int, ids: list[str]) -> Breach:
+    return Breach(FindingKind(kind), Stage(stage), topic, group=group, count=count, detail=detail, ids=tuple(ids))
 
 
-def _place(topic: str, detail: str, count: int, ids: list[str]) -> Finding:
+def _place(topic: str, detail: str, count: int, ids: list[str]) -> Breach:
     kind = FindingKind.DUPLICATED if detail == SEVERAL_PLACES else FindingKind.LOST
-    return Finding(kind, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
+    return Breach(kind, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
-def _business(topics: dict[str, str], subject: str, kind: str, detail: str, count: int, abouts: list[str]) -> Finding:
+def _business(topics: dict[str, str], subject: str, kind: str, detail: str, count: int, abouts: list[str]) -> Breach:
     what: dict[str, Any] = {"subject": subject, "count": count, "detail": detail, "about": tuple(abouts)}
-    return Finding(FindingKind(kind), Stage.OUTBOX, topics[subject], **what)
+    return Breach(FindingKind(kind), Stage.OUTBOX, topics[subject], **what)
 
 
-def _ahead(stage: str, topic: str, group: str, count: int, ids: list[str]) -> Finding:
-    return Finding(FindingKind.CLOCK, Stage(stage), topic, group=group, count=count, detail=STILL_TO_COME, ids=tuple(ids))
+def _ahead(stage: str, topic: str, group: str, count: int, ids: list[str]) -> Breach:
+    return Breach(FindingKind.CLOCK, Stage(stage), topic, group=group, count=count, detail=STILL_TO_COME, ids=tuple(ids))
 
 
 def _late(
     stage: str, group: str, topic: str, source: str, lane: int, key: str, number: int, message_id: str, before: int
-) -> Finding:
-    return Finding(
+) -> Breach:
+    return Breach(
         *(FindingKind.OUT_OF_ORDER, Stage(stage), topic, source, lane, group),
         first=number,
         last=number,

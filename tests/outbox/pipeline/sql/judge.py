@@ -10,7 +10,7 @@ from uuid import UUID
 from outbox.pipeline.spark.bins import BACKWARDS, add
 from outbox.pipeline.spark.cause import BacklogMinute, BacklogState, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import STAGE_OF, Finding, FindingKind, clock_has_jumped
+from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from tests.outbox.pipeline.sql import standing
 from tests.outbox.pipeline.sql.frames import Check
 from tests.outbox.pipeline.sql.ids import judge_ids
@@ -33,7 +33,7 @@ class Backlog:
 class Answer:
     """What was found. `histograms`: rows of topic, hop, group, minute, bin, n."""
 
-    findings: list[Finding]
+    findings: list[Breach]
     histograms: list[standing.Histogram]
     backlogs: list[Backlog]
 
@@ -63,12 +63,12 @@ def _to_the_end(minutes: list[BacklogMinute], as_of: datetime) -> list[BacklogMi
     return [*minutes, BacklogMinute(last)] if minutes[-1].minute < last else minutes
 
 
-def _jumps(histograms: list[standing.Histogram], config: PipelineConfig) -> list[Finding]:
+def _jumps(histograms: list[standing.Histogram], config: PipelineConfig) -> list[Breach]:
     whole: dict[tuple[str, str, str], dict[int, int]] = {}
     for topic, hop, group, _, place, count in histograms:
         whole[topic, hop, group] = add(whole.get((topic, hop, group), {}), {place: count})
     return [
-        Finding(
+        Breach(
             *(FindingKind.CLOCK, STAGE_OF[hop], topic),
             group=group,
             count=bins[BACKWARDS],

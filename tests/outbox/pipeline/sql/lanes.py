@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Finding, FindingKind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
 from tests.outbox.pipeline.sql.frames import Check
 
 HIGHEST = 32_768 << 34  # as in outbox.pipeline.spark.transforms.numbers: numbers from there on are none
@@ -125,7 +125,7 @@ JOIN quick_seen s ON (s.source, s.topic, s.lane) = (f.source, f.topic, f.lane) A
 NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER)
 
 
-def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sources: Sequence[str]) -> list[Finding]:
+def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sources: Sequence[str]) -> list[Breach]:
     """Hold the stages of all lanes to each other."""
     check.run(SEEN, {"cutoff": cutoff})
     found = _unknown_lanes(check, sources)
@@ -133,38 +133,38 @@ def judge_lanes(check: Check, config: PipelineConfig, *, cutoff: datetime, sourc
     for kind, stage, topic, source, lane, group, first, last, count in check.run(
         JUDGE, {"seen_topics": list(config.seen_topics)}
     ).fetchall():
-        found.append(Finding(FindingKind(kind), Stage(stage), topic, source, lane, group, "", first, last, count))
+        found.append(Breach(FindingKind(kind), Stage(stage), topic, source, lane, group, "", first, last, count))
     for stage, topic, source, lane, first, last, count in check.run(BAD_NUMBERS, []).fetchall():
         span = last - first + 1
         detail = f"{count} of these {span} numbers" if count < span else ""
         numbers_of = {"first": first, "last": last, "count": count, "detail": detail}
-        found.append(Finding(FindingKind.NO_NUMBER, Stage(stage), topic, source, lane, **numbers_of))
+        found.append(Breach(FindingKind.NO_NUMBER, Stage(stage), topic, source, lane, **numbers_of))
     found += [_repeat(row, config.ids_per_finding) for row in check.run(REPEATED).fetchall()]
     return _with_ids(check, merge(found), config.ids_per_finding)
 
 
-def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Finding]:
+def _unknown_lanes(check: Check, sources: Sequence[str]) -> list[Breach]:
     found = []
     for source, topic, lane, first, last, count in check.run(UNKNOWN).fetchall():
         if source in sources and lane is None:
-            found.append(Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=count, detail=NUMBERS_WITHOUT_LANE))
+            found.append(Breach(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, topic, source, count=count, detail=NUMBERS_WITHOUT_LANE))
         elif source in sources:
             where = (topic, source, lane)
             found.append(
-                Finding(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, *where, first=first, last=last, count=count, detail=NO_SUCH_LANE)
+                Breach(FindingKind.UNKNOWN_LANE, Stage.OUTBOX, *where, first=first, last=last, count=count, detail=NO_SUCH_LANE)
             )
             check.run(LEARN, [source, topic, lane, last])
     return found
 
 
-def _repeat(row: tuple[Any, ...], limit: int) -> Finding:
+def _repeat(row: tuple[Any, ...], limit: int) -> Breach:
     stage, topic, source, lane, group, number, rows, ids = row
     is_one = len(ids) == 1
     kind, count = (FindingKind.DUPLICATED, rows - 1) if is_one else (FindingKind.RENUMBERED, len(ids))
-    return Finding(kind, Stage(stage), topic, source, lane, group, "", number, number, count, ids=tuple(ids[:limit]))
+    return Breach(kind, Stage(stage), topic, source, lane, group, "", number, number, count, ids=tuple(ids[:limit]))
 
 
-def _with_ids(check: Check, findings: list[Finding], limit: int) -> list[Finding]:
+def _with_ids(check: Check, findings: list[Breach], limit: int) -> list[Breach]:
     """Fill in the message ids, as many of each finding as are asked for."""
     wanted = [(nth, one, _stages_of(one)) for nth, one in enumerate(findings) if not one.ids and one.kind not in NAMELESS]
     wanted = [(nth, one, stages) for nth, one, stages in wanted if stages]
@@ -183,7 +183,7 @@ def _with_ids(check: Check, findings: list[Finding], limit: int) -> list[Finding
     return [replace(one, ids=tuple(ids[nth].values())) if nth in ids else one for nth, one in enumerate(findings)]
 
 
-def _stages_of(one: Finding) -> str:
+def _stages_of(one: Breach) -> str:
     """Return which stages know the messages of a finding."""
     if one.kind is FindingKind.LOST and one.stage is Stage.OUTBOX:
         return ""
