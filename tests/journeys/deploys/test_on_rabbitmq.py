@@ -374,4 +374,4 @@ class TestSettingsOfAQueue:
 
 def said(status: dict[str, Any]) -> str:
     """Return what needs attention, as text."""
-    return json.dumps(status["attention"])
+    return json.dumps(status["findings"])
