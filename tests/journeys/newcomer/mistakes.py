@@ -424,8 +424,8 @@ COMMANDS = [
             ("outbox_status",): {"the status before migrate": f"CommandError: {NO_TABLES}"},
             ("outbox_doctor",): {
                 "the doctor before migrate": (
-                    "broker 'default': The tables of the embedded broker are missing in database 'default'.\n    Run "
-                    "manage.py migrate --database default."
+                    "The tables of the embedded broker are missing in database 'default'.\n    Run manage.py migrate "
+                    "--database default."
                 ),
             },
         },
@@ -461,8 +461,7 @@ COMMANDS = [
             },
             ("outbox_relay", "--once", "-v1"): {},
             ("outbox_doctor",): {
-                "no consumer was started": "consumer of group 'points', broker 'default': has sent no heartbeat in the last 8 s\n"
-                "    Start outbox_consume --group points"
+                "no consumer was started": "the group has never received.\n    Start outbox_consume --group points"
             },
             ("outbox_consume", "--group", "points", "--until-idle"): {
                 "a handler raises": "retry in ",
