@@ -35,20 +35,21 @@ def broker(server, topic) -> Iterator[RocketMQBroker]:
     broker.close()
 
 
+@pytest.mark.timeout(240)  # what lies behind such a message comes when it is visible again
 def test_born_beyond_the_calendar_holds_up_no_other_one(broker, server, topic):
     for number in range(COUNT):
-        born_at = YEAR_56000 if number % 30 == 10 else None
+        born_at = YEAR_56000 if number % 50 == 10 else None
         exchange(server.broker_address, send(topic, 0, b"%d" % number, {}, group="theirs", born_at=born_at)).checked()
     bodies = set()
 
     def received() -> bool:
         try:
-            deliveries = broker.receive("cart", [topic], limit=32, invisible_for=timedelta(seconds=20), wait=timedelta(seconds=1))
+            deliveries = broker.receive("cart", [topic], limit=32, invisible_for=timedelta(seconds=10), wait=timedelta(seconds=1))
         except BrokerUnavailable:
             return False
         bodies.update(int(delivery.body) for delivery in deliveries)
-        return all(broker.ack(deliveries)) and len(bodies) == COUNT - 3
+        return all(broker.ack(deliveries)) and len(bodies) == COUNT - 2
 
-    wait_until(received, seconds=60)
+    wait_until(received, seconds=150)
 
-    assert bodies == {number for number in range(COUNT) if number % 30 != 10}
+    assert bodies == {number for number in range(COUNT) if number % 50 != 10}
