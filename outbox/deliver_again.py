@@ -132,16 +132,16 @@ def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]
     """Return the newest messages that a group ignored and has a handler for now, at most `LISTED` of those that it ignored."""
     values = {"group": group.name, "since": since, "limit": LISTED}
     rows = database.raw(group.using).execute(IGNORED, values).fetchall()
-    found: list[Undelivered] = []
+    undelivered: list[Undelivered] = []
     for source in sorted({row[0] for row in rows}):
         if outbox := _find_outbox(source, group.using):
-            places = {message_id: (topic, lane, number) for one, topic, lane, number, message_id in rows if one == source}
+            places = {message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source}
             for message_id, text in database.raw(outbox).execute(HEADERS, [list(places)]).fetchall():
                 (topic, lane, number), headers = places[message_id], read_headers(text)
                 type_name = headers.get(Header.TYPE, "")
                 if group.find(topic, type_name, headers.get(Header.TAG, "")):
-                    found.append(Undelivered(group.name, outbox, topic, lane, number, message_id, type_name))
-    return found
+                    undelivered.append(Undelivered(group.name, outbox, topic, lane, number, message_id, type_name))
+    return undelivered
 
 
 def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> int:
@@ -179,10 +179,16 @@ def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: st
     with guarded.atomic(group.using):
         inbox = database.raw(group.using)
         inbox.execute(FORGET_IGNORED, {"group": group.name, "ids": ids})
-        unhandled = [one for one in deliveries if group.find(one.topic, one.headers.get(Header.TYPE, ""), one.tag) is None]
+        unhandled = [
+            delivery
+            for delivery in deliveries
+            if group.find(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag) is None
+        ]
         for_others = subscriptions.ignore(group, unhandled) if unhandled else set()
-        left = {one.message_id for place, one in enumerate(unhandled) if place not in for_others}
-        chosen = [(one, Deferral.unhandled(Reason.LOST, one)) for one in deliveries if one.message_id not in left]
+        left = {delivery.message_id for place, delivery in enumerate(unhandled) if place not in for_others}
+        chosen = [
+            (delivery, Deferral.unhandled(Reason.LOST, delivery)) for delivery in deliveries if delivery.message_id not in left
+        ]
         is_stored = defer(inbox, group.name, chosen) if chosen else []
         done = [delivery.message_id for (delivery, _), is_new in zip(chosen, is_stored, strict=True) if is_new]
         values = {"act": Act.DELIVERED_AGAIN, "topic": topic, "group": group.name, "reason": reason, "by": by, "ids": done}

@@ -87,7 +87,7 @@ def one_line(text: str) -> str:
     """Return a text with control characters, line ends and invisible characters escaped as in Python literals."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in _CONTINUED.sub(" ", text))
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in _CONTINUED.sub(" ", text))
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -250,9 +250,9 @@ def log_fields(
         attempt: of the batch.
         cause: one of a few fixed names. Lines of one place with the same cause are the same line, whatever their text.
     """
-    found = {
+    fields = {
         "message_id": None if message_id is None else str(message_id),
-        "message_ids": None if message_ids is None else [str(one) for one in message_ids],
+        "message_ids": None if message_ids is None else [str(message_id) for message_id in message_ids],
         "topic": topic,
         "topics": None if topics is None else sorted(set(topics)),
         "batch": batch,
@@ -265,4 +265,4 @@ def log_fields(
         "lane": lane,
         "cause": cause,
     }
-    return {f"{PREFIX}{name}": value for name, value in found.items() if value is not None}
+    return {f"{PREFIX}{name}": value for name, value in fields.items() if value is not None}

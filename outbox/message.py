@@ -155,10 +155,10 @@ class _MessageType(msgspec.StructMeta):
                     raise TypeError(
                         f"{name} cannot inherit from {base.__name__}, which has an __init__ of its own. {_be_a_message(base)}"
                     ) from error
-            if found := _BEHIND_OPTIONAL.match(str(error)):
+            if match := _BEHIND_OPTIONAL.match(str(error)):
                 raise TypeError(
-                    f"{name}.{found[1]} is required, and a field before it has a default. Move it before that field, give it a "
-                    f"default, or let all fields be given by name: class {name}({', '.join(one.__name__ for one in bases)}, "
+                    f"{name}.{match[1]} is required, and a field before it has a default. Move it before that field, give it a "
+                    f"default, or let all fields be given by name: class {name}({', '.join(base.__name__ for base in bases)}, "
                     "kw_only=True)."
                 ) from error
             raise
@@ -181,9 +181,9 @@ class _MessageType(msgspec.StructMeta):
 def _rivals(bases: tuple[type, ...]) -> list[type]:
     """Return the first two bases with fields of which neither inherits from the other; [] where there are none."""
     with_fields = [base for base in bases if getattr(base, "__struct_fields__", ())]
-    for one, other in itertools.combinations(with_fields, 2):
-        if not issubclass(one, other) and not issubclass(other, one):
-            return [one, other]
+    for first, other in itertools.combinations(with_fields, 2):
+        if not issubclass(first, other) and not issubclass(other, first):
+            return [first, other]
     return []
 
 
@@ -299,8 +299,8 @@ def message_types() -> Mapping[str, type[Message]]:
 def _read_meta(cls: type[Message]) -> MessageOptions:
     given: dict[str, Any] = {}
     meta = getattr(cls, "Meta", None)
-    for one in reversed(meta.__mro__ if meta else ()):
-        given |= {name: value for name, value in vars(one).items() if not name.startswith("__")}
+    for parent in reversed(meta.__mro__ if meta else ()):
+        given |= {name: value for name, value in vars(parent).items() if not name.startswith("__")}
     own = vars(cls.__dict__["Meta"]) if "Meta" in cls.__dict__ else {}
     for name in ("abstract", "type"):  # they are of one class
         given.pop(name, None)

@@ -83,11 +83,11 @@ def match_topics(connection: database.Connection) -> set[str]:
     Returns:
         The names of topics that only the database has.
     """
-    found = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
+    rows = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
     for name in conf.settings().topics:
-        if found.pop(name, None) != _wanted(name):
+        if rows.pop(name, None) != _wanted(name):
             connection.execute(WRITE_TOPIC, [topic_number(name), name, *_wanted(name)])
-    return set(found)
+    return set(rows)
 
 
 def write_topic(connection: database.Connection, name: str) -> None:

@@ -72,15 +72,15 @@ def process(group: str, deliveries: Sequence[Delivery]) -> AbstractContextManage
         return nullcontext()
     span: Any = nullcontext()
     with _guard():
-        one = deliveries[0]
-        attributes = _attributes("process", one.topic)
+        first = deliveries[0]
+        attributes = _attributes("process", first.topic)
         attributes["messaging.consumer.group.name"] = group
         if len(deliveries) > 1:
             attributes["messaging.batch.message_count"] = len(deliveries)
         else:
-            attributes |= {"messaging.message.id": one.message_id, "messaging.message.body.size": len(one.body)}
+            attributes |= {"messaging.message.id": first.message_id, "messaging.message.body.size": len(first.body)}
         links = _links(delivery.headers.get(Header.TRACEPARENT, "") for delivery in deliveries)
-        name = f"process {one.topic}"
+        name = f"process {first.topic}"
         span = _tracer().start_as_current_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links)
     return _harmless(span)
 
@@ -185,9 +185,9 @@ def _attributes(operation: str, *topics: str) -> dict[str, Any]:
 
 
 def _links(traceparents: Iterator[str]) -> list[trace.Link]:
-    found: list[trace.Link] = []
+    links: list[trace.Link] = []
     for traceparent in traceparents:
         context = trace.get_current_span(TraceContextTextMapPropagator().extract({Header.TRACEPARENT: traceparent}))
-        if traceparent and context.get_span_context().is_valid and len(found) < LINKS:
-            found.append(trace.Link(context.get_span_context()))
-    return found
+        if traceparent and context.get_span_context().is_valid and len(links) < LINKS:
+            links.append(trace.Link(context.get_span_context()))
+    return links

@@ -60,20 +60,20 @@ class MessagesAboutMixin(Base):
         """Return the messages about a row as a table."""
         alias = _database_of(row)
         connection = database.raw(alias)
-        found = find_about(connection, row, alias, limit=SHOWN)
-        ended = read_ends(found.ids, alias)
+        about = find_about(connection, row, alias, limit=SHOWN)
+        ended = read_ends(about.ids, alias)
         has_pages = alias == router.db_for_write(MessageRow)
         rows = [
             {
-                "link": message_link(self.admin_site, one.id) if has_pages else shown(str(one.id)),
-                "published": moment(one.created_at),
-                "state": state_badges(one.state, ended.get(one.id, [])),
-                "topic": shown(one.topic, 60),
-                "type": shown(one.type, 60),
+                "link": message_link(self.admin_site, message.id) if has_pages else shown(str(message.id)),
+                "published": moment(message.created_at),
+                "state": state_badges(message.state, ended.get(message.id, [])),
+                "topic": shown(message.topic, 60),
+                "type": shown(message.type, 60),
             }
-            for one in read_found(connection, found.ids)
+            for message in read_found(connection, about.ids)
         ]
-        context = {"rows": rows, "is_cut": found.is_cut, "all_url": self._url_of_all(row) if has_pages else ""}
+        context = {"rows": rows, "is_cut": about.is_cut, "all_url": self._url_of_all(row) if has_pages else ""}
         return render_to_string("admin/outbox/_about.html", context)
 
     def _url_of_all(self, row: Model) -> str:

@@ -42,7 +42,7 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
         context["trouble"] = "The newest messages take too long to look at, so this is only what the code says."
     except (OutboxError, psycopg.Error) as error:
         context["trouble"] = shown(str(error).strip())
-    context["topics"] = [_topic(topic, [one for one in traffic if one.topic == topic.name]) for topic in read_entries()]
+    context["topics"] = [_topic(topic, [row for row in traffic if row.topic == topic.name]) for topic in read_entries()]
     return TemplateResponse(request, "admin/outbox/catalogue.html", context)
 
 
@@ -61,8 +61,8 @@ def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "type": topic.type,
         "promises": [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else [],
         "types": [_type(kind, topic, traffic) for kind in topic.types],
-        "others": [_published(one) | {"name": one.type or "without a type"} for one in traffic if _is_of_others(one, named)],
-        "handlers": [_handler(one, _rest(one, topic, traffic)) for one in topic.handlers if not one.takes],
+        "others": [_published(row) | {"name": row.type or "without a type"} for row in traffic if _is_of_others(row, named)],
+        "handlers": [_handler(handler, _rest(handler, topic, traffic)) for handler in topic.handlers if not handler.takes],
     }
 
 
@@ -72,12 +72,12 @@ def _is_of_others(one: Traffic, named: set[str]) -> bool:
 
 def _rest(handler: HandlerEntry, topic: TopicEntry, traffic: list[Traffic]) -> list[Traffic]:
     """Return what a handler of a topic gets: all but the types that other handlers of its group take."""
-    return [one for one in traffic if handler in topic.handlers_of(one.type)]
+    return [row for row in traffic if handler in topic.handlers_of(row.type)]
 
 
 def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
-    of_type = [one for one in traffic if one.type == kind.name]
-    published = [_published(one) for one in of_type if not one.consumer_group]
+    of_type = [row for row in traffic if row.type == kind.name]
+    published = [_published(row) for row in of_type if not row.consumer_group]
     return {
         "name": kind.name,
         "location": kind.location,
@@ -86,7 +86,7 @@ def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[st
         "upgrades": ", ".join(map(str, kind.upgrades)),
         "key": kind.key,
         "published": published[0] if published else None,
-        "handlers": [_handler(one, of_type) for one in topic.handlers_of(kind.name)],
+        "handlers": [_handler(handler, of_type) for handler in topic.handlers_of(kind.name)],
         "trouble": shown(kind.trouble),
         "example": "" if kind.example is None else json.dumps(kind.example, indent=2),
         "schema": shown(json.dumps(kind.schema, indent=2), MOST_SHOWN),
@@ -98,9 +98,9 @@ def _published(one: Traffic) -> dict[str, Any]:
 
 
 def _handler(one: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
-    found = [row for row in traffic if row.consumer_group == one.group]
-    messages, failed = sum(row.messages for row in found), sum(row.failed for row in found)
-    last = max((row.last_at for row in found if row.last_at), default=None)
+    rows = [row for row in traffic if row.consumer_group == one.group]
+    messages, failed = sum(row.messages for row in rows), sum(row.failed for row in rows)
+    last = max((row.last_at for row in rows if row.last_at), default=None)
     return {
         "group": one.group,
         "name": one.name,

@@ -40,11 +40,15 @@ class CheckBackAdmin(ReadOnlyAdmin):
         return (queryset.filter(message_id=term) if term else queryset), False
 
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
-        found = read_open_transactions((row.message_id, row.token) for row in rows if row.answer == Resolution.UNKNOWN)
+        open_transactions = read_open_transactions(
+            (row.message_id, row.token) for row in rows if row.answer == Resolution.UNKNOWN
+        )
         with_query = may_see(self.admin_site, MessageRow, request)
         for row in rows:
-            is_shown = row.answer == Resolution.UNKNOWN and row.message_id not in found.ended  # as most of the past have
-            row.transaction = transaction_cell(found, row.message_id, with_query=with_query) if is_shown else ""
+            is_shown = (
+                row.answer == Resolution.UNKNOWN and row.message_id not in open_transactions.ended
+            )  # as most of the past have
+            row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query) if is_shown else ""
 
     def answered(self, row: CheckBack) -> SafeString:
         return moment(row.answered_at)
@@ -74,5 +78,5 @@ class CheckBackAdmin(ReadOnlyAdmin):
     @admin.display(description="transaction now")
     def transaction(self, row: Any) -> SafeString:
         """Return the transaction of a message that went half first, while it is open."""
-        found: SafeString = row.transaction
-        return found
+        cell: SafeString = row.transaction
+        return cell

@@ -15,10 +15,10 @@ from outbox.admin.text import shown
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
     """Load rows with the `size` of their body and its `beginning`, which is what can be shown, instead of the whole body."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
-    found: QuerySet[Any] = rows.defer("body").annotate(
+    annotated: QuerySet[Any] = rows.defer("body").annotate(
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
     )
-    return found
+    return annotated
 
 
 def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
                 part = ids[start : start + CHUNK]
                 by = request.user.get_username()
                 settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)
-                names = {str(one): str(one) for one in part if str(one) not in settled.refused}
+                names = {str(message_id): str(message_id) for message_id in part if str(message_id) not in settled.refused}
                 write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
                 done += settled.messages
             for message_id, why in list(settled.refused.items())[:10]:

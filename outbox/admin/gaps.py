@@ -96,15 +96,17 @@ class GapAdmin(ReadOnlyAdmin):
         return None
 
     def get_extra_context(self, request: HttpRequest, row: Gap) -> dict[str, Any]:
-        rows = [one for one in lost(row._state.db or "default") if _has(row, one)]
+        rows = [undelivered for undelivered in lost(row._state.db or "default") if _has(row, undelivered)]
         listed = [
             {
-                "number": one.number,
-                "message": message_link(self.admin_site, one.message_id) if one.message_id else f"{one.messages} unknown",
-                "type": shown(one.type),
-                "refused": one.refused,
+                "number": undelivered.number,
+                "message": message_link(self.admin_site, undelivered.message_id)
+                if undelivered.message_id
+                else f"{undelivered.messages} unknown",
+                "type": shown(undelivered.type),
+                "refused": undelivered.refused,
             }
-            for one in rows
+            for undelivered in rows
         ]
         return {"title": f"Gap of group {row.consumer_group}", "row": row, "state": self.state(row), "listed": listed}
 

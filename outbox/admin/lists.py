@@ -78,20 +78,20 @@ class Newest(ChangeList):
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """Reject parameters that are not of a filter, since each could read all rows."""
-        found: dict[str, Any] = super().get_filters_params(params)
-        found.pop(BEFORE, None)
-        if set(found) - {name for one in self.list_filter for name in one.parameter_names}:  # type: ignore[union-attr]
+        filters: dict[str, Any] = super().get_filters_params(params)
+        filters.pop(BEFORE, None)
+        if set(filters) - {name for spec in self.list_filter for name in spec.parameter_names}:  # type: ignore[union-attr]
             raise IncorrectLookupParameters
-        return found
+        return filters
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         """Order by the keyset, whatever the URL says."""
         return [f"-{self.model_admin.keyset}"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: list[str | None] | None = None) -> QuerySet[Any]:
-        found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
+        rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         if any("\x00" in value for values in request.GET.lists() for value in values[1]):
-            return found.none()  # PostgreSQL's texts hold no NUL
+            return rows.none()  # PostgreSQL's texts hold no NUL
         bounds = self._bounds
         if self._needs_all_rows and not self.model_admin.is_small:
             self.floor = self._find_floor(bounds)
@@ -99,8 +99,8 @@ class Newest(ChangeList):
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
                 self.note = "No index serves this filter: only the newest 10,000 rows were looked at."
         if self.query and (read := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
-            found, self.floor, self.note = found.filter(pk__in=read.pks), read.floor, read.note
-        narrowed: QuerySet[Any] = self.model_admin.narrow(found.filter(**bounds), request, bounds)
+            rows, self.floor, self.note = rows.filter(pk__in=read.pks), read.floor, read.note
+        narrowed: QuerySet[Any] = self.model_admin.narrow(rows.filter(**bounds), request, bounds)
         return narrowed
 
     def get_results(self, request: HttpRequest) -> None:
@@ -132,11 +132,11 @@ class Newest(ChangeList):
     @property
     def _bounds(self) -> dict[str, Any]:
         """The bounds of the keyset, from the time filter and from `?before=`."""
-        found = {name: bound for spec in self.filter_specs for name, bound in spec.bounds.items()}  # type: ignore[attr-defined]
+        bounds = {name: bound for spec in self.filter_specs for name, bound in spec.bounds.items()}  # type: ignore[attr-defined]
         if self._before is not None:
             older = f"{self.model_admin.keyset}__{self.model_admin.older}"
-            found[older] = min(self._before, found.get(older, self._before))
-        return found
+            bounds[older] = min(self._before, bounds.get(older, self._before))
+        return bounds
 
     @cached_property
     def _before(self) -> Any:

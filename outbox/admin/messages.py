@@ -153,12 +153,14 @@ class MessageAdmin(ReadOnlyAdmin):
             return None
         first, end = bounds.get("id__gte", FIRST_ID), bounds.get("id__lt", LAST_ID)
         allowed = {} if request.user.has_perm("outbox.view_body") else {"may_read": is_field_shown}
-        found = find_by_field(connection, search, first=first, end=end, limit=COUNTED + 1, **allowed)
-        if found.reached is not None:
-            late = f" within {SECONDS:.0f} s" if found.is_late else ""
-            note = format_html("Bodies have no index: only messages since {} were read{}.", moment(made_at(found.reached)), late)
-            return Unindexed(found.ids, found.reached, note)
-        return Unindexed(found.ids, note=TOO_LATE if found.is_late else "")
+        by_field = find_by_field(connection, search, first=first, end=end, limit=COUNTED + 1, **allowed)
+        if by_field.reached is not None:
+            late = f" within {SECONDS:.0f} s" if by_field.is_late else ""
+            note = format_html(
+                "Bodies have no index: only messages since {} were read{}.", moment(made_at(by_field.reached)), late
+            )
+            return Unindexed(by_field.ids, by_field.reached, note)
+        return Unindexed(by_field.ids, note=TOO_LATE if by_field.is_late else "")
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state, at most as many as are counted."""
@@ -166,7 +168,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST) and request.GET.get("q", "").strip():  # of those found
             return rows.filter(id__in=MessageState.objects.filter(state=state, id__in=rows.values("id")).values("id"))
         if state in BATCHES:
-            chosen = [one.id for one in topics(request) if one.name == topic] if topic else None
+            chosen = [known.id for known in topics(request) if known.name == topic] if topic else None
             arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, COUNTED + 1]
             return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
         if state in (MessageStatus.SENT, MessageStatus.LOST):  # by reading the view from its newest rows
@@ -230,7 +232,7 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def _elsewhere(self, request: HttpRequest, text: str) -> tuple[Extension | None, UUID | None]:
         """Return the app that may have a message which is not in the database, and the id in the text; else None for both."""
-        archive = next((one for one in extensions() if one.has_archive()), None)
+        archive = next((extension for extension in extensions() if extension.has_archive()), None)
         if archive is None:
             return None, None
         try:
@@ -258,7 +260,7 @@ class MessageAdmin(ReadOnlyAdmin):
             "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
             "deferred": self._deferred(request, timeline, row.id) if timeline else [],
-            "moments": [_as_told(one) for one in timeline.entries] if timeline else [],
+            "moments": [_as_told(entry) for entry in timeline.entries] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
             "age": since(row.created_at),
@@ -283,14 +285,14 @@ class MessageAdmin(ReadOnlyAdmin):
             return {}
         if not Lookups.has(conf.broker_class(timeline.broker)):
             return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} does not support looking messages up."}
-        found: list[StoredCopy] = []
+        stored_copies: list[StoredCopy] = []
         trouble = ""
         try:
             with closing(conf.make_broker(timeline.broker)) as broker:
-                found = Lookups.of(broker).find(str(row.id))
+                stored_copies = Lookups.of(broker).find(str(row.id))
         except BrokerUnavailable as error:
             trouble = str(error)
-        return {"is_asked": True, "found": found, "trouble": trouble}
+        return {"is_asked": True, "found": stored_copies, "trouble": trouble}
 
 
 def _as_told(one: TimelineEntry) -> dict[str, Any]:

@@ -60,13 +60,13 @@ def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
     if with_query and not session.is_hidden:
         named = "Runs" if session.state == "active" else "Last statement"
         lines.append(format_html("{}: <code>{}</code>", named, shown(masked(session.query), 300)))
-    for one in blocking[:BLOCKING_SHOWN]:
-        lines.append(format_html("It waits for {}", _described(one)))
-        if with_query and not one.is_hidden and one.query:
-            lines.append(format_html("<code>{}</code>", shown(masked(one.query), 300)))
+    for blocker in blocking[:BLOCKING_SHOWN]:
+        lines.append(format_html("It waits for {}", _described(blocker)))
+        if with_query and not blocker.is_hidden and blocker.query:
+            lines.append(format_html("<code>{}</code>", shown(masked(blocker.query), 300)))
     if len(blocking) > BLOCKING_SHOWN:
         lines.append(format_html("It waits for {} more", len(blocking) - BLOCKING_SHOWN))
-    if any(one.is_hidden for one in (session, *blocking)):
+    if any(other.is_hidden for other in (session, *blocking)):
         lines.append(format_html("The rest is hidden from role {0}: GRANT pg_read_all_stats TO {0}.", shown(session.reader)))
     return format_html_join(SafeString("<br>"), "{}", ((line,) for line in lines))
 

@@ -52,9 +52,9 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
     return {
         "status": status,
         "attention": [
-            {"id": one.id, "subject": one.obj, "cause": shown(one.msg, 500), "step": one.hint}
-            | {"error": shown(one.error.rstrip("."), 500) if has_errors else ""}
-            for one in find_attention(connection, status)
+            {"id": finding.id, "subject": finding.obj, "cause": shown(finding.msg, 500), "step": finding.hint}
+            | {"error": shown(finding.error.rstrip("."), 500) if has_errors else ""}
+            for finding in find_attention(connection, status)
         ],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
         "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],
@@ -62,10 +62,15 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
         "replaced": [_process(process) for process in status.processes if _is_history(process, status)],
         "groups": [row for group in status.groups for row in _group(group)],
         "failures": [
-            {"group": one.consumer_group, "topic": one.topic, "deliveries": one.deliveries, "messages": one.messages}
-            | {"dead_letters": one.dead_letters, "newest": age(one.newest_seconds)}
-            | {"error": shown(one.error, 300) if has_errors else ""}
-            for one in status.failures
+            {
+                "group": failure.consumer_group,
+                "topic": failure.topic,
+                "deliveries": failure.deliveries,
+                "messages": failure.messages,
+            }
+            | {"dead_letters": failure.dead_letters, "newest": age(failure.newest_seconds)}
+            | {"error": shown(failure.error, 300) if has_errors else ""}
+            for failure in status.failures
         ],
         "has_errors": has_errors,
         "chart": chart(read_throughput(connection, now=timezone.now())),

@@ -26,7 +26,7 @@ TONES: dict[str, str] = {
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
     """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(one),) for one in ended)])
+    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(end),) for end in ended)])
 
 
 def _end(one: GroupEnd) -> SafeString:

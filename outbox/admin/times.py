@@ -140,8 +140,8 @@ class TimeFilter(ListFilter):
         for name, at, slack in (("gte", self.range.begin, -SLACK), ("lt", self.range.end, SLACK)):
             if at is not None:
                 later = self.rows.filter(**{f"{self.column}__gte": at + slack}).order_by(self.column)
-                if (found := later.values_list(self.keyset, flat=True).first()) is not None:
-                    bounds[f"{self.keyset}__{name}"] = found
+                if (first := later.values_list(self.keyset, flat=True).first()) is not None:
+                    bounds[f"{self.keyset}__{name}"] = first
                 elif name == "gte":
                     bounds[f"{self.keyset}__in"] = []
         return bounds

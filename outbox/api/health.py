@@ -31,10 +31,10 @@ class ReadinessView(LimitedRefusals):
     renderer_classes = [JSONRenderer]
 
     def get(self, request: Request) -> Response:
-        found = self.ask()
-        is_ok = all(one is Health.OK for one in found.values())
+        answers = self.ask()
+        is_ok = all(answer is Health.OK for answer in answers.values())
         return Response(
-            {"status": "ok" if is_ok else "not ok", "databases": found},
+            {"status": "ok" if is_ok else "not ok", "databases": answers},
             status=status.HTTP_200_OK if is_ok else status.HTTP_503_SERVICE_UNAVAILABLE,
             headers={"Cache-Control": "no-store"},
         )

@@ -30,10 +30,10 @@ class QuestionParser(BaseParser):
 
 
 def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name comes twice")
-    return found
+    return fields
 
 
 def _refuse_constant(name: str) -> None:

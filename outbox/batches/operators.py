@@ -167,9 +167,9 @@ def replay_all(
 
 def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, act: _Act) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
-    found = [message_id for _, _, ids, _ in dead for message_id in ids]
-    result.refuse(set(message_ids) - set(found), "It is not dead.")
-    bare = set() if act.discard else set(_restore(connection, found))
+    of_dead = [message_id for _, _, ids, _ in dead for message_id in ids]
+    result.refuse(set(message_ids) - set(of_dead), "It is not dead.")
+    bare = set() if act.discard else set(_restore(connection, of_dead))
     result.refuse(bare, "Its message row is gone, and there is no copy. Discard it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
@@ -305,7 +305,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     connection.execute(LOCK)
     rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
     states = {row.id: row for row in rows}
-    result.refuse([one for one in message_ids if one not in states], GONE)
+    result.refuse([message_id for message_id in message_ids if message_id not in states], GONE)
     _lock_keys(connection, [row.id for row in rows if row.state == "lost"])
     for row in rows:
         if reason := _why_not(row, lost_before):
@@ -321,7 +321,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
 
 def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
     keys = connection.execute(FIND_KEYS, [list(message_ids)]).fetchall()
-    topics, hashes = sorted({topic for topic, _ in keys}), sorted({one for _, one in keys})
+    topics, hashes = sorted({topic for topic, _ in keys}), sorted({order_key for _, order_key in keys})
     if len(hashes) > MOST_KEYS:
         connection.execute(LOCK_TOPICS, [topics])
     elif keys:

@@ -93,14 +93,14 @@ class Run:
 
 def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
     """Join adjacent positions that leave for the same reason."""
-    found: list[Run] = []
-    for position, one in sorted(unaccepted.items()):
-        last = found[-1] if found else None
-        if last and last.hi == position - 1 and (last.reason, last.text) == (one.reason, one.text):
-            found[-1] = Run(last.lo, position, last.reason, last.text)
+    pieces: list[Run] = []
+    for position, reason in sorted(unaccepted.items()):
+        last = pieces[-1] if pieces else None
+        if last and last.hi == position - 1 and (last.reason, last.text) == (reason.reason, reason.text):
+            pieces[-1] = Run(last.lo, position, last.reason, last.text)
         else:
-            found.append(Run(position, position, one.reason, one.text))
-    return found
+            pieces.append(Run(position, position, reason.reason, reason.text))
+    return pieces
 
 
 def split_at_claim(

@@ -97,7 +97,7 @@ def renew(connection: Connection, batches: Iterable[PreparedBatch], *, window: t
         The ids of the batches that no other process has taken over meanwhile.
     """
     chosen = list(batches)
-    held = [[one.id for one in chosen], [one.attempt for one in chosen], [one.ends_until for one in chosen]]
+    held = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], [batch.ends_until for batch in chosen]]
     return {row[0] for row in connection.execute(RENEW, [window, *held]).fetchall()}
 
 

@@ -60,10 +60,10 @@ ADDRESS = re.compile(r"(?P<host>[^:\s]+|\[[0-9a-fA-F:]+\])(:(?P<port>\d{1,5}))?"
 
 def read_address(text: str) -> tuple[str, int | None] | None:
     """Return the host and the port of "host:port", "host" or "[::1]:port". None: it is not an address."""
-    found = ADDRESS.fullmatch(text)
-    if found is None or (found["port"] and not 0 < int(found["port"]) < 65_536):
+    match = ADDRESS.fullmatch(text)
+    if match is None or (match["port"] and not 0 < int(match["port"]) < 65_536):
         return None
-    return found["host"].strip("[]"), int(found["port"]) if found["port"] else None
+    return match["host"].strip("[]"), int(match["port"]) if match["port"] else None
 
 
 def _explain(error: msgspec.ValidationError) -> str:

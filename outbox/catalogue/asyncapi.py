@@ -96,7 +96,7 @@ class _Document:
 
     def build(self) -> dict[str, Any]:
         """Return the document without its version."""
-        operations = [one for topic in self._topics for one in self._operations(topic)]
+        operations = [operation for topic in self._topics for operation in self._operations(topic)]
         keys = _keys(parts for parts, _ in operations)
         return {
             "asyncapi": "3.0.0",
@@ -108,38 +108,38 @@ class _Document:
             "channels": {self._channels[topic.name,]: self._channel(topic) for topic in self._topics},
             "operations": {keys[parts]: operation for parts, operation in operations},
             "components": {
-                "messages": {key: one for topic in self._topics for key, one in self._messages_of(topic)},
+                "messages": {key: message for topic in self._topics for key, message in self._messages_of(topic)},
                 "schemas": {name: _as_draft_7(schema) for name, schema in sorted(self._schemas.items())},
             },
         }
 
     def _server(self, alias: str, place: str = "1") -> dict[str, Any]:
         interface = self._interfaces[alias]
-        found: dict[str, Any] = {"host": "{host}", "variables": {"host": {"description": UNKNOWN_HOST}}}
+        server: dict[str, Any] = {"host": "{host}", "variables": {"host": {"description": UNKNOWN_HOST}}}
         if interface.hosts:
-            found = {"host": interface.hosts[int(place) - 1]}
+            server = {"host": interface.hosts[int(place) - 1]}
         if interface.pathname:
-            found["pathname"] = interface.pathname
-        return found | {"protocol": interface.protocol, "title": f"Broker {alias}"}
+            server["pathname"] = interface.pathname
+        return server | {"protocol": interface.protocol, "title": f"Broker {alias}"}
 
     def _channel(self, topic: TopicEntry) -> dict[str, Any]:
         messages = {key: {"$ref": f"#/components/messages/{key}"} for key, _ in self._messages_of(topic)}
-        found: dict[str, Any] = {"title": topic.name, "messages": messages}
+        channel: dict[str, Any] = {"title": topic.name, "messages": messages}
         spec = self._specs.get(topic.name)
         if spec is None:
-            return found | {"address": None, "description": NOT_IN_SETTINGS}
+            return channel | {"address": None, "description": NOT_IN_SETTINGS}
         interface = self._interfaces[topic.broker]
         promise = topic.promise
         sentences = [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else []
         servers = [{"$ref": f"#/servers/{key}"} for parts, key in self._servers.items() if parts[0] == topic.broker]
         description = " ".join([*sentences, interface.how_to_read(spec)]).rstrip()
-        return found | interface.channel(spec) | {"description": description, "servers": servers}
+        return channel | interface.channel(spec) | {"description": description, "servers": servers}
 
     def _messages_of(self, topic: TopicEntry) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the messages of a topic by their keys; the last one is any other message, where one may be there."""
         for kind in topic.types:
             yield self._messages[kind.name,], self._message(topic, kind)
-        if not topic.types or any(not one.takes for one in topic.handlers):
+        if not topic.types or any(not handler.takes for handler in topic.handlers):
             headers = self._headers(topic, [], {})  # another program may leave out each
             yield self._messages[topic.name, "other"], _without_empty(title=OTHER, summary=OF_OTHERS, **headers)
 
@@ -173,7 +173,7 @@ class _Document:
         """
         interface, spec = self._interface(topic), self._specs.get(topic.name)
         ours = HEADERS | (ON_TOPICS.get(spec.type, {}) if spec else {})
-        properties = {interface.header_name(name): {**TEXT, **one, **known.get(name, {})} for name, one in ours.items()}
+        properties = {interface.header_name(name): {**TEXT, **field, **known.get(name, {})} for name, field in ours.items()}
         headers = {
             "type": "object",
             "properties": {**properties, **interface.more_headers()},
@@ -187,17 +187,17 @@ class _Document:
         interface = self._interface(topic)
         for kind in topic.types if topic.broker else ():
             yield ("send", kind.name), self._operation("send", topic, [(kind.name,)], bindings=interface.send())
-        for one in topic.handlers:
-            only = f" It handles only messages with the tag {' or '.join(one.tags)}." if one.tags else ""
+        for handler in topic.handlers:
+            only = f" It handles only messages with the tag {' or '.join(handler.tags)}." if handler.tags else ""
             yield (
-                ("receive", one.group, *([one.takes] if one.takes else [topic.name, "other"])),
+                ("receive", handler.group, *([handler.takes] if handler.takes else [topic.name, "other"])),
                 self._operation(
                     "receive",
                     topic,
-                    [(one.takes,)] if one.takes else self._rest(topic, one.group),
-                    summary=f"The consumer group {one.group} handles it by {one.name}.",
-                    description=f"After a failure: {one.retry}.{only}",
-                    bindings=interface.receive(one.group),
+                    [(handler.takes,)] if handler.takes else self._rest(topic, handler.group),
+                    summary=f"The consumer group {handler.group} handles it by {handler.name}.",
+                    description=f"After a failure: {handler.retry}.{only}",
+                    bindings=interface.receive(handler.group),
                 ),
             )
 
@@ -206,7 +206,7 @@ class _Document:
         types = [
             (kind.name,)
             for kind in topic.types
-            if any(not one.takes for one in topic.handlers_of(kind.name) if one.group == group)
+            if any(not handler.takes for handler in topic.handlers_of(kind.name) if handler.group == group)
         ]
         return [*types, (topic.name, "other")]
 
@@ -232,12 +232,12 @@ def _places(interface: BrokerInterface) -> list[tuple[str, ...]]:
 
 def _keys(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
     """Return a key for each name, of the characters that a reference has without escapes."""
-    found: dict[tuple[str, ...], str] = {}
+    by_tags: dict[tuple[str, ...], str] = {}
     for parts in names:
         plain = NOT_IN_KEYS.sub("-", ".".join(parts))
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
-        found[parts] = next(key for key in itertools.chain([plain], numbered) if key not in found.values())
-    return found
+        by_tags[parts] = next(key for key in itertools.chain([plain], numbered) if key not in by_tags.values())
+    return by_tags
 
 
 def _as_draft_7(schema: dict[str, Any]) -> dict[str, Any]:

@@ -92,21 +92,23 @@ class TopicEntry:
 
         A group whose handler of the type has tags gets the others by that of the topic.
         """
-        taken = {one.group for one in self.handlers if one.takes == name and not one.tags}
-        return [one for one in self.handlers if one.takes == name or (not one.takes and one.group not in taken)]
+        taken = {handler.group for handler in self.handlers if handler.takes == name and not handler.tags}
+        return [
+            handler for handler in self.handlers if handler.takes == name or (not handler.takes and handler.group not in taken)
+        ]
 
 
 def read_entries() -> list[TopicEntry]:
     """Return all topics, by name."""
     types = message_types().values()
-    handlers = [one for group in groups().values() for one in group.consumers.values()]
+    handlers = [consumer for group in groups().values() for consumer in group.consumers.values()]
     named = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
-    names = {*conf.settings().topics, *named, *(one.topic for one in handlers)}
+    names = {*conf.settings().topics, *named, *(handler.topic for handler in handlers)}
     return [
         _topic(
             name,
             [_type(kind) for kind in types if kind._meta.topic == name],
-            [_handler(one) for one in handlers if one.topic == name],
+            [_handler(handler) for handler in handlers if handler.topic == name],
         )
         for name in sorted(names)
     ]
@@ -119,8 +121,8 @@ def _topic(name: str, types: Sequence[TypeEntry], handlers: Sequence[HandlerEntr
         broker, type_ = settings.broker, str(settings.type or "")
         with suppress(ConfigurationError):  # check E003 reports it
             type_, promise = str(conf.topic_settings(name).type), promise_of(name)
-    by_name = sorted(handlers, key=lambda one: (one.group, one.takes))
-    return TopicEntry(name, broker, type_, promise, sorted(types, key=lambda one: one.name), by_name)
+    by_name = sorted(handlers, key=lambda handler: (handler.group, handler.takes))
+    return TopicEntry(name, broker, type_, promise, sorted(types, key=lambda kind: kind.name), by_name)
 
 
 def _type(kind: type[Message]) -> TypeEntry:

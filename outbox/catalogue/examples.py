@@ -38,11 +38,11 @@ def example(kind: type[Message]) -> dict[str, Any] | None:
     """
     prepare(kind)
     try:
-        found: dict[str, Any] = _of(inspect.type_info(kind), 0)
-        msgspec.convert(found, kind)
+        example: dict[str, Any] = _of(inspect.type_info(kind), 0)
+        msgspec.convert(example, kind)
     except (msgspec.ValidationError, _NoExample):
         return None
-    return found
+    return example
 
 
 class _NoExample(Exception):
@@ -65,9 +65,9 @@ def _number(kind: Any, level: int) -> int | float:
     """Return a number between the limits, 1 if that is one."""
     lowest = kind.ge if kind.ge is not None else None if kind.gt is None else kind.gt + 1
     highest = kind.le if kind.le is not None else None if kind.lt is None else kind.lt - 1
-    found: int | float = 1 if lowest is None else max(1, lowest)
-    found = found if highest is None else min(found, highest)
-    return found if kind.multiple_of is None else max(1, round(found / kind.multiple_of)) * kind.multiple_of
+    number: int | float = 1 if lowest is None else max(1, lowest)
+    number = number if highest is None else min(number, highest)
+    return number if kind.multiple_of is None else max(1, round(number / kind.multiple_of)) * kind.multiple_of
 
 
 def _text(kind: Any, level: int) -> str:
@@ -78,7 +78,7 @@ def _text(kind: Any, level: int) -> str:
 
 
 def _choice(kind: Any, level: int) -> Any:
-    values = kind.values if isinstance(kind, inspect.LiteralType) else [one.value for one in kind.cls]
+    values = kind.values if isinstance(kind, inspect.LiteralType) else [cl.value for cl in kind.cls]
     return next(iter(values))
 
 
@@ -90,7 +90,7 @@ def _choice_of_django(kind: Any, level: int) -> Any:
 
 def _union(kind: Any, level: int) -> Any:
     """Return a value of the first type that is not None, which ends a recursive type."""
-    wanted = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+    wanted = [type_ for type_ in kind.types if not isinstance(type_, inspect.NoneType)]
     if level >= MOST_NESTED and len(wanted) < len(kind.types):
         return None
     return _of(wanted[0], level)
@@ -111,14 +111,14 @@ def _mapping(kind: Any, level: int) -> dict[Any, Any]:
 def _fields(kind: Any, level: int) -> dict[str, Any]:
     if level > 2 * MOST_NESTED:
         raise _NoExample(kind)
-    found = {}
+    values = {}
     for field in kind.fields:
         if level >= MOST_NESTED and not field.required:
             continue
-        found[field.encode_name] = _field(field, level)
+        values[field.encode_name] = _field(field, level)
     if getattr(kind, "tag_field", None):
-        found = {kind.tag_field: kind.tag} | found
-    return found
+        values = {kind.tag_field: kind.tag} | values
+    return values
 
 
 def _field(field: Any, level: int) -> Any:
@@ -135,7 +135,7 @@ _MAKERS: list[tuple[Any, Callable[[Any, int], Any]]] = [
     (inspect.CustomType, _choice_of_django),
     (inspect.UnionType, _union),
     ((inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType), _items),
-    (inspect.TupleType, lambda kind, level: [_of(one, level + 1) for one in kind.item_types]),
+    (inspect.TupleType, lambda kind, level: [_of(item_type, level + 1) for item_type in kind.item_types]),
     (inspect.DictType, _mapping),
     ((inspect.StructType, inspect.TypedDictType, inspect.DataclassType), _fields),
 ]

@@ -45,8 +45,8 @@ class CeleryBroker(Broker):
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
         """Return wrong options, else what in Celery's settings does not go with the outbox, else other topics than its own."""
-        if found := problems_with(CeleryOptions, options):
-            return found
+        if problems := problems_with(CeleryOptions, options):
+            return problems
         settings = read_options(CeleryOptions, options)
         try:
             app = find_app(settings)
@@ -65,8 +65,8 @@ class CeleryBroker(Broker):
 
     def check(self) -> list[Problem]:
         """Return what is wrong with the options; connect to Celery's broker."""
-        if found := self.check_settings(self.options):
-            return found
+        if problems := self.check_settings(self.options):
+            return problems
         try:
             open_connection(self._app, self._settings.timeout).release()
         except Exception as error:  # whatever a transport raises
@@ -109,7 +109,7 @@ class CeleryBroker(Broker):
         results, closed = self._call(tasks, deadline)
         while closed is not None:
             alone = self._find_refused(closed, results, deadline)
-            rest = [one for one in tasks if results[one.number].status in NO_ANSWER and one.number not in alone]
+            rest = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in alone]
             results |= alone
             again, closed = self._call(rest, deadline)
             results |= _still_unsure(results, again)
@@ -127,7 +127,7 @@ class CeleryBroker(Broker):
             if closed is None:
                 results |= _still_unsure(before, result)
             elif closed.queue is not None and closed.queue == first.queue:
-                return results | {one.number: closed.result for one in first.possible_poison if one.number not in results}
+                return results | {task.number: closed.result for task in first.possible_poison if task.number not in results}
             else:
                 results[task.number] = closed.result
         return results
@@ -135,13 +135,13 @@ class CeleryBroker(Broker):
     def _call(self, tasks: Sequence[TaskMessage], deadline: float) -> tuple[dict[int, SendResult], Refusal | None]:
         """Publish over the connection, or a new one; return the results, and why the server closed it, if because of a task."""
         if not tasks or self._is_closed or monotonic() >= deadline:
-            return {one.number: OUT_OF_TIME for one in tasks}, None
+            return {task.number: OUT_OF_TIME for task in tasks}, None
         try:
             producer = self._connected()
         except Exception as error:  # whatever a transport raises
             self._drop()
             result = not_connected(error)
-            return {one.number: result for one in tasks}, None
+            return {task.number: result for task in tasks}, None
         try:
             results = {task.number: result for task, result in producer.publish(tasks, deadline)}
         except BaseException:  # a confirm that is still to come would be taken for another's
@@ -178,15 +178,15 @@ def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResu
 
 
 def _problems_of(app: Any) -> list[Problem]:
-    found = []
+    problems = []
     if app.conf.task_protocol != 2:
         text = f"Celery's task_protocol is {app.conf.task_protocol}, and the outbox sends protocol 2 only."
-        found.append(Problem(text, "Leave task_protocol out."))
+        problems.append(Problem(text, "Leave task_protocol out."))
     if app.main == "default" and not app.conf.broker_url:
-        found.append(
+        problems.append(
             Problem("There is no Celery app here.", 'Import it in the project\'s __init__.py, or name it: OPTIONS["APP"].')
         )
     if app.conf.task_default_delivery_mode == "transient":
         text = "Celery's task_default_delivery_mode is transient: a restart of the broker loses tasks that were sent."
-        found.append(Problem(text, 'Set it to "persistent".', is_error=False))
-    return found
+        problems.append(Problem(text, 'Set it to "persistent".', is_error=False))
+    return problems

@@ -219,9 +219,9 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
     options["group_id"] = group_id
     results = []
     for index, child in enumerate(_flatten(signature, producer.app)):
-        one = child.clone()
-        result = one.freeze(group_id=group_id, root_id=options.get("root_id"), group_index=index)
-        capture(one, producer, **options)
+        clone = child.clone()
+        result = clone.freeze(group_id=group_id, root_id=options.get("root_id"), group_index=index)
+        capture(clone, producer, **options)
         results.append(result)
     if not results:
         raise InvalidMessage("The group has no task.", hint="Put one into it.")
@@ -231,8 +231,8 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
 
 def _flatten(signature: group, app: Celery) -> Iterator[Signature[Any]]:
     for child in signature.tasks:
-        one: Any = maybe_signature(child, app=app)
-        if isinstance(one, group):
-            yield from _flatten(one, app)
-        elif not (isinstance(one, Chain) and not one.tasks):
-            yield one
+        part: Any = maybe_signature(child, app=app)
+        if isinstance(part, group):
+            yield from _flatten(part, app)
+        elif not (isinstance(part, Chain) and not part.tasks):
+            yield part

@@ -157,7 +157,7 @@ class ConfirmingProducer:
                 with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
                     maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
-                stopped_by = self._break(error, [one for one in tasks if name in one.stored.queues], queue=name)
+                stopped_by = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
@@ -202,7 +202,7 @@ class ConfirmingProducer:
                 status = SendStatus.REFUSED if isinstance(error, TOO_LARGE) else SendStatus.MISCONFIGURED
             unanswered = not_written = failed(status, error)
         except (*self._connection.connection_errors, OSError) as error:
-            not_written = self._break(error, [one for one in written if one.number not in results])
+            not_written = self._break(error, [task for task in written if task.number not in results])
             unanswered = SendResult(SendStatus.UNSURE, reason=not_written.reason)
         else:
             self.is_broken = batch.pending > 0  # a late ack would be taken for that of another message

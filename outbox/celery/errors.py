@@ -73,8 +73,8 @@ def redis_code(error: BaseException) -> str:
     """Return the prefix of Redis' answer, such as NOPERM; "" where it has none."""
     if code := getattr(error, "status_code", None) or REDIS_CLASSES.get(type(error).__name__):
         return str(code)
-    found = REDIS_CODE.match(str(error))
-    return found[1] if found else ""
+    match = REDIS_CODE.match(str(error))
+    return match[1] if match else ""
 
 
 def closed_by_server(error: BaseException | None) -> amqp.AMQPError | None:

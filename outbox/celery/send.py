@@ -61,7 +61,7 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
         return _run_at_commit(app, signature, alias)
     producer = CapturingProducer(app)
     result = capture(signature if isinstance(signature, chunks) else signature.clone(), producer)  # a clone of chunks has no type
-    publish_drafts([_compose(one) for one in producer.captured], using=alias)
+    publish_drafts([_compose(task) for task in producer.captured], using=alias)
     _add_to_parent(app, signature, result, alias)
     return result
 

@@ -95,7 +95,7 @@ def _has_host(url: str) -> bool:
     """Return whether a URL has a host, and a port that exists where it has one."""
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and not any(one.isspace() for one in url)
+        return bool(parts.hostname) and parts.port != 0 and not any(character.isspace() for character in url)
     except ValueError:
         return False
 

@@ -19,10 +19,10 @@ def read_rate(rate: str) -> tuple[int, int]:
     Raises:
         ConfigurationError: the rate has another format.
     """
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)?([smhd])[a-z]*", rate)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)?([smhd])[a-z]*", rate)
+    if match is None:
         raise ConfigurationError(
             f'OUTBOX["CHECK_BACK"]["THROTTLE"] is {rate!r}.', hint='Write a number and a time: "600/s", "1000/min", "50/10s".'
         )
-    count, factor, unit = found.groups()
+    count, factor, unit = match.groups()
     return int(count), int(factor or 1) * SECONDS[unit]

@@ -161,14 +161,14 @@ def _by_message(connection: Connection, half: Half) -> Answer:
         return _unknown("No partition takes its message row, not even a default one.", is_alert=True)
     if tombstone is Tombstone.WRITTEN:
         return _rollback("Its transaction has not committed, and cannot any more.")
-    found = read_half_first(connection, message_id)
-    if found is None and tombstone is Tombstone.UNWRITTEN:
+    half_first = read_half_first(connection, message_id)
+    if half_first is None and tombstone is Tombstone.UNWRITTEN:
         return _unknown(
             "The time in its id is outside of what is kept: is a clock wrong, or the message older than RETENTION?", is_alert=True
         )
-    if found is None:
+    if half_first is None:
         return _unknown("Its message row existed a moment ago, and is gone now.", is_alert=True)
-    return _judge_half_first(found, half)
+    return _judge_half_first(half_first, half)
 
 
 def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:

@@ -61,9 +61,9 @@ _caches: list[Callable[[], None]] = []  # clear those of `cached` functions
 
 def cached(function: F) -> F:
     """Cache the results of a function of settings until `OUTBOX` changes, as `functools.cache` does for ever."""
-    found = cache(function)
-    _caches.append(found.cache_clear)
-    return cast("F", found)
+    cached = cache(function)
+    _caches.append(cached.cache_clear)
+    return cast("F", cached)
 
 
 @cached
@@ -74,8 +74,8 @@ def settings() -> Settings:
     Raises:
         ConfigurationError: as `read` and `add_reserved_topics`.
     """
-    found = add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
-    return _change(found) if _change else found
+    section = add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
+    return _change(section) if _change else section
 
 
 def project() -> str:

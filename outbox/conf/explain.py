@@ -62,9 +62,9 @@ def _fits(value: object, hint: Any) -> bool:
 
 def _section_of(hint: Any) -> type[Section] | None:
     """Return the section in a type: the type itself, or the part of an optional one."""
-    for one in (hint, *get_args(hint)):
-        if inspect.isclass(one) and issubclass(one, Section):
-            return one
+    for kind in (hint, *get_args(hint)):
+        if inspect.isclass(kind) and issubclass(kind, Section):
+            return kind
     return None
 
 
@@ -99,7 +99,7 @@ def _advice(what: str, hint: Any) -> str:
             return 'Write {"NAME": {...}}, an entry for each; {} in the place of {...} keeps its defaults.'
         return f"Write {{}} for its defaults, or set: {', '.join(_names(section))}."
     known = get_args(hint) if get_origin(hint) is Literal else ()
-    for one in (hint, *get_args(hint)):
-        if inspect.isclass(one) and issubclass(one, enum.Enum):
-            known = tuple(map(str, one))
+    for kind in (hint, *get_args(hint)):
+        if inspect.isclass(kind) and issubclass(kind, enum.Enum):
+            known = tuple(map(str, kind))
     return f"Choices are: {', '.join(map(repr, known))}." if known else ""

@@ -22,13 +22,13 @@ def read(raw: object) -> Settings:
     Raises:
         ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
     """
-    found = read_section(raw, Settings, "OUTBOX")
+    section = read_section(raw, Settings, "OUTBOX")
     names: dict[int, str] = {}  # by the ids that follow from them
-    for name, topic in found.topics.items():
-        if topic.broker not in found.brokers:
+    for name, topic in section.topics.items():
+        if topic.broker not in section.brokers:
             raise ConfigurationError(
                 f'OUTBOX["TOPICS"]["{name}"] names the broker {topic.broker!r}, which is not in OUTBOX["BROKERS"] '
-                f"({', '.join(sorted(found.brokers)) or 'empty'}).",
+                f"({', '.join(sorted(section.brokers)) or 'empty'}).",
                 hint="Add it there, or correct the name.",
             )
         if (other := names.setdefault(topic_number(name), name)) != name:
@@ -36,7 +36,7 @@ def read(raw: object) -> Settings:
                 f'The topics {other!r} and {name!r} in OUTBOX["TOPICS"] have the same id, which is a hash of the name.',
                 hint="Call one of them by another name.",
             )
-    return found
+    return section
 
 
 S = TypeVar("S", bound=Section)
@@ -54,11 +54,11 @@ def read_section(raw: object, kind: type[S], place: str) -> S:
     """
     prepare(kind)
     try:
-        found = msgspec.convert(raw, kind)
+        section = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ConfigurationError(*explain(str(error), raw, kind, place)) from error
-    _require_durations(found, place)
-    return found
+    _require_durations(section, place)
+    return section
 
 
 def _require_durations(section: Section, place: str) -> None:

@@ -33,7 +33,7 @@ def add_reserved_topics(settings: Settings) -> Settings:
 
 def _reserved_by(broker: BrokerSettings) -> tuple[str, ...]:
     try:
-        found: tuple[str, ...] = getattr(import_string(broker.backend), "reserved_topics", ())
+        names: tuple[str, ...] = getattr(import_string(broker.backend), "reserved_topics", ())
     except ImportError:  # E003 says it
         return ()
-    return found
+    return names

@@ -88,7 +88,9 @@ def _note_code(using: str) -> None:
         recently: list[Any] = [LIVES_FOR]
         cursor.execute(LIVE, recently)
         live = set(cursor.fetchall())
-        has_code = [any((group, one) in live for one in matching_subscriptions(*kind)) for group, *kind in kinds]
+        has_code = [
+            any((group, subscription) in live for subscription in matching_subscriptions(*kind)) for group, *kind in kinds
+        ]
         if kinds:
             cursor.execute(NOTE_CODE, [*map(list, zip(*kinds, strict=True)), has_code])
 

@@ -124,10 +124,10 @@ def context_of(delivery: Delivery, idempotency_key: str, failures: int) -> Conte
 
 def fields_of(*deliveries: Delivery) -> dict[str, Any]:
     """Return the fields of a log record about one or more deliveries to a group."""
-    one = deliveries[0]
+    first = deliveries[0]
     if len(deliveries) == 1:
-        return log_fields(message_id=one.message_id, topic=one.topic, group=one.group, delivery_count=one.delivery_count)
-    return log_fields(message_ids=(each.message_id for each in deliveries), topic=one.topic, group=one.group)
+        return log_fields(message_id=first.message_id, topic=first.topic, group=first.group, delivery_count=first.delivery_count)
+    return log_fields(message_ids=(each.message_id for each in deliveries), topic=first.topic, group=first.group)
 
 
 def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:

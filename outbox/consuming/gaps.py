@@ -188,14 +188,14 @@ def find_gaps(group: Group) -> list[Missing]:
             return []
         cursor.execute(NO_JIT)
         cursor.execute(FIND, values)
-        found = [Missing(*row) for row in cursor.fetchall()]
-        awaited = _still_at_the_broker(group, found, cursor)
+        numbers = [Missing(*row) for row in cursor.fetchall()]
+        awaited = _still_at_the_broker(group, numbers, cursor)
         for missing in awaited:
             cursor.execute(NOT_YET, {"group": group.name, **asdict(missing)})
-    found = [missing for missing in found if missing not in awaited]
-    for missing in found:
+    numbers = [missing for missing in numbers if missing not in awaited]
+    for missing in numbers:
         _announce(group, missing)
-    return found
+    return numbers
 
 
 def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapper) -> list[Missing]:

@@ -227,16 +227,16 @@ class LeaseThread:
 
     def _renew(self, now: float, *, is_given_up: bool) -> None:
         waiting = [held for work in self._waiting for held in work]
-        held = [one for one in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not one.is_lost]
+        held = [delivery for delivery in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not delivery.is_lost]
         if not held or self._broker is None or now - self._renewed_at < self._invisible / RENEWALS:
             return
         invisible_for = conf.settings().consumer.invisible
-        renewed = self._broker.renew([one.delivery for one in held], invisible_for)
+        renewed = self._broker.renew([entry.delivery for entry in held], invisible_for)
         self._renewed_at = now
-        for one, delivery in zip(held, renewed, strict=True):
-            one.is_lost = delivery is None
-            one.delivery = delivery or one.delivery
-        self._waiting = deque(left for work in self._waiting if (left := [one for one in work if not one.is_lost]))
+        for entry, delivery in zip(held, renewed, strict=True):
+            entry.is_lost = delivery is None
+            entry.delivery = delivery or entry.delivery
+        self._waiting = deque(left for work in self._waiting if (left := [entry for entry in work if not entry.is_lost]))
 
     def _report_given_up(self, work: _Work, limit: timedelta) -> None:
         effect = (

@@ -22,8 +22,8 @@ def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
         UnknownMessageType: no module defines the type, and no handler takes all messages of the topic.
     """
     type_name = delivery.headers.get(Header.TYPE, "")
-    found = group.find(delivery.topic, type_name, delivery.tag)
-    if found is None and type_name and message_type(type_name) is None and not group.takes_all_of(delivery.topic):
+    consumer = group.find(delivery.topic, type_name, delivery.tag)
+    if consumer is None and type_name and message_type(type_name) is None and not group.takes_all_of(delivery.topic):
         raise UnknownMessageType(
             f"Message {delivery.message_id} on topic {delivery.topic!r} has the type {type_name!r}, which no module "
             "here defines.",
@@ -31,7 +31,7 @@ def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
             f"If group {group.name!r} should ignore it, define the type without a handler, or give the group's handlers "
             f'tags. To handle it without a type: @consumer(topic="{delivery.topic}", group="{group.name}").',
         )
-    return found
+    return consumer
 
 
 def read(consumer: Consumer, delivery: Delivery) -> Any:

@@ -109,7 +109,7 @@ class RetryPolicy:
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
             raise ConfigurationError(f"RetryPolicy(on={self.on!r}) is not valid: pass exception classes.")
         object.__setattr__(self, "on", tuple(self.on))
-        if not self.delays or not all(isinstance(one, timedelta) and one >= timedelta(0) for one in self.delays):
+        if not self.delays or not all(isinstance(delay, timedelta) and delay >= timedelta(0) for delay in self.delays):
             raise ConfigurationError("RetryPolicy(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
     def allows(self, failures: int) -> bool:
@@ -183,7 +183,7 @@ class Group:
     @cached_property
     def topics(self) -> list[str]:
         """The group's topics, sorted."""
-        return sorted({one.topic for one in self.consumers.values()})
+        return sorted({registered.topic for registered in self.consumers.values()})
 
     def topics_of(self, broker: str) -> list[str]:
         """
@@ -193,15 +193,16 @@ class Group:
             UnknownTopic: a topic is not in settings.
             ConfigurationError: a handler takes many messages at once of an ordered topic, or its topic's broker only sends.
         """
-        for one in self.consumers.values():
-            if not conf.broker_has(conf.topic_settings(one.topic).broker, "Receives"):
+        for registered in self.consumers.values():
+            if not conf.broker_has(conf.topic_settings(registered.topic).broker, "Receives"):
                 raise ConfigurationError(
-                    f"{one.name} takes topic {one.topic!r}, whose broker only sends.",
+                    f"{registered.name} takes topic {registered.topic!r}, whose broker only sends.",
                     hint="Publish messages that a consumer handles to a topic of another broker.",
                 )
-            if one.batch_size and one.is_ordered:
+            if registered.batch_size and registered.is_ordered:
                 raise ConfigurationError(
-                    f"{one.name} takes many messages at once, but topic {one.topic!r} hands out one of a key after the other.",
+                    f"{registered.name} takes many messages at once, but topic "
+                    f"{registered.topic!r} hands out one of a key after the other.",
                     hint="Leave batch_size out, or give it a topic of another type.",
                 )
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
@@ -209,9 +210,9 @@ class Group:
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
         """Return the handler of a message: that of its type, else that of its topic; None where neither takes it."""
         for subject in (type_name, plain_subject(topic)):
-            one = self.consumers.get(subject)
-            if one is not None and one.topic == topic and one.takes(tag):
-                return one
+            registered = self.consumers.get(subject)
+            if registered is not None and registered.topic == topic and registered.takes(tag):
+                return registered
         return None
 
     def takes_all_of(self, topic: str) -> bool:
@@ -229,7 +230,7 @@ def groups() -> Mapping[str, Group]:
 
 def groups_of(topic: str) -> list[str]:
     """Return the names of the groups that take a topic."""
-    return [name for name, one in registered.items() if topic in one.topics]
+    return [name for name, group in registered.items() if topic in group.topics]
 
 
 conf.take_groups_from(groups_of)

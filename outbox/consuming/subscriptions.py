@@ -96,13 +96,17 @@ def _lives_for(group: Group) -> timedelta:
 
 def subscriptions_of(group: Group) -> list[str]:
     """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
-    return sorted(BETWEEN.join((one.topic, one.subject, tag)) for one in group.consumers.values() for tag in one.tags or (_ANY,))
+    return sorted(
+        BETWEEN.join((consumer.topic, consumer.subject, tag))
+        for consumer in group.consumers.values()
+        for tag in consumer.tags or (_ANY,)
+    )
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
     """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
-    columns = columns_of([DeliveryInfo.of(one) for one in deliveries])
-    matching = [storable("\n".join(_matching(one))) for one in deliveries]
+    columns = columns_of([DeliveryInfo.of(delivery) for delivery in deliveries])
+    matching = [storable("\n".join(_matching(delivery))) for delivery in deliveries]
     with connections[group.using].cursor() as cursor:
         cursor.execute(IGNORE, _values(group, matching=matching, **columns))
         return {row[0] for row in cursor.fetchall()}
@@ -124,7 +128,7 @@ def _matching(delivery: Delivery) -> list[str]:
 
 def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
     """Return each string that `subscriptions_of` may have for a message."""
-    return [BETWEEN.join((topic, one, any_)) for one in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
+    return [BETWEEN.join((topic, subject, any_)) for subject in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
 
 
 # The names in the inbox, each found by the index of its primary key; and those of deferred messages and

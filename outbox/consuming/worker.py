@@ -292,7 +292,9 @@ class Worker:
         self._given_up_at = time.monotonic()
         topics = limits.topics_with_room(self.group, self._topics)
         given_up = GivesUp.of(broker).receive_given_up(self.group.name, topics, limit=GIVEN_UP_AT_ONCE) if topics else []
-        results = defer(self.group, [(one, Deferral(Reason.SERVER, is_dead=True, error=one.given_up)) for one in given_up])
+        results = defer(
+            self.group, [(delivery, Deferral(Reason.SERVER, is_dead=True, error=delivery.given_up)) for delivery in given_up]
+        )
         known = []
         for delivery, result in zip(given_up, results, strict=True):
             self.counts.add(result.outcome)
@@ -577,11 +579,11 @@ class ConsumerThreads:
 
     def counts(self) -> dict[str, Counts]:
         """Return the counts of outcomes by group."""
-        found: dict[str, Counts] = {}
+        totals: dict[str, Counts] = {}
         for worker in self.workers:
-            counts = found.setdefault(worker.group.name, Counts())
+            counts = totals.setdefault(worker.group.name, Counts())
             counts += worker.counts
-        return found
+        return totals
 
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
         try:

@@ -226,7 +226,7 @@ def close_broken(using: str) -> bool:
 def close_all_broken() -> list[str]:
     """Call `close_broken` for all databases in autocommit mode; return the aliases that were broken."""
     used = connections.all(initialized_only=True)
-    return [one.alias for one in used if one.settings_dict["AUTOCOMMIT"] and close_broken(one.alias)]
+    return [connection.alias for connection in used if connection.settings_dict["AUTOCOMMIT"] and close_broken(connection.alias)]
 
 
 def _is_in_transaction(wrapper: BaseDatabaseWrapper) -> bool:

@@ -123,7 +123,7 @@ def beat(
         "subscriptions": list(subscriptions),
     }
     said = {"refusals": refusals or {}, "errors": errors or {}}
-    texts = {name: Jsonb({one: cut(storable(text)) for one, text in found.items()}) for name, found in said.items()}
+    texts = {name: Jsonb({key: cut(storable(text)) for key, text in texts_of.items()}) for name, texts_of in said.items()}
     work = {"handling": Jsonb(asdict(handling) if handling else {})}
     connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, who | what | texts | work)
 
@@ -135,8 +135,8 @@ def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group
 
 def silence(connection: Connection, kind: str) -> float | None:
     """Return the seconds since the last heartbeat of a process of that kind on this host; None: no process has a row."""
-    found = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
-    return found[0] if found else None
+    row = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
+    return row[0] if row else None
 
 
 def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:

@@ -208,14 +208,14 @@ def _has_strays(connection: Connection, day: date) -> bool:
 
 def _stray_days(connection: Connection, last: date) -> list[date]:
     """Return the days of rows in DEFAULT: all up to `last`, and the first one after it."""
-    found: list[date] = []
-    while not found or found[-1] <= last:
-        after = first_id(found[-1] + timedelta(days=1)) if found else UUID(int=0)
+    dates: list[date] = []
+    while not dates or dates[-1] <= last:
+        after = first_id(dates[-1] + timedelta(days=1)) if dates else UUID(int=0)
         row = connection.execute(FIND_STRAY, [after]).fetchone()
         if row is None:
             break
-        found.append(day_of(row[0]))
-    return found
+        dates.append(day_of(row[0]))
+    return dates
 
 
 def _send_alert(using: str, strays: list[date]) -> None:

@@ -73,10 +73,10 @@ class HalfAdmin(ReadOnlyAdmin):
         names = dict(EmbeddedTopic.objects.using(rows[0]._state.db).values_list("id", "name")) if rows else {}
         for row in rows:
             row.topic_name = names.get(row.topic_id, "")
-        found = read_open_transactions((row.message_id, row.token) for row in rows if row.state in TONES)
+        open_transactions = read_open_transactions((row.message_id, row.token) for row in rows if row.state in TONES)
         with_query = may_see(self.admin_site, MessageRow, request)
         for row in rows:
-            row.transaction = transaction_cell(found, row.message_id, with_query=with_query)
+            row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query)
 
     @admin.display(description="state")
     def shown_state(self, row: EmbeddedHalf) -> SafeString:
@@ -103,8 +103,8 @@ class HalfAdmin(ReadOnlyAdmin):
 
     def transaction(self, row: Any) -> SafeString:
         """Return the transaction that a check-back waits for."""
-        found: SafeString = row.transaction
-        return found
+        cell: SafeString = row.transaction
+        return cell
 
     @admin.action(description="Check back now", permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:

@@ -117,15 +117,15 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
 
     def check(self) -> list[Problem]:
         """Return problems of the options, and differences between the stored topics and settings."""
-        found = self.check_settings(self.options)
-        if not found:
+        problems = self.check_settings(self.options)
+        if not problems:
             with self._client.translated() as connection:
                 try:
-                    found = differences(connection, self.topics)
+                    problems = differences(connection, self.topics)
                 except UndefinedTable:
                     missing = no_tables(self._settings.database)
-                    found = [Problem(missing.message, missing.hint)]
-        return found
+                    problems = [Problem(missing.message, missing.hint)]
+        return problems
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return the topics; groups are stored when they first receive."""
@@ -227,7 +227,9 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         with self._client.translated() as connection:
-            if any(self.topics[one.topic].type is TopicType.FIFO for one in deliveries if one.topic in self.topics):
+            if any(
+                self.topics[delivery.topic].type is TopicType.FIFO for delivery in deliveries if delivery.topic in self.topics
+            ):
                 self._client.scan_validity = None  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
 
@@ -276,9 +278,9 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         stored = [self._stored.stored(connection, name) for name in topics]
         reader = receiver.Reader(group, stored, invisible_for, next(self._receives), self._now)
         read_at, joined = self._stored.read_at, [(group, topic.id) for topic in stored]
-        if any(self._joined.get(one) != read_at for one in joined):
+        if any(self._joined.get(queue) != read_at for queue in joined):
             # All messages in tables that were emptied after the group had joined are new.
-            is_new = any(one not in self._joined for one in joined)
+            is_new = any(queue not in self._joined for queue in joined)
             receiver.join(connection, reader, at_end=is_new and self._settings.start == "latest")
             self._joined |= dict.fromkeys(joined, read_at)
         return reader

@@ -94,20 +94,22 @@ def _read_topics(connection: Connection, names: Iterable[str]) -> dict[str, Stor
 
 def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Problem]:
     """Return the differences between topics in settings and in the tables."""
-    found = []
+    problems = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]
         if wrong := _difference(spec, stored):
-            found.append(Problem(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE."))
+            problems.append(
+                Problem(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
+            )
         if spec.queues != stored.queues:
-            found.append(
+            problems.append(
                 Problem(
                     f"Topic {spec.name!r} has {spec.queues} queues in settings and {stored.queues} in the broker.",
                     "The number of queues of a topic cannot change, because keys would move between queues. Correct QUEUES.",
                     is_error=False,
                 )
             )
-    return found
+    return problems
 
 
 def resources(

@@ -31,7 +31,7 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
             "holds the transaction."
         )
     parameters = inspect.signature(function).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not takes_any and "message" not in parameters:
         raise ConfigurationError(
             f"{function.__qualname__} is published half first and has no parameter `message`.",

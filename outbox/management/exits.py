@@ -21,6 +21,6 @@ ENDED_UNFINISHED = f"{UNFINISHED} stopped by a signal during a call that did not
 def unable(reason: object) -> CommandError:
     """Return the error that ends a command with exit code 2. `reason`: a text or an exception."""
     text = str(reason).strip()
-    if any(isinstance(one, psycopg.errors.UndefinedTable) for one in (reason, getattr(reason, "__cause__", None))):
+    if any(isinstance(cause, psycopg.errors.UndefinedTable) for cause in (reason, getattr(reason, "__cause__", None))):
         text = f"A table is missing: {text.splitlines()[0]}. Run manage.py migrate, with --database for each database."
     return CommandError(" ".join([*getattr(reason, "__notes__", ()), text]), returncode=2)

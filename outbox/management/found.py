@@ -44,11 +44,11 @@ class FoundInDatabase:
 def find_in(alias: str, search: Search, *, since: datetime | None, until: datetime | None) -> FoundInDatabase:
     """Return the messages of a database that a search means."""
     with connected(alias, "outbox status") as connection:
-        found = find(connection, search, since=since, until=until, limit=SHOWN)
-        messages = [_as_dict(one) | {"why": why(connection, one.id)} for one in read_found(connection, found.ids)]
-    reached = None if found.reached is None else made_at(found.reached)
-    timeline = _timeline(alias, found.ids[0]) if len(messages) == 1 else []
-    return FoundInDatabase(alias, messages, found.is_cut, reached, found.is_late, timeline)
+        matches = find(connection, search, since=since, until=until, limit=SHOWN)
+        messages = [_as_dict(message) | {"why": why(connection, message.id)} for message in read_found(connection, matches.ids)]
+    reached = None if matches.reached is None else made_at(matches.reached)
+    timeline = _timeline(alias, matches.ids[0]) if len(messages) == 1 else []
+    return FoundInDatabase(alias, messages, matches.is_cut, reached, matches.is_late, timeline)
 
 
 def _as_dict(one: FoundMessage) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _as_dict(one: FoundMessage) -> dict[str, Any]:
 
 def _timeline(alias: str, message_id: UUID) -> list[dict[str, Any]]:
     timeline = read_timeline(alias, message_id)
-    return [_entry(one) for one in timeline.entries] if timeline else []
+    return [_entry(entry) for entry in timeline.entries] if timeline else []
 
 
 def _entry(one: TimelineEntry) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def _entry(one: TimelineEntry) -> dict[str, Any]:
 
 def as_text(found: FoundInDatabase) -> Iterator[str]:
     """Yield the parts of a text about what a database has."""
-    for one in found.messages:
-        yield "\n".join(map(one_line, [_head(one), one["why"] or "", *map(_moment, found.timeline)]))
+    for message in found.messages:
+        yield "\n".join(map(one_line, [_head(message), message["why"] or "", *map(_moment, found.timeline)]))
     if found.reached is not None:
         at = found.reached.isoformat(timespec="milliseconds")
         within = f" within {SECONDS:.0f} s" if found.is_late else ""

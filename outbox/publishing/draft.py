@@ -186,11 +186,11 @@ def _plain(text: str) -> str:
 
 @conf.cached
 def _route_of(topic: str) -> _Route:
-    found = conf.topic_settings(topic)
-    is_ordered, is_delay = found.type is TopicType.FIFO, found.type is TopicType.DELAY
-    kind = conf.broker_class(found.broker)
-    limits = kind.limits(conf.settings().brokers[found.broker].options, conf.topic_spec(topic))
-    return _Route(topic, found.broker, kind, limits.body_bytes, is_ordered, is_delay)
+    settings = conf.topic_settings(topic)
+    is_ordered, is_delay = settings.type is TopicType.FIFO, settings.type is TopicType.DELAY
+    kind = conf.broker_class(settings.broker)
+    limits = kind.limits(conf.settings().brokers[settings.broker].options, conf.topic_spec(topic))
+    return _Route(topic, settings.broker, kind, limits.body_bytes, is_ordered, is_delay)
 
 
 def _instead_of(given: object) -> str:

@@ -156,8 +156,8 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
     Raises:
         As `publish()`.
     """
-    envelopes = [one if isinstance(one, Envelope) else Envelope(one) for one in messages]
-    drafts = [_draft_of(one) for one in envelopes]
+    envelopes = [message if isinstance(message, Envelope) else Envelope(message) for message in messages]
+    drafts = [_draft_of(envelope) for envelope in envelopes]
     homes: dict[str, list[int]] = {}
     for place, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
         homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)

@@ -60,11 +60,13 @@ def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
     firsts: dict[UUID, Receipt] = {}
     with database.bound_cursor(using) as cursor:  # Django's own would write the bodies into the statement's text
         if keyed := [
-            ((topics[one.draft.topic], one.idempotency_key), one.draft) for one in entries if one.idempotency_key is not None
+            ((topics[entry.draft.topic], entry.idempotency_key), entry.draft)
+            for entry in entries
+            if entry.idempotency_key is not None
         ]:
             firsts = take_idempotency_keys(cursor, keyed)
         _insert(cursor, using, [entry for entry in entries if entry.draft.id not in firsts], topics)
-    return [firsts.get(one.id) or Receipt(one.id, one.topic, one.key) for one, _, _ in entries]
+    return [firsts.get(message_id.id) or Receipt(message_id.id, message_id.topic, message_id.key) for message_id, _, _ in entries]
 
 
 def _insert(cursor: CursorWrapper, using: str, entries: Sequence[Entry], topics: Mapping[str, int]) -> None:

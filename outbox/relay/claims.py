@@ -119,7 +119,7 @@ class Claims:
     def _claim(
         self, scope: Scope, limit: int | None, *, is_full_scan: bool = False, among: frozenset[int] = frozenset()
     ) -> list[ClaimedBatch]:
-        found = claim(
+        claimed = claim(
             self.connection,
             scope,
             lane=self.lane.number,
@@ -130,13 +130,13 @@ class Claims:
             scan_from={} if is_full_scan else self.scan_positions,
             among=among,
         )
-        if found:
-            self.after = found[-1].topic_id
-        self.scan_positions |= {topic.topic_id: topic.last_pos for topic in found if topic.last_pos is not None}
+        if claimed:
+            self.after = claimed[-1].topic_id
+        self.scan_positions |= {topic.topic_id: topic.last_pos for topic in claimed if topic.last_pos is not None}
         if limit is None and not among:
-            are_few_of_many = self.topic_count >= MANY_TOPICS and len(found) < TOPICS_PER_CLAIM
-            self.busy = frozenset(topic.topic_id for topic in found) if are_few_of_many else frozenset()
-        return [topic.batch for topic in found if topic.batch is not None]
+            are_few_of_many = self.topic_count >= MANY_TOPICS and len(claimed) < TOPICS_PER_CLAIM
+            self.busy = frozenset(topic.topic_id for topic in claimed) if are_few_of_many else frozenset()
+        return [topic.batch for topic in claimed if topic.batch is not None]
 
     def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[ClaimedBatch]:
         """
@@ -147,23 +147,23 @@ class Claims:
         batches = []
         for topic_id in topic_ids:
             scan_from = self.scan_positions.get(topic_id, 0)
-            found = self._claim_topic(topic_id, scan_from, without)
-            if found.is_empty and scan_from and self.late_scans.is_due():
+            claimed = self._claim_topic(topic_id, scan_from, without)
+            if claimed.is_empty and scan_from and self.late_scans.is_due():
                 began = self.clock()
-                found = self._claim_topic(topic_id, 0, without)
+                claimed = self._claim_topic(topic_id, 0, without)
                 self.late_scans.note_full_scan(began)
-            if found.batch is not None:
-                batches.append(found.batch)
-            elif found.topic is not None and found.is_ordered:
-                batches += self.claim_ordered(without=without, only=found.topic)
+            if claimed.batch is not None:
+                batches.append(claimed.batch)
+            elif claimed.topic is not None and claimed.is_ordered:
+                batches += self.claim_ordered(without=without, only=claimed.topic)
         return batches
 
     def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> TopicClaim:
         scope = self._scope(without, None)
-        found = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
-        if found.last_pos is not None:
-            self.scan_positions[topic_id] = found.last_pos
-        return found
+        claimed = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
+        if claimed.last_pos is not None:
+            self.scan_positions[topic_id] = claimed.last_pos
+        return claimed
 
     def claim_ordered(
         self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None
@@ -176,7 +176,7 @@ class Claims:
         """
         seen: set[int] = set()
         while True:
-            found = claim_ordered(
+            claimed = claim_ordered(
                 self.connection,
                 self._scope(without, only),
                 lane=self.lane.number,
@@ -185,12 +185,12 @@ class Claims:
                 after=self.ordered_after,
                 topic_limit=_topic_limit(limit),
             )
-            if not found:
+            if not claimed:
                 return []
-            self.ordered_after = found[-1].topic_id
-            batches = [topic.batch for topic in found if topic.batch is not None]
-            ids = {topic.topic_id for topic in found}
-            if batches or ids & seen or len(found) < _topic_limit(limit):
+            self.ordered_after = claimed[-1].topic_id
+            batches = [topic.batch for topic in claimed if topic.batch is not None]
+            ids = {topic.topic_id for topic in claimed}
+            if batches or ids & seen or len(claimed) < _topic_limit(limit):
                 return batches
             seen |= ids
 

@@ -342,8 +342,8 @@ class SweepResult:
 
     def add(self, other: SweepResult) -> None:
         """Add the counts of more batches."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
 
 @dataclass(slots=True)
@@ -375,7 +375,7 @@ class Sweeper:
 
     def _conclude(self, results: Sequence[CommitResult]) -> SweepResult:
         sent = self.committer.conclude(results)
-        gone = [one.reason for result in results for one in result.gone.values()]
+        gone = [end.reason for result in results for end in result.gone.values()]
         return SweepResult(
             batches=len(results),
             sent=sum(len(result.batch.positions) for result in results if result.batch.id in sent),
@@ -389,7 +389,7 @@ class Sweeper:
         batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=PAGE_LIMIT)
         self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
         results = self.committer.commit_again(batches)
-        not_found = [(one, p) for one in results for p, end in one.unanswered.items() if end.ended is Ended.NOT_FOUND]
+        not_found = [(result, p) for result in results for p, end in result.unanswered.items() if end.ended is Ended.NOT_FOUND]
         self._look_up(not_found)
         return results
 
@@ -399,42 +399,42 @@ class Sweeper:
         window = broker.commit_window or self.age
         batches = take_over(self.connection, broker=broker.alias, window=window, limit=PAGE_LIMIT)
         results = [_all_open(batch) for batch in batches]
-        hidden = self._look_up([(one, position) for one in results for position in one.batch.positions])
+        hidden = self._look_up([(result, position) for result in results for position in result.batch.positions])
         if hidden:
             began = self.committer.clock()  # the look-up may have taken longer than the window
-            held = renew(self.connection, {one.batch.id: one.batch for one, _ in hidden}.values(), window=window)
-            hidden = [(one, position) for one, position in hidden if one.batch.id in held]
-            halves = [one.batch.half(position) for one, position in hidden]
+            held = renew(self.connection, {result.batch.id: result.batch for result, _ in hidden}.values(), window=window)
+            hidden = [(result, position) for result, position in hidden if result.batch.id in held]
+            halves = [result.batch.half(position) for result, position in hidden]
             ends = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
-            for (one, position), end in zip(hidden, ends, strict=True):
+            for (commit_result, position), end in zip(hidden, ends, strict=True):
                 if end.status is SendStatus.ACCEPTED and end.ended is Ended.COMMITTED:
-                    del one.unanswered[position]
+                    del commit_result.unanswered[position]
         return results
 
     def _look_up(self, wanted: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
         """Look up half messages, and note in their results those that are visible or gone; return those still hidden."""
         hidden = []
-        for (one, position), status in zip(wanted, self._statuses(wanted), strict=True):
+        for (result, position), status in zip(wanted, self._statuses(wanted), strict=True):
             match status:
                 case HalfStatus.VISIBLE:
-                    del one.unanswered[position]
+                    del result.unanswered[position]
                 case HalfStatus.HIDDEN:
-                    hidden.append((one, position))
+                    hidden.append((result, position))
                 case HalfStatus.GONE | HalfStatus.UNPROVEN:
-                    del one.unanswered[position]
-                    one.gone[position] = HALF_GONE if status is HalfStatus.GONE else UNPROVEN
+                    del result.unanswered[position]
+                    result.gone[position] = HALF_GONE if status is HalfStatus.GONE else UNPROVEN
                 case HalfStatus.UNKNOWN:
                     pass
         return hidden
 
     def _statuses(self, wanted: Sequence[tuple[CommitResult, int]]) -> list[HalfStatus]:
         """Look up half messages in one call. After an error, or a wrong number of answers, all of them are UNKNOWN."""
-        halves: list[HalfRef] = [one.batch.half(position) for one, position in wanted]
+        halves: list[HalfRef] = [result.batch.half(position) for result, position in wanted]
         if not halves:
             return []
         broker = HalfMessages.of(self.committer.broker)
         extra = log_fields(
-            broker=broker.alias, topics=(half.topic for half in halves), batches=(one.batch.id for one, _ in wanted)
+            broker=broker.alias, topics=(half.topic for half in halves), batches=(result.batch.id for result, _ in wanted)
         )
         try:
             statuses = broker.look_up_halves(halves)

@@ -85,11 +85,11 @@ def maintain(using: str) -> MaintenanceResult:
 
 def _require_tomorrow(using: str, connection: Connection) -> None:
     if partitions.lacks_tomorrow(partitions.days(connection)):
-        found = partitions.rights(connection)
-        why = "lacks CREATE on the schema" if found.may_drop else "does not own outbox_message"
+        rights = partitions.rights(connection)
+        why = "lacks CREATE on the schema" if rights.may_drop else "does not own outbox_message"
         raise ConfigurationError(
-            f"Database {using!r} has no partition for tomorrow, and role {found.role!r} may not create it, because it {why}.",
-            hint=f"Run manage.py outbox_maintenance as {found.owner!r}, from cron or at each deployment. "
+            f"Database {using!r} has no partition for tomorrow, and role {rights.role!r} may not create it, because it {why}.",
+            hint=f"Run manage.py outbox_maintenance as {rights.owner!r}, from cron or at each deployment. "
             "No message is lost meanwhile.",
         )
 
@@ -239,7 +239,7 @@ def read_keep_since() -> datetime | None:
     Returns:
         None where a database cannot be read: then the time is unknown, and no broker may prune.
     """
-    found = []
+    starts = []
     for alias in database.outbox_databases():
         try:
             with database.connect(alias, application_name="outbox maintenance") as connection:
@@ -253,8 +253,8 @@ def read_keep_since() -> datetime | None:
                 extra=log_fields(database=alias),
             )
             return None
-        found.append(keep_since)
-    return min(found, default=datetime.now(UTC)) - CLOCK_DIFFERENCE
+        starts.append(keep_since)
+    return min(starts, default=datetime.now(UTC)) - CLOCK_DIFFERENCE
 
 
 def _require_apps() -> None:
@@ -397,8 +397,8 @@ def _read(connection: Connection, before: datetime, last: _Row, unavailable: set
         "after_group": last.consumer_group,
         "after_key": last.idempotency_key,
     }
-    found = connection.execute(READ_OLD, {**values, "unavailable": sorted(unavailable), "limit": INBOX_SLICE}).fetchall()
-    return [_Row(*row) for row in found]
+    rows = connection.execute(READ_OLD, {**values, "unavailable": sorted(unavailable), "limit": INBOX_SLICE}).fetchall()
+    return [_Row(*row) for row in rows]
 
 
 class _Brokers:
@@ -423,7 +423,7 @@ class _Brokers:
             alias = self._broker_of.get(row.topic)
             if alias is not None:  # None: no broker has the topic any more
                 asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
-        expected = {(group, one) for (alias, group), ids in asked.items() for one in self._ask(alias, group, ids)}
+        expected = {(group, message_id) for (alias, group), ids in asked.items() for message_id in self._ask(alias, group, ids)}
         return [row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in expected]
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:

@@ -213,8 +213,8 @@ class Relay:
         ordered = self.claims.claim_ordered(without=away)
         if unanswered and not (old or claimed or ordered):
             old = self.claims.reclaim(without=away)
-        found = [[old] if old else [], *self._by_phase(claimed), ordered]
-        return [batches for batches in map(self._keep_mine, found) if batches]
+        groups = [[old] if old else [], *self._by_phase(claimed), ordered]
+        return [batches for batches in map(self._keep_mine, groups) if batches]
 
     def _claim_one(self, **scope: Any) -> list[ClaimedBatch]:
         """
@@ -268,14 +268,14 @@ class Relay:
         return RelayResult(
             batches=len(batches),
             claimed=sum(len(batch.message_ids) - len(batch.split) for batch in batches),
-            sent=sum(len(one.accepted) for one in results if one.batch.id in sent),
-            unaccepted=sum(len(one.unaccepted) for one in results),
+            sent=sum(len(result.accepted) for result in results if result.batch.id in sent),
+            unaccepted=sum(len(result.unaccepted) for result in results),
         )
 
     def _return_after_error(self, batches: Sequence[ClaimedBatch], error: Exception) -> None:
         """Release batches after an error of the relay itself, so that they do not keep others waiting."""
         reason = f"The relay failed: {type(error).__name__}: {error}"
-        topic, ids = batches[0].topic, [one.id for one in batches]
+        topic, ids = batches[0].topic, [batch.id for batch in batches]
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
         for batch in batches:
             if positions := batch.positions:
@@ -289,10 +289,10 @@ class Relay:
         """Send messages, then mark their batches SENT."""
         results = self._sender.send(batches, is_half=False, shed_at=shed_at)
         failpoint("relay.after_send")
-        sent = self.committer.mark([one.batch for one in results if not one.unaccepted], state=State.CLAIMED)
-        for one in results:
-            if one.unaccepted and self.committer.return_unaccepted(one):
-                sent.add(one.batch.id)
+        sent = self.committer.mark([result.batch for result in results if not result.unaccepted], state=State.CLAIMED)
+        for result in results:
+            if result.unaccepted and self.committer.return_unaccepted(result):
+                sent.add(result.batch.id)
         return results, sent
 
     def _relay_two_phase(self, batches: Sequence[ClaimedBatch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
@@ -302,10 +302,10 @@ class Relay:
         failpoint("relay.after_half")
         began = self._clock()
         decisions = []
-        for one in results:
-            if not one.accepted and one.unaccepted:
-                self.committer.return_unaccepted(one)
-            elif decision := self.committer.decide(one):
+        for result in results:
+            if not result.accepted and result.unaccepted:
+                self.committer.return_unaccepted(result)
+            elif decision := self.committer.decide(result):
                 decisions.append(decision)
         failpoint("relay.after_decide")
         committed = self.committer.commit(decisions, since=began)

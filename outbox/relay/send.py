@@ -100,11 +100,11 @@ def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[L
     """Group rows, sorted by batch, by their batches; leave out positions that were split off."""
     by_id = {batch.id: batch for batch in batches}
     for batch_id, group in groupby(rows, _batch_id):
-        batch, found = by_id[batch_id], list(group)
+        batch, members = by_id[batch_id], list(group)
         if batch.split:
-            found = [row for row in found if row[1] not in batch.split]
-        if found:
-            yield Loaded(batch, found)
+            members = [row for row in members if row[1] not in batch.split]
+        if members:
+            yield Loaded(batch, members)
 
 
 logger = get_logger(__name__)
@@ -246,7 +246,7 @@ class Sender:
         for batch, positions in sent:
             failed = results[batch.id].note(positions, islice(outcomes, len(positions)))
             failures.setdefault(batch.topic, []).extend(failed)
-            if len(failed) < len(positions) or any(one.status in ANSWERS for one in failed):
+            if len(failed) < len(positions) or any(result.status in ANSWERS for result in failed):
                 answered.add(batch.topic)
         unavailable = self._note(failures, answered)
         self.unanswered = next((batch.id for batch in batches if batch.topic in unavailable), None)
@@ -312,7 +312,7 @@ class Sender:
             if topic in answered:
                 self.breakers.note_answer(topic)
                 continue
-            reason = next((one.reason for one in failed if one.status is SendStatus.UNAVAILABLE), None)
+            reason = next((result.reason for result in failed if result.status is SendStatus.UNAVAILABLE), None)
             if reason is None:
                 continue
             unavailable[topic] = Unaccepted(SplitReason.UNAVAILABLE, reason)
@@ -343,8 +343,8 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
     """
     batches = {loaded.batch.id: loaded.batch for loaded in messages}
     held: set[OrderKey] = set()
-    for one in results.values():
-        held |= {_key(one.batch, position) for position in one.unaccepted}
+    for result in results.values():
+        held |= {_key(result.batch, position) for position in result.unaccepted}
     waiting = [(_key(loaded.batch, row[1]), row) for loaded in messages for row in loaded.rows]
     while waiting:
         wave: dict[OrderKey, Row] = {}

@@ -342,7 +342,7 @@ class TransactionalSender:
 
     def _note_unsure(self, results: Sequence[BatchSendResult]) -> None:
         """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
-        reason = next(one.text for result in results for one in result.unaccepted.values())
+        reason = next(unaccepted.text for result in results for unaccepted in result.unaccepted.values())
         batches = sorted(result.batch.id for result in results)
         extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=batches)
         logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
@@ -350,10 +350,10 @@ class TransactionalSender:
     def _note(self, result: BatchSendResult) -> None:
         """Update the breakers after a transaction that failed."""
         breakers, topic = self.sender.breakers, result.batch.topic
-        texts = [one.text for one in result.unaccepted.values() if one.reason is SplitReason.UNAVAILABLE]
+        texts = [unaccepted.text for unaccepted in result.unaccepted.values() if unaccepted.reason is SplitReason.UNAVAILABLE]
         if texts:
             breakers.note_unavailable(topic, texts[0])
-        elif any(one.reason is not SplitReason.SHED for one in result.unaccepted.values()):
+        elif any(unaccepted.reason is not SplitReason.SHED for unaccepted in result.unaccepted.values()):
             breakers.note_answer(topic)
 
     def _return_unavailable(self, batch: ClaimedBatch, reason: str) -> None:
@@ -376,12 +376,12 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
 
     So the database was restored, or failed over and lost commits. Raises BrokerUnavailable or BrokerMisconfigured.
     """
-    found = {}
+    lanes_ahead = {}
     for lane in range(1, lanes + 1):
         marker = _decode(broker.look_at_lane(source, lane), lane, broker.alias)
         if marker is not None and (ahead := read_named(connection, lane, marker.sent).ahead):
-            found[lane] = ahead
-    return found
+            lanes_ahead[lane] = ahead
+    return lanes_ahead
 
 
 def _decode(text: str | None, lane: int, broker: str) -> Marker | None:

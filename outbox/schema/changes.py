@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from outbox.message import Message
 from outbox.schema.misfits import Misfit, MisfitKind, misfits
@@ -37,16 +38,16 @@ def changes(old: Snapshot, new: Snapshot, types: Mapping[str, type[Message]]) ->
     Args:
         types: the message types of the new snapshot, for the names of their classes.
     """
-    found: list[Change] = []
+    differences: list[Change] = []
     for name in sorted(old.types.keys() - new.types.keys()):
-        found.append(_gone(name, old, new, types))
+        differences.append(_gone(name, old, new, types))
     for name in sorted(new.types):
         if name not in old.types:
-            found.append(Change(name, "is new", breaks=False))
+            differences.append(Change(name, "is new", breaks=False))
         elif old.types[name] != new.types[name]:
             breaks = list(_breaks(name, old.types[name], new.types[name], types[name].__name__))
-            found += breaks or [Change(name, "differs, in a way that breaks nobody", breaks=False)]
-    return found
+            differences += breaks or [Change(name, "differs, in a way that breaks nobody", breaks=False)]
+    return differences
 
 
 def _gone(name: str, old: Snapshot, new: Snapshot, types: Mapping[str, type[Message]]) -> Change:
@@ -95,27 +96,27 @@ def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls:
     raised = (
         f"`version = {after.version + 1}` in class Meta of {cls}, and add a function with @{cls}.upgrade_from({after.version})."
     )
-    found = sorted(misfits(before.schema, after.schema), key=lambda one: one.path)
-    new_names = {one.path: _beside(one.path, one.alike[0]) for one in found if len(one.alike) == 1}
-    seen = {*(one.path for one in found), *new_names.values()}
-    for one in found:
-        field = f"field {one.path}" if one.path else "body"
-        if one.kind is MisfitKind.REFUSED:
-            text = f"no longer takes {one.written} in the {field}, only {one.read}: older messages cannot be read"
+    broken = sorted(misfits(before.schema, after.schema), key=attrgetter("path"))
+    new_names = {misfit.path: _beside(misfit.path, misfit.alike[0]) for misfit in broken if len(misfit.alike) == 1}
+    seen = {*(misfit.path for misfit in broken), *new_names.values()}
+    for misfit in broken:
+        field = f"field {misfit.path}" if misfit.path else "body"
+        if misfit.kind is MisfitKind.REFUSED:
+            text = f"no longer takes {misfit.written} in the {field}, only {misfit.read}: older messages cannot be read"
             yield Change(name, text, f"Write {raised}")
-        elif one.kind is MisfitKind.MISSING and one.path not in new_names.values():
+        elif misfit.kind is MisfitKind.MISSING and misfit.path not in new_names.values():
             yield Change(name, f"requires the {field}, which older messages lack", f"Give it a default. Or write {raised}")
-        elif one.path in new_names:
-            new = one.alike[0]
-            old = one.path.rpartition(".")[2]
+        elif misfit.path in new_names:
+            new = misfit.alike[0]
+            old = misfit.path.rpartition(".")[2]
             text = f"has renamed the {field} to {new}: older messages have {old}, and readers of the last release look for it"
             yield Change(name, text, f'Write `{new}: ... = msgspec.field(name="{old}")`. Or write {raised}')
-        elif one.kind is MisfitKind.IGNORED:
+        elif misfit.kind is MisfitKind.IGNORED:
             yield Change(name, f"has lost the {field}, which older messages have", f"Restore it. Or write {raised}")
-    for one in sorted(misfits(after.schema, before.schema), key=lambda one: one.path):
-        if one.kind is MisfitKind.REFUSED and one.path not in seen:
-            field = f"field {one.path}" if one.path else "body"
-            text = f"takes {one.written} in the {field}, which readers of the last release refuse: they take {one.read}"
+    for misfit in sorted(misfits(after.schema, before.schema), key=attrgetter("path")):
+        if misfit.kind is MisfitKind.REFUSED and misfit.path not in seen:
+            field = f"field {misfit.path}" if misfit.path else "body"
+            text = f"takes {misfit.written} in the {field}, which readers of the last release refuse: they take {misfit.read}"
             yield Change(name, text, f"Write {raised}")
 
 

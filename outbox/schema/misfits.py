@@ -68,10 +68,10 @@ class Misfit:
 
 def misfits(written: Schema, read: Schema) -> list[Misfit]:
     """Return what of the bodies of one schema does not fit a reader of another one."""
-    found: dict[tuple[str, MisfitKind], Misfit] = {}
-    for one in _Comparison(written, read).run(written, read):
-        found.setdefault((one.path, one.kind), one)
-    return list(found.values())
+    by_place: dict[tuple[str, MisfitKind], Misfit] = {}
+    for misfit in _Comparison(written, read).run(written, read):
+        by_place.setdefault((misfit.path, misfit.kind), misfit)
+    return list(by_place.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class _Comparison:
             key = id(self.writer.resolve(part.written)), id(self.reader.resolve(part.read))
             if key not in seen:
                 seen.add(key)
-                for found in self._compare(part):
-                    if isinstance(found, _Part):
-                        todo.append(found)
+                for misfit in self._compare(part):
+                    if isinstance(misfit, _Part):
+                        todo.append(misfit)
                     else:
-                        yield found
+                        yield misfit
 
     def _fits(self, written: Node, read: Node) -> bool:
         key = id(self.writer.resolve(written)), id(self.reader.resolve(read))
@@ -115,25 +115,25 @@ class _Comparison:
         """Compare each alternative that is written with those that are read."""
         written, read = self.writer.resolve(part.written), self.reader.resolve(part.read)
         choices = read.any_of or [part.read]
-        for one in written.any_of or [part.written]:
-            alternative = self.writer.resolve(one)
+        for node in written.any_of or [part.written]:
+            alternative = self.writer.resolve(node)
             if alternative.enum is not None:
                 refused = [value for value in alternative.enum if not any(self._accepts(choice, value) for choice in choices)]
                 if refused:
                     yield Misfit(part.path, MisfitKind.REFUSED, _listed(refused), _in_words(part.read, self.reader))
-            elif len(choices) == 1 or not any(self._fits(one, choice) for choice in choices):
+            elif len(choices) == 1 or not any(self._fits(node, choice) for choice in choices):
                 resolved = [self.reader.resolve(choice) for choice in choices]
                 alike = [choice for choice in resolved if choice == ANY or _is_alike(alternative, choice)]
                 if len(alike) == 1:
                     yield from _compare_alike(part.path, alternative, alike[0])
                 else:
-                    yield Misfit(part.path, MisfitKind.REFUSED, _in_words(one, self.writer), _in_words(part.read, self.reader))
+                    yield Misfit(part.path, MisfitKind.REFUSED, _in_words(node, self.writer), _in_words(part.read, self.reader))
 
     def _accepts(self, choice: Node, value: object) -> bool:
         """Return whether a node accepts a value of an enum, as far as its type says."""
         node = self.reader.resolve(choice)
         if node.enum is not None:
-            return any(value == one and type(value) is type(one) for one in node.enum)
+            return any(value == allowed and type(value) is type(allowed) for allowed in node.enum)
         return node == ANY or node.type in TYPES.get(type(value), ())
 
 
@@ -146,8 +146,8 @@ def _is_alike(written: Node, read: Node) -> bool:
         for name, node in (written.properties or {}).items()
         if name in (read.properties or {})
     ]
-    tags = [(one.enum, other.enum) for one, other in pairs if one.enum is not None and other.enum is not None]
-    return all(any(value in other for value in one) for one, other in tags)
+    tags = [(left.enum, other.enum) for left, other in pairs if left.enum is not None and other.enum is not None]
+    return all(any(value in other for value in left) for left, other in tags)
 
 
 def _compare_alike(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
@@ -222,7 +222,7 @@ def describe(node: Node) -> str:
     if node.ref is not None:
         return node.ref.removeprefix("#/$defs/")
     if node.any_of is not None:
-        return " or ".join(dict.fromkeys(describe(one) for one in node.any_of))
+        return " or ".join(dict.fromkeys(describe(option) for option in node.any_of))
     if node.enum is not None:
         return _listed(node.enum)
     words = [words.format(getattr(node, name)) for name, words in EXACT.items() if getattr(node, name) is not None]

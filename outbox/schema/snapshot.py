@@ -114,7 +114,7 @@ def _in_order(written: dict[str, Any]) -> Schema:
     for node in nodes({**root, "$defs": definitions}):
         for name in ("anyOf", "enum", "required"):
             if name in node:
-                node[name].sort(key=lambda one: json.dumps(one, sort_keys=True))
+                node[name].sort(key=lambda part: json.dumps(part, sort_keys=True))
     return msgspec.convert({**root, "$defs": definitions}, Schema)
 
 
@@ -133,9 +133,9 @@ def read(path: Path) -> Snapshot:
         raise _not_possible(path, "read", error) from error
     except UnicodeDecodeError as error:
         raise UnreadableSnapshot(f"{path} is not a text in UTF-8.", hint=_WRITE) from error
-    if found := _CONFLICT.search(text):
+    if conflict := _CONFLICT.search(text):
         raise UnreadableSnapshot(
-            f"{path} has the marker {found[1]} of a merge in line {text.count(chr(10), 0, found.start()) + 1}.",
+            f"{path} has the marker {conflict[1]} of a merge in line {text.count(chr(10), 0, conflict.start()) + 1}.",
             hint="Keep the side of the branch that is released first, then run manage.py outbox_schema --check, then --write.",
         )
     try:
@@ -146,8 +146,8 @@ def read(path: Path) -> Snapshot:
         raise UnreadableSnapshot(
             f"{path} has the format {snapshot.format}; this release reads {FORMAT}.", hint="Install the release that wrote it."
         )
-    for name, one in snapshot.types.items():
-        _require_definitions(path, name, one.schema)
+    for name, type_ in snapshot.types.items():
+        _require_definitions(path, name, type_.schema)
     return snapshot
 
 
@@ -155,8 +155,8 @@ def _require_definitions(path: Path, name: str, schema: Schema) -> None:
     for defined, node in schema.definitions.items():
         if node.ref is not None:
             raise UnreadableSnapshot(f"{path} is not a snapshot: {defined!r} of {name} is only a reference.", hint=_WRITE)
-    for one in nodes(msgspec.to_builtins(schema)):
-        ref = one.get("$ref")
+    for part in nodes(msgspec.to_builtins(schema)):
+        ref = part.get("$ref")
         if ref not in (None, "#") and ref.removeprefix("#/$defs/") not in schema.definitions:
             raise UnreadableSnapshot(f"{path} is not a snapshot: {name} refers to {ref!r}, which it does not have.", hint=_WRITE)
 

@@ -67,10 +67,10 @@ def crash(place: str) -> Iterator[None]:
 
 def full_name(place: str) -> str:
     """Return the full name, `relay.after_half` for `after_half`. Failpoints of half first have no short names."""
-    found = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
-    if len(found) == 1:
-        return found[0]
-    what = f"{place!r} is ambiguous: write {' or '.join(found)}." if found else f"There is no failpoint {place!r}."
+    names = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
+    if len(names) == 1:
+        return names[0]
+    what = f"{place!r} is ambiguous: write {' or '.join(names)}." if names else f"There is no failpoint {place!r}."
     raise AssertionError(f"{what} Choices are: {', '.join(PLACES)}.")
 
 

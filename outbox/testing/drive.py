@@ -46,13 +46,13 @@ def open_databases() -> list[str]:
     Raises:
         AssertionError: there is none.
     """
-    found = [alias for alias in database.outbox_databases() if _is_allowed(alias)]
-    if not found:
+    aliases = [alias for alias in database.outbox_databases() if _is_allowed(alias)]
+    if not aliases:
         raise AssertionError(
             "This test may not use any database with messages. Use the fixture outbox or @pytest.mark.django_db, or in unittest "
             "a TestCase or TransactionTestCase, and name the databases that it needs: databases={...}."
         )
-    return found
+    return aliases
 
 
 def require_commit(alias: str) -> None:
@@ -98,7 +98,7 @@ def _is_alive(connection: Any) -> bool:
 def finish_commits(alias: str) -> None:
     """Run the hooks that commit half-first messages, since `on_commit()` hooks do not run in the transaction around a test."""
     hooks = connections[alias].run_on_commit
-    for entry in [one for one in hooks if isinstance(getattr(one[1], "__self__", None), HalfFirstMessage)]:
+    for entry in [hook for hook in hooks if isinstance(getattr(hook[1], "__self__", None), HalfFirstMessage)]:
         hooks.remove(entry)
         entry[1]()
 
@@ -170,7 +170,9 @@ class Consumers:
         self._intended = 0
         log = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).order_by("-id")
         before = log.values_list("id", flat=True).first() or 0
-        worker = Worker(replace(group, consumers={key: self._watch(one) for key, one in group.consumers.items()}), alias)
+        worker = Worker(
+            replace(group, consumers={key: self._watch(consumer) for key, consumer in group.consumers.items()}), alias
+        )
         try:
             worker.step(timedelta(0))
         finally:

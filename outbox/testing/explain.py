@@ -18,7 +18,7 @@ def miscounted(
     count = f"published {_times(len(matching))}, not {_times(times)}" if matching else "not published"
     head = f"{_name(kind, fields)} was {count}."
     if len(matching) > times:
-        return "\n".join([head, *(f"  {one}" for one in _short(matching))])
+        return "\n".join([head, *(f"  {line}" for line in _short(matching))])
     return "\n".join([head, *_instead(kind, fields, others)])
 
 
@@ -26,7 +26,7 @@ def unexpected(kind: Kind | None, fields: Mapping[str, object], matching: Sequen
     """Explain that something was published where nothing should have been."""
     head = f"{len(matching)} messages were published" if len(matching) > 1 else "A message was published"
     what = f", of {_name(kind, fields)}" if kind is not None else ""
-    return "\n".join([f"{head}{what}:", *(f"  {one}" for one in _short(matching))])
+    return "\n".join([f"{head}{what}:", *(f"  {line}" for line in _short(matching))])
 
 
 def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[Published]) -> list[str]:
@@ -35,16 +35,16 @@ def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[P
             "This test sees no published message. Was the transaction rolled back? Check the status of the response, or the "
             "errors of the code under test."
         ]
-    alike = sorted((one for one in others if one.is_of(kind)), key=lambda one: len(one.differences(fields)))
-    lines = [f"  {_cut(str(one))}: {'; '.join(one.differences(fields))}" for one in alike[:SHOWN]]
-    found = ["Most similar:", *lines] if alike else []
+    alike = sorted((other for other in others if other.is_of(kind)), key=lambda other: len(other.differences(fields)))
+    lines = [f"  {_cut(str(other))}: {'; '.join(other.differences(fields))}" for other in alike[:SHOWN]]
+    parts = ["Most similar:", *lines] if alike else []
     if len(alike) > SHOWN:
-        found.append(f"  and {len(alike) - SHOWN} more of them")
-    rest = Counter(_type_name(one) for one in others if not one.is_of(kind))
+        parts.append(f"  and {len(alike) - SHOWN} more of them")
+    rest = Counter(_type_name(other) for other in others if not other.is_of(kind))
     if rest:
-        found.append("Also published: " if alike else "Published instead: ")
-        found[-1] += ", ".join(f"{count} x {name}" for name, count in sorted(rest.items()))
-    return found
+        parts.append("Also published: " if alike else "Published instead: ")
+        parts[-1] += ", ".join(f"{count} x {name}" for name, count in sorted(rest.items()))
+    return parts
 
 
 def _name(kind: Kind | None, fields: Mapping[str, object]) -> str:
@@ -61,7 +61,7 @@ def _times(count: int) -> str:
 
 
 def _short(found: Sequence[Published]) -> list[str]:
-    lines = [_cut(str(one)) for one in found[:SHOWN]]
+    lines = [_cut(str(message)) for message in found[:SHOWN]]
     return [*lines, f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else lines
 
 

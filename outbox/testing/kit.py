@@ -68,13 +68,13 @@ class Outbox:
             fields: only messages with these values.
         """
         check_fields(kind, fields)
-        return [one for one in read(open_databases()) if one.is_of(kind) and not one.differences(fields)]
+        return [message for message in read(open_databases()) if message.is_of(kind) and not message.differences(fields)]
 
     def assert_published(self, kind: Kind, /, *, times: int = 1, **fields: object) -> None:
         """Assert that a message with these values was published, exactly `times` times."""
         matching = self.published(kind, **fields)
         if len(matching) != times:
-            others = [one for one in self.published() if one not in matching]
+            others = [message for message in self.published() if message not in matching]
             raise AssertionError(explain.miscounted(kind, fields, times=times, matching=matching, others=others))
 
     def assert_nothing_published(self, kind: Kind | None = None, /, **fields: object) -> None:
@@ -102,7 +102,7 @@ class Outbox:
                 deliveries += counts
                 if not drained.batches and counts == Counts():
                     return RunResult(sent, deliveries)
-        newest = ", ".join(str(one) for one in self.published()[-3:])
+        newest = ", ".join(str(message) for message in self.published()[-3:])
         raise AssertionError(
             f"Not idle after {MAX_ROUNDS:,} rounds. Does a handler publish what it handles? Published last: {newest}."
         )
@@ -187,10 +187,10 @@ class Outbox:
     def broker(self) -> MemoryBroker:
         """The only broker of the settings, or the one called "default": `broker.fail(...)`, `broker.visible(...)`."""
         brokers = self.brokers
-        found = brokers.get("default") or (next(iter(brokers.values())) if len(brokers) == 1 else None)
-        if found is None:
+        broker = brokers.get("default") or (next(iter(brokers.values())) if len(brokers) == 1 else None)
+        if broker is None:
             raise AssertionError(f"There are several brokers. Use outbox.brokers[...]; choices are: {', '.join(brokers)}.")
-        return found
+        return broker
 
     @property
     def brokers(self) -> dict[str, MemoryBroker]:
@@ -199,10 +199,10 @@ class Outbox:
         return {alias: broker for alias, broker in made.items() if isinstance(broker, MemoryBroker)}
 
     def _ready_databases(self) -> list[str]:
-        found = open_databases()
-        for alias in found:
+        aliases = open_databases()
+        for alias in aliases:
             require_commit(alias)
-        return found
+        return aliases
 
     def _consume(self, *, raise_errors: bool) -> Counts:
         consumers = Consumers()

@@ -87,9 +87,9 @@ def _hosts_of_settings() -> dict[str, str | None]:
     if django is None or not django.settings.configured:
         return {}
     return {
-        alias: None if one.get("HOST") in (None, "", os.environ.get("PGHOST")) else one["HOST"]
-        for alias, one in django.settings.DATABASES.items()
-        if "postgresql" in one.get("ENGINE", "")
+        alias: None if settings.get("HOST") in (None, "", os.environ.get("PGHOST")) else settings["HOST"]
+        for alias, settings in django.settings.DATABASES.items()
+        if "postgresql" in settings.get("ENGINE", "")
     }
 
 

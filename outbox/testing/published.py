@@ -61,7 +61,7 @@ class Published:
 
 def read(databases: Sequence[str]) -> list[Published]:
     """Return all messages of some databases, in the order in which they were published."""
-    return [one for alias in databases for one in _read(alias)]
+    return [message for alias in databases for message in _read(alias)]
 
 
 def check_fields(kind: Kind | None, fields: Mapping[str, object]) -> None:

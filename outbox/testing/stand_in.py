@@ -63,10 +63,10 @@ def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock
 def _class_of(backend: str) -> type[Broker]:
     """Return the class of the broker that is replaced; MemoryBroker if it is not installed."""
     try:
-        found: type[Broker] = import_string(backend)
+        broker: type[Broker] = import_string(backend)
     except ImportError:
         return MemoryBroker
-    return found
+    return broker
 
 
 def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:

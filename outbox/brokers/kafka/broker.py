@@ -164,8 +164,8 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         *,
         confirm: Callable[[list[GroupPosition]], object],
     ) -> list[GroupPosition]:
-        found = groups.find_positions(self._settings, self._name, group, topics, to)
-        moved = [position for position in found if position.pos != position.wanted]
+        positions = groups.find_positions(self._settings, self._name, group, topics, to)
+        moved = [position for position in positions if position.pos != position.wanted]
         if moved:
             confirm(moved)
             groups.seek(self._settings, self._name, group, moved, self._owners.get(group))
@@ -194,8 +194,8 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Hand deliveries out again at once: to this client, while it has their partitions."""
-        for group in {one.group for one in deliveries}:
-            self._member(group).release([one for one in deliveries if one.group == group])
+        for group in {delivery.group for delivery in deliveries}:
+            self._member(group).release([delivery for delivery in deliveries if delivery.group == group])
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Finish messages, and commit the group's offsets."""
@@ -226,15 +226,15 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def _by_group(self, deliveries: Sequence[Delivery], call: Callable[[GroupMember, list[Delivery]], Sequence[T]]) -> list[T]:
         """Make a call for the deliveries of each group; return the answers in the order of the deliveries."""
-        found: dict[int, T] = {}
-        for group in {one.group for one in deliveries}:
-            mine = {index: one for index, one in enumerate(deliveries) if one.group == group}
-            found |= dict(zip(mine, call(self._member(group), list(mine.values())), strict=True))
-        return [found[index] for index in range(len(deliveries))]
+        results: dict[int, T] = {}
+        for group in {delivery.group for delivery in deliveries}:
+            mine = {index: delivery for index, delivery in enumerate(deliveries) if delivery.group == group}
+            results |= dict(zip(mine, call(self._member(group), list(mine.values())), strict=True))
+        return [results[index] for index in range(len(deliveries))]
 
     def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
         """Return the results of messages that break a rule."""
-        checked = (validate(one, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for one in messages)
+        checked = (validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for message in messages)
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 
     def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:

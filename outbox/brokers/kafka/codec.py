@@ -30,12 +30,12 @@ def record_key(message: Outgoing) -> bytes | None:
 
 def record_headers(message: Outgoing) -> list[tuple[str, bytes]]:
     """Return the headers of a message's record."""
-    found = [(record_header(name), value.encode()) for name, value in message.headers.items()]
+    headers = [(record_header(name), value.encode()) for name, value in message.headers.items()]
     if message.message_id and message.headers.get(Header.ID) != message.message_id:
-        found.append((ID, message.message_id.encode()))
+        headers.append((ID, message.message_id.encode()))
     if message.tag and message.headers.get(Header.TAG) != message.tag:
-        found.append((TAG, message.tag.encode()))
-    return found
+        headers.append((TAG, message.tag.encode()))
+    return headers
 
 
 def record_size(message: Outgoing) -> int:

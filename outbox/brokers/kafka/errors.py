@@ -104,8 +104,8 @@ def error_of(raised: BaseException) -> KafkaError | None:
 
 def describe(error: KafkaError | BaseException) -> str:
     """Return an error as text: its name and what the client says."""
-    found = error if isinstance(error, KafkaError) else error_of(error)
-    return f"{found.name()}: {found.str()}" if found is not None else str(error) or repr(error)
+    kafka_error = error if isinstance(error, KafkaError) else error_of(error)
+    return f"{kafka_error.name()}: {kafka_error.str()}" if kafka_error is not None else str(error) or repr(error)
 
 
 def send_result(error: KafkaError, topic: str, cause: KafkaError | None = None) -> SendResult:

@@ -62,12 +62,12 @@ def find_positions(
         wanted = {place: offset if offset >= 0 else ends[place] for place, offset in since.items()}
     else:
         wanted = starts if to == "first" else ends
-    found = []
+    group_positions = []
     for place in places:
         begun = committed[place] if committed[place] >= 0 else None
         ahead = wanted[place] - max(starts[place], starts[place] if begun is None else begun)
-        found.append(GroupPosition(place.topic, str(place.partition), begun, wanted[place], ahead))
-    return found
+        group_positions.append(GroupPosition(place.topic, str(place.partition), begun, wanted[place], ahead))
+    return group_positions
 
 
 def seek(options: KafkaOptions, name: str, group: str, positions: Collection[GroupPosition], owner: GroupOwner) -> None:
@@ -78,7 +78,7 @@ def seek(options: KafkaOptions, name: str, group: str, positions: Collection[Gro
         BrokerUnavailable: the cluster does not answer, or the group has members.
         OwnedByAnother: another outbox has the group's inbox.
     """
-    places = {TopicPartition(one.topic, int(one.queue)): one.wanted for one in positions}
+    places = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
         notes = committed_notes(consumer, list(places))
         require_owner(group, notes, owner)
@@ -156,9 +156,11 @@ def require_access(options: KafkaOptions, name: str, group: str) -> None:
 
 def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
-    found = describe_topics(options, name, topics)
-    there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
-    return [TopicPartition(topic, number) for topic, one in there.items() for number in range(len(one.partitions))]
+    descriptions = describe_topics(options, name, topics)
+    there = {topic: description for topic, description in descriptions.items() if not isinstance(description, KafkaError)}
+    return [
+        TopicPartition(topic, number) for topic, description in there.items() for number in range(len(description.partitions))
+    ]
 
 
 def read_offsets(

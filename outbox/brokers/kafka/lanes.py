@@ -114,11 +114,11 @@ class KafkaLanes:
 
     def is_open(self, lane: int) -> bool:
         """Return whether a transaction can be sent in a lane, and the cluster was never away since it was opened."""
-        found = self._lanes.get((os.getpid(), lane))
-        if found is not None and found.errors.was_cut_off(found.producer):
+        held = self._lanes.get((os.getpid(), lane))
+        if held is not None and held.errors.was_cut_off(held.producer):
             del self._lanes[os.getpid(), lane]
             return False
-        return found is not None
+        return held is not None
 
     def close(self) -> None:
         """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
@@ -126,29 +126,29 @@ class KafkaLanes:
 
     def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and a marker in one transaction; see `TransactionalSends.send_transaction`."""
-        found = self._lanes.pop((os.getpid(), lane), None)  # back only after a clean end
-        if found is None:
+        held = self._lanes.pop((os.getpid(), lane), None)  # back only after a clean end
+        if held is None:
             return [NOT_OPEN] * len(messages)
         try:
-            if rejected := self._reject(found, messages):
-                self._lanes[os.getpid(), lane] = found
+            if rejected := self._reject(held, messages):
+                self._lanes[os.getpid(), lane] = held
                 return undone(messages, rejected)
-            found.producer.begin_transaction()
-            results = produce(found.producer, messages, errors=found.errors)
+            held.producer.begin_transaction()
+            results = produce(held.producer, messages, errors=held.errors)
             if any(result.status is not SendStatus.ACCEPTED for result in results):
-                return self._rejected(lane, found, messages, results)
-            record = Outgoing("", found.marker_topic, marker.encode(), str(lane))
-            [noted] = produce(found.producer, [record], errors=found.errors, partition=lane)
+                return self._rejected(lane, held, messages, results)
+            record = Outgoing("", held.marker_topic, marker.encode(), str(lane))
+            [noted] = produce(held.producer, [record], errors=held.errors, partition=lane)
         except (KafkaException, ProducerLost) as error:
             return self._failed(lane, messages, describe(error))
         if noted.status is not SendStatus.ACCEPTED:
-            return self._failed(lane, messages, _explain(_failure(found.producer)) or noted.reason)
+            return self._failed(lane, messages, _explain(_failure(held.producer)) or noted.reason)
         began = time.monotonic()
-        if problem := _commit(found.producer):
+        if problem := _commit(held.producer):
             return [SendResult(SendStatus.UNSURE, reason=f"Kafka did not confirm the transaction ({problem}).")] * len(messages)
         self._one_by_one.discard(lane)
-        if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not found.is_one_by_one:
-            self._lanes[os.getpid(), lane] = found
+        if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not held.is_one_by_one:
+            self._lanes[os.getpid(), lane] = held
         return results
 
     def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
@@ -183,36 +183,42 @@ class KafkaLanes:
         """Return the largest record that a topic takes, in bytes; None where it cannot be compared."""
         if self._options.compresses:
             return None
-        found = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
-        if found.error is not None and not found.partitions:
+        metadata = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        if metadata.error is not None and not metadata.partitions:
             return None  # the delivery report says why
         limit = read_settings(self._options, self._name, [topic])[topic].get("max.message.bytes")
         return int(limit) if limit is not None else None
 
     def _rejected(self, lane: int, found: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]) -> list[SendResult]:
         """Return the results of a transaction in which the delivery of some messages failed."""
-        too_large = [n for n, one in enumerate(results) if one.status is SendStatus.REFUSED]
+        too_large = [n for n, result in enumerate(results) if result.status is SendStatus.REFUSED]
         if too_large and not found.is_one_by_one:  # Kafka refuses a batch of records as a whole
             self._one_by_one.add(lane)
             again = SendResult(SendStatus.UNAVAILABLE, reason=f"Sent again one by one: {results[too_large[0]].reason}")
             return [again] * len(results)
-        blamed = {n: one for n, one in enumerate(results) if one.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)}
+        blamed = {
+            n: result for n, result in enumerate(results) if result.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)
+        }
         cause = None if blamed else _failure(found.producer)
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             denied = self._denied({message.topic for message in messages})
-            blamed = {n: send_result(cause, one.topic) for n, one in enumerate(messages) if one.topic in denied}
+            blamed = {n: send_result(cause, message.topic) for n, message in enumerate(messages) if message.topic in denied}
         if blamed:
             return undone(results, blamed)
-        reason = next(one.reason for one in results if one.status is not SendStatus.ACCEPTED)
+        reason = next(result.reason for result in results if result.status is not SendStatus.ACCEPTED)
         return self._failed(lane, results, _explain(cause) or reason)
 
     def _denied(self, topics: Collection[str]) -> set[str]:
         """Return the topics that this user may not write to; the error of a transaction does not name them."""
         try:
-            found = describe_topics(self._options, self._name, topics)
+            descriptions = describe_topics(self._options, self._name, topics)
         except BrokerUnavailable:
             return set()
-        return {topic for topic, one in found.items() if isinstance(one, KafkaError) or not may(one, AclOperation.WRITE)}
+        return {
+            topic
+            for topic, description in descriptions.items()
+            if isinstance(description, KafkaError) or not may(description, AclOperation.WRITE)
+        }
 
     def _failed(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:
         """Return the results of a transaction that was not committed."""

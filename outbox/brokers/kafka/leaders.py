@@ -40,10 +40,10 @@ class PartitionLeaders:
 
     def _ask(self, topic: str) -> str:
         try:
-            found = self._admin().list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+            metadata = self._admin().list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         except KafkaException:
             return ""  # the send will say why
-        lost = min((number for number, one in found.partitions.items() if one.leader < 0), default=None)
+        lost = min((number for number, partition in metadata.partitions.items() if partition.leader < 0), default=None)
         return "" if lost is None else NO_LEADER.format(partition=lost, topic=topic)
 
     def _admin(self) -> AdminClient:

@@ -50,16 +50,16 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
         BrokerUnavailable: the cluster does not answer.
         BrokerMisconfigured: this user may not create, read or write it, or it has no partition for the lane.
     """
-    found = find_topic(options, name, topic, hint=ALLOW)
-    if found is None:
-        found = create_marker_topic(options, name, topic, lane)
-    count = len(found.partitions)
+    description = find_topic(options, name, topic, hint=ALLOW)
+    if description is None:
+        description = create_marker_topic(options, name, topic, lane)
+    count = len(description.partitions)
     if count <= lane:
         raise BrokerMisconfigured(
             f"Marker topic {topic!r} has {count} partitions, and lane {lane} needs partition {lane}.",
             hint='Add partitions, or lower OUTBOX["RELAY"]["LANES"].',
         )
-    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(found, operation)]:
+    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(description, operation)]:
         names = " and ".join(operation.name.title() for operation in missing)
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
 

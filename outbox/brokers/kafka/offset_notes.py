@@ -59,8 +59,8 @@ def committed_notes(consumer: Consumer, places: Sequence[TopicPartition]) -> dic
     deadline = time.monotonic() + 2 * ANSWER_SECONDS
     while True:
         try:
-            found = consumer.committed(list(places), timeout=2 * ANSWER_SECONDS)
-            for place in found:
+            committed = consumer.committed(list(places), timeout=2 * ANSWER_SECONDS)
+            for place in committed:
                 if place.error is not None:
                     raise KafkaException(place.error)
             break
@@ -69,8 +69,8 @@ def committed_notes(consumer: Consumer, places: Sequence[TopicPartition]) -> dic
             if cause is None or cause.name() not in NOT_READY or time.monotonic() > deadline:
                 raise call_error(error, "read the offsets of a group") from error
             time.sleep(0.05)
-    by_place = {(one.topic, one.partition): one for one in found}
-    ordered = [by_place[one.topic, one.partition] for one in places]
+    by_place = {(partition.topic, partition.partition): partition for partition in committed}
+    ordered = [by_place[place.topic, place.partition] for place in places]
     return {place: OffsetNote.read(place.metadata) for place in ordered}
 
 

@@ -240,8 +240,12 @@ class GroupMember:
 
     def _ask_about_topics(self) -> None:
         with suppress(BrokerUnavailable):  # the earlier answer stands
-            found = describe_topics(self._options, self._name, set(self._subscribed))
-            self._topic_ids |= {topic: _id_of(one) for topic, one in found.items() if not isinstance(one, KafkaError)}
+            descriptions = describe_topics(self._options, self._name, set(self._subscribed))
+            self._topic_ids |= {
+                topic: _id_of(description)
+                for topic, description in descriptions.items()
+                if not isinstance(description, KafkaError)
+            }
             self._look_for_open()
 
     def _look_for_open(self) -> None:

@@ -71,10 +71,12 @@ class KafkaResources:
         return KafkaResource("marker topic", new_marker_topic(topic, lanes), create, lanes + 1)
 
     def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
-        found = describe_topics(self._options, self._name, [one.new.topic for one in needed])
-        there = [name for name, one in found.items() if not isinstance(one, KafkaError)]
+        descriptions = describe_topics(self._options, self._name, [resource.new.topic for resource in needed])
+        there = [name for name, description in descriptions.items() if not isinstance(description, KafkaError)]
         settings = read_settings(self._options, self._name, there)
-        return [_compared(one, found[one.new.topic], settings.get(one.new.topic, {})) for one in needed]
+        return [
+            _compared(resource, descriptions[resource.new.topic], settings.get(resource.new.topic, {})) for resource in needed
+        ]
 
 
 def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:

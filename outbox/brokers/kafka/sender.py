@@ -124,7 +124,7 @@ def _produce_one(producer: Producer, message: Outgoing, report: object, deadline
                 return NO_REPORT
             producer.poll(POLL_SECONDS)
         except KafkaException as error:
-            found = error_of(error)
-            if found is None or found.code() not in TAKES_OTHERS:
+            kafka_error = error_of(error)
+            if kafka_error is None or kafka_error.code() not in TAKES_OTHERS:
                 raise
-            return send_result(found, message.topic)
+            return send_result(kafka_error, message.topic)

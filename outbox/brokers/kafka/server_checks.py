@@ -107,7 +107,7 @@ class KafkaServerChecks:
     def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Problem]:
         """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
         settings = read_settings(self._options, self._name, list(topics))
-        replicas = {topic: min(len(one.replicas) for one in found.partitions) for topic, found in topics.items()}
+        replicas = {topic: min(len(partition.replicas) for partition in found.partitions) for topic, found in topics.items()}
         in_sync = {topic: int(found["min.insync.replicas"]) for topic, found in settings.items() if found}
         if blocked := [topic for topic, least in in_sync.items() if least > replicas[topic]]:
             yield Problem(

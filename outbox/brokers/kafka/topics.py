@@ -25,21 +25,21 @@ def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -
     """
     errors = ConnectionErrors()
     admin = AdminClient(client_settings(options, name, errors))
-    found: dict[str, TopicDescription | KafkaError] = {}
+    descriptions: dict[str, TopicDescription | KafkaError] = {}
     if not topics:
-        return found
+        return descriptions
     asked = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
     )
     for topic, answer in asked.items():
         try:
-            found[topic] = answer.result(2 * ANSWER_SECONDS)
+            descriptions[topic] = answer.result(2 * ANSWER_SECONDS)
         except (KafkaException, TimeoutError) as raised:
             error = error_of(raised)
             if error is None or error.code() not in OF_TOPIC:
                 raise call_error(raised, f"look the topic {topic!r} up", errors.last(admin)) from raised
-            found[topic] = error
-    return found
+            descriptions[topic] = error
+    return descriptions
 
 
 def may(topic: TopicDescription, operation: AclOperation) -> bool:
@@ -58,12 +58,12 @@ def find_topic(options: KafkaOptions, name: str, topic: str, *, hint: str) -> To
         BrokerUnavailable: the cluster does not answer.
         BrokerMisconfigured: this user may not see the topic.
     """
-    found = describe_topics(options, name, [topic])[topic]
-    if not isinstance(found, KafkaError):
-        return found
-    if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+    description = describe_topics(options, name, [topic])[topic]
+    if not isinstance(description, KafkaError):
+        return description
+    if description.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return None
-    raise call_error(KafkaException(found), f"look the topic {topic!r} up", hint=hint)
+    raise call_error(KafkaException(description), f"look the topic {topic!r} up", hint=hint)
 
 
 def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) -> None:
@@ -101,9 +101,11 @@ def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: C
     """
     deadline = time.monotonic() + CREATE_SECONDS
     while True:
-        found = find_topic(options, name, topic, hint=hint)
-        if found and all(_has_leader(found, one) for one in partitions if one < len(found.partitions)):
-            return found
+        description = find_topic(options, name, topic, hint=hint)
+        if description and all(
+            _has_leader(description, partition) for partition in partitions if partition < len(description.partitions)
+        ):
+            return description
         if time.monotonic() > deadline:
             raise BrokerUnavailable(f"Topic {topic!r} was created, and has no leader after {CREATE_SECONDS:g} s.")
         time.sleep(0.05)
@@ -119,11 +121,13 @@ def read_settings(options: KafkaOptions, name: str, topics: Sequence[str]) -> di
     if not topics:
         return {}
     admin = AdminClient(client_settings(options, name))
-    asked = admin.describe_configs([ConfigResource(ResourceType.TOPIC, one) for one in topics], request_timeout=ANSWER_SECONDS)
-    found: dict[str, Mapping[str, str]] = {}
+    asked = admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, topic) for topic in topics], request_timeout=ANSWER_SECONDS
+    )
+    settings: dict[str, Mapping[str, str]] = {}
     for resource, answer in asked.items():
         try:
-            found[resource.name] = {setting: str(one.value) for setting, one in answer.result(2 * ANSWER_SECONDS).items()}
+            settings[resource.name] = {setting: str(one.value) for setting, one in answer.result(2 * ANSWER_SECONDS).items()}
         except (KafkaException, TimeoutError):
-            found[resource.name] = {}
-    return found
+            settings[resource.name] = {}
+    return settings

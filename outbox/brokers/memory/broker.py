@@ -76,11 +76,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         with self._store.changed:
-            return [self._with_fault("send", one, partial(self._send_one, one)) for one in messages]
+            return [self._with_fault("send", message, partial(self._send_one, message)) for message in messages]
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         with self._store.changed:
-            return [self._with_fault("send_halves", one, partial(self._store_half, one)) for one in messages]
+            return [self._with_fault("send_halves", message, partial(self._store_half, message)) for message in messages]
 
     def new_half_id(self, message_id: str) -> str:
         return uuid.uuid4().hex
@@ -115,8 +115,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
         with self._store.changed:
-            found = self._store.lanes.get(LaneKey(source, lane))
-            return found.marker if found else None
+            held = self._store.lanes.get(LaneKey(source, lane))
+            return held.marker if held else None
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
@@ -159,10 +159,10 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         deadline = time.monotonic() + wait.total_seconds()
         with self._store.changed:
             while True:
-                found = self._take(group, topics, limit, invisible_for)
+                deliveries = self._take(group, topics, limit, invisible_for)
                 left = deadline - time.monotonic()
-                if found or left <= 0 or self._is_closed:
-                    return found
+                if deliveries or left <= 0 or self._is_closed:
+                    return deliveries
                 self._store.changed.wait(min(left, POLL_SECONDS))
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -255,12 +255,12 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def _take(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
         known = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for topic in topics:
             receiver.read_new(self._store, known, topic)
-            left = limit - len(found)
+            left = limit - len(deliveries)
             due = receiver.take(
                 known, group, known_topic(self.topics, topic), now=self._now(), limit=left, invisible_for=invisible_for
             )
-            found.extend(due)
-        return found
+            deliveries.extend(due)
+        return deliveries

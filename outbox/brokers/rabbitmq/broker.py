@@ -215,7 +215,9 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Send messages. Raises DeclarationMissing."""
         topics = {message.topic for message in messages}
         failed = self._declare_topics(topics)
-        results = {index: result for index, one in enumerate(messages) if (result := failed.get(one.topic) or too_large(one))}
+        results = {
+            index: result for index, message in enumerate(messages) if (result := failed.get(message.topic) or too_large(message))
+        }
         good = [index for index in range(len(messages)) if index not in results]
         chosen = [messages[index] for index in good]
         publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]

@@ -103,8 +103,8 @@ def _listed_by(options: RabbitMQOptions, what: str, columns: Collection[str]) ->
     tls = ssl.create_default_context(cafile=options.tls_ca_file or None) if request.type == "https" else None
     timeout = options.request_timeout.total_seconds()
     with urllib.request.urlopen(request, timeout=timeout, context=tls) as answer:  # noqa: S310
-        found: list[dict[str, Any]] = json.load(answer)
-    return found
+        rows: list[dict[str, Any]] = json.load(answer)
+    return rows
 
 
 def _listed(queues: list[dict[str, Any]]) -> str:

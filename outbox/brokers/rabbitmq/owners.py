@@ -74,7 +74,7 @@ def _read_source(channel: amqp.Channel, name: str) -> str:
     try:
         _declare(channel, name, {})  # without our id, theirs is in the answer
     except PreconditionFailed as error:
-        found = CURRENT.search(str(error.reply_text))
-        return found[1] if found else ""
+        match = CURRENT.search(str(error.reply_text))
+        return match[1] if match else ""
     channel.exchange_delete(name)  # it was deleted meanwhile, and this has declared one without an owner
     return ""

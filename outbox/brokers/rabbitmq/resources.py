@@ -65,7 +65,7 @@ class RabbitMQResources:
     def find(self) -> list[ServerResource]:
         """Return what is needed, and what is there. Raises BrokerUnavailable."""
         with self._asking("list what is declared") as channel:
-            return [self._compared(channel, one) for one in (*map(_exchange, self._topics), *self._queues(channel))]
+            return [self._compared(channel, resource) for resource in (*map(_exchange, self._topics), *self._queues(channel))]
 
     def _queues(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
         for topic in self._topics:

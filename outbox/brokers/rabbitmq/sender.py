@@ -87,7 +87,7 @@ class RabbitMQSender:
         if not publications:
             return []
         batch = PendingConfirms(NOT_TAKEN, _explain_return)
-        batch.extend(one.id for one in publications)
+        batch.extend(publication.id for publication in publications)
         is_begun = False
         try:
             with self._connection.use() as connection:
@@ -124,8 +124,13 @@ class RabbitMQSender:
             if now - self._bound_at.get((exchange, name), float("-inf")) >= BIND_SECONDS:
                 self._bound_at[exchange, name] = now
                 channel.send_method(spec.Queue.Bind, "BsssbF", (0, name, exchange, ALL_TAGS, NOWAIT, {}))
-        for one in publications:
-            channel.send_method(spec.Basic.Publish, "Bssbb", (0, one.exchange, one.routing_key, MANDATORY, False), one.message)
+        for publication in publications:
+            channel.send_method(
+                spec.Basic.Publish,
+                "Bssbb",
+                (0, publication.exchange, publication.routing_key, MANDATORY, False),
+                publication.message,
+            )
 
     def _is_blocked(self) -> bool:
         return self._connection.is_blocked

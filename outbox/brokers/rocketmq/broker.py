@@ -225,7 +225,10 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         """Count the messages that can be delivered now, and read those that the server gave up. Raises as `list_resources`."""
         self._require_ports("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
-        read = {one: self._client.run(lookup.topics_read_by(self._client, one)) for one in set(server_groups.values())}
+        read = {
+            server_group: self._client.run(lookup.topics_read_by(self._client, server_group))
+            for server_group in set(server_groups.values())
+        }
         waiting = {
             name: self._client.run(lookup.backlog(self._client, server_group, name))
             for name, server_group in server_groups.items()

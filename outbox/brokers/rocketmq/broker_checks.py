@@ -65,7 +65,7 @@ async def problems_of_brokers(
     """
     if client.options.unconfirmed_ends or not client.ports.are_known:
         return []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     served: dict[str, list[TopicSpec]] = {}  # host:port -> the topics that are there
     for topic in topics:
         try:
@@ -75,8 +75,8 @@ async def problems_of_brokers(
         for address in addresses.values():
             served.setdefault(address, []).append(topic)
     for address, there in served.items():
-        found += await _problems_of(client, address, there, now)
-    return found
+        problems += await _problems_of(client, address, there, now)
+    return problems
 
 
 async def _problems_of(
@@ -88,18 +88,18 @@ async def _problems_of(
         asked_at = now()
         runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
         clock = _clock(json.loads(runtime.body)["table"])
-        found = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
-        found += problems_of_retention(address, settings, topics)
+        problems = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
+        problems += problems_of_retention(address, settings, topics)
         two_phase = [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
         for request, need in _needed(two_phase[-1]) if two_phase else ():
-            found += _problem_of_a_right(address, need, await client.ports.ask(address, request))
-        found += await problems_of_groups(client, address, topics)
+            problems += _problem_of_a_right(address, need, await client.ports.ask(address, request))
+        problems += await problems_of_groups(client, address, topics)
     except (ConnectionError, RemotingError) as error:
         hint = (
             "Correct NAME_SERVERS or BROKER_ADDRESSES, allow connections to the port, or grant ACCESS_KEY permissions (ACL 2.0)."
         )
         return [Problem(f"Broker {address} cannot be checked: {error}.", hint)]
-    return found
+    return problems
 
 
 def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Problem]:

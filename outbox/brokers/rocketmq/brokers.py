@@ -20,20 +20,20 @@ async def addresses_of_all(client: RocketMQClient) -> list[str]:
     Raises:
         NotConnected: no name server answers, or none knows a broker: a name server removes brokers that are down.
     """
-    found: dict[str, str] = dict(client.options.broker_addresses)
+    addresses: dict[str, str] = dict(client.options.broker_addresses)
     for topic in client.topics:
-        found |= await client.ports.addresses(topic)
-    if not found and not await client.ports.has_brokers():
+        addresses |= await client.ports.addresses(topic)
+    if not addresses and not await client.ports.has_brokers():
         raise NotConnected("No name server knows a broker.")
-    return [found[name] for name in sorted(found)]
+    return [addresses[name] for name in sorted(addresses)]
 
 
 async def ask_all(client: RocketMQClient, ask: Callable[[str], Awaitable[Sequence[R]]]) -> list[R]:
     """Ask every broker, and return all answers. Raises BrokerUnavailable if one does not answer."""
-    found: list[R] = []
+    rows: list[R] = []
     try:
         for broker in await addresses_of_all(client):
-            found.extend(await ask(broker))
+            rows.extend(await ask(broker))
     except (ConnectionError, RemotingError) as error:
         raise BrokerUnavailable(f"A RocketMQ broker's own port does not answer: {error}") from error
-    return found
+    return rows

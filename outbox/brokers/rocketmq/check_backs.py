@@ -63,14 +63,14 @@ class CheckBackListener:
     async def _find_proxies(self) -> None:
         """Keep a session with each proxy in the routes of the topics, and close the others."""
         while True:
-            found = {self._client.access_point.target: self._client.access_point}
+            access_points = {self._client.access_point.target: self._client.access_point}
             for topic in self._topics:
-                found |= await self._proxies_of(topic)
-            for target, endpoint in found.items():
+                access_points |= await self._proxies_of(topic)
+            for target, endpoint in access_points.items():
                 if target not in self._sessions:
                     self._sessions[target] = self._open(endpoint)
             if not self._troubles:
-                for target in self._sessions.keys() - found.keys():
+                for target in self._sessions.keys() - access_points.keys():
                     self._sessions.pop(target).close()
             await asyncio.sleep(DISCOVERY_SECONDS if self._troubles else ANNOUNCE_SECONDS)
 

@@ -28,13 +28,13 @@ class Endpoint:
     @classmethod
     def of(cls, proto: Any) -> Endpoint:
         """Return the endpoint of a route."""
-        hosts = ",".join(sorted(f"{_bracketed(one.host)}:{one.port}" for one in proto.addresses))
+        hosts = ",".join(sorted(f"{_bracketed(address.host)}:{address.port}" for address in proto.addresses))
         return cls(SCHEMES.get(proto.scheme, "dns:") + hosts, proto)
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
         """Return the endpoint in OPTIONS["ENDPOINTS"]."""
-        pairs = [parse_address(one) for one in text.split(";")]
+        pairs = [parse_address(address) for address in text.split(";")]
         proto = definition.Endpoints(
             scheme=_scheme(pairs[0][0]), addresses=[definition.Address(host=host, port=port) for host, port in pairs]
         )
@@ -57,7 +57,10 @@ class Queue:
     @classmethod
     def all_of(cls, answer: Any) -> list[Queue]:
         """Return the queues of a route, always in the same order, so that a key keeps its proxy."""
-        queues = [cls(one, Endpoint.of(one.broker.endpoints), one.permission in WRITABLE) for one in answer.message_queues]
+        queues = [
+            cls(message_queue, Endpoint.of(message_queue.broker.endpoints), message_queue.permission in WRITABLE)
+            for message_queue in answer.message_queues
+        ]
         return sorted(queues, key=lambda queue: (queue.proto.broker.name, queue.proto.id))
 
 

@@ -39,14 +39,14 @@ async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequen
             return [_unknown(broker, f"Get on Topic:{topic.name}")]
         if answer.code not in NOT_FOUND_CODES:
             topic_of |= dict.fromkeys(json.loads(answer.checked().body)["groupList"], topic.name)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for group, name in sorted(topic_of.items()):
         answer = await client.ports.ask(broker, Request(requests.GET_GROUP_CONFIG, {"group": group}))
         if answer.code == requests.NO_PERMISSION:
-            found.append(_unknown(broker, f"Get on Group:{group}"))
+            problems.append(_unknown(broker, f"Get on Group:{group}"))
         elif answer.code not in NOT_FOUND_CODES:
-            found += problems_of_group(broker, group, name, json.loads(answer.checked().body))
-    return found
+            problems += problems_of_group(broker, group, name, json.loads(answer.checked().body))
+    return problems
 
 
 def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str, Any]) -> Iterator[Problem]:

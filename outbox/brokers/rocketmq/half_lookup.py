@@ -127,7 +127,7 @@ class HalfLookup:
         try:
             hidden, unread = await self._hidden(topic, halves)
             halves = [half for half in halves if half.half_id not in unread]
-            found: dict[str, HalfStatus] = {}
+            half_statuses: dict[str, HalfStatus] = {}
             read: dict[str, int] = dict.fromkeys((half.half_id for half in halves), 0)
             addresses = await self._client.ports.addresses(topic)
             for name, address in addresses.items():
@@ -136,18 +136,18 @@ class HalfLookup:
                     continue
                 queues = await self._queues(topic, name)
                 known, visible = await self._reader.read(address, topic, queues, there, min(there.values()))
-                found |= {half_id: HalfStatus.VISIBLE for half_id in visible if half_id in there}
+                half_statuses |= {half_id: HalfStatus.VISIBLE for half_id in visible if half_id in there}
                 for half_id in known & there.keys():
                     read[half_id] += 1
             for half in halves:
                 needed = 1 if half.half_id in hidden or half.place else len(addresses)
-                if half.half_id not in found and read[half.half_id] >= needed > 0:
+                if half.half_id not in half_statuses and read[half.half_id] >= needed > 0:
                     is_there = half.half_id in hidden
-                    found[half.half_id] = HalfStatus.HIDDEN if is_there else await self._status_if_absent(half, addresses)
+                    half_statuses[half.half_id] = HalfStatus.HIDDEN if is_there else await self._status_if_absent(half, addresses)
         except Exception as error:  # the next look-up tries again
             logger.warning("Topic %s cannot be read to look up half messages: %s", topic, error_text(error))
             return {}
-        return found
+        return half_statuses
 
     async def _hidden(self, topic: str, halves: Sequence[HalfRef]) -> tuple[dict[str, tuple[str, datetime]], set[str]]:
         """
@@ -158,15 +158,15 @@ class HalfLookup:
         unread: set[str] = set()
         addresses = await self._client.ports.addresses(topic)
         viewed = await pipelined(halves, partial(self._view, addresses), at_once=self._client.options.in_flight)
-        hidden = {half.half_id: one for half, one in zip(halves, viewed, strict=True) if one is not None}
+        hidden = {half.half_id: view for half, view in zip(halves, viewed, strict=True) if view is not None}
         for name, address in addresses.items():
             missing = [half for half in halves if half.half_id not in hidden and _may_be_on(name, half, hidden)]
             if missing:
                 since = min(_since(half, hidden) for half in missing)
                 wanted = [half.half_id for half in missing]
-                known, found = await self._reader.read(address, HALVES, 1, wanted, since)
+                known, in_queue = await self._reader.read(address, HALVES, 1, wanted, since)
                 unread.update(set(wanted) - known)
-                for half_id, stored in found.items():
+                for half_id, stored in in_queue.items():
                     self.found[half_id] = HalfPlace.of_stored(name, stored)
                     hidden[half_id] = name, stored.stored_at
         return hidden, unread - hidden.keys()
@@ -206,7 +206,9 @@ class HalfLookup:
 
     async def _find(self, address: str, topic: str, half_id: str) -> list[StoredMessage]:
         return [
-            one for one in await self._client.ports.find(address, topic, half_id) if one.properties.get("UNIQ_KEY") == half_id
+            message
+            for message in await self._client.ports.find(address, topic, half_id)
+            if message.properties.get("UNIQ_KEY") == half_id
         ]
 
     async def _oldest(self, address: str) -> datetime:

@@ -27,20 +27,20 @@ async def find(client: RocketMQClient, topics: Iterable[str], message_id: str, h
     A half message stays in the log after its end, so it is returned only if there is no visible message. After a crash a broker
     may have lost part of its index; then the half message is looked up by its place.
     """
-    found: dict[tuple[str, str], StoredCopy] = {}
+    copies: dict[tuple[str, str], StoredCopy] = {}
     for topic in topics:
         for stored in await _query(client, topic, message_id):
-            found[topic, "visible"] = StoredCopy(message_id, topic, "visible", _half_id(stored), stored.stored_at)
-    if found:
-        return list(found.values())
+            copies[topic, "visible"] = StoredCopy(message_id, topic, "visible", _half_id(stored), stored.stored_at)
+    if copies:
+        return list(copies.values())
     for system_topic, state in (HALVES, "half"), (DELAYED, "delayed"):
         for stored in await _query(client, system_topic, message_id):
             topic = stored.properties.get("REAL_TOPIC", stored.topic)
             half_id = _half_id(stored)
-            found[topic, half_id] = StoredCopy(message_id, topic, state, half_id, stored.stored_at)
-    if half is not None and not found and (lying := await _stored_at(client, half)):
+            copies[topic, half_id] = StoredCopy(message_id, topic, state, half_id, stored.stored_at)
+    if half is not None and not copies and (lying := await _stored_at(client, half)):
         return [StoredCopy(message_id, half.topic, "half", half.half_id, lying.stored_at)]
-    return list(found.values())
+    return list(copies.values())
 
 
 async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:

@@ -44,9 +44,9 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     if found := problems_with(RocketMQOptions, raw):
         return found
     options = read_options(RocketMQOptions, raw)
-    named = [("ENDPOINTS", one) for one in options.endpoints.split(";")]
-    named += [("NAME_SERVERS", one) for one in options.name_servers]
-    named += [("BROKER_ADDRESSES", one) for one in options.broker_addresses.values()]
+    named = [("ENDPOINTS", endpoint) for endpoint in options.endpoints.split(";")]
+    named += [("NAME_SERVERS", name_server) for name_server in options.name_servers]
+    named += [("BROKER_ADDRESSES", broker_address) for broker_address in options.broker_addresses.values()]
     found = [
         Problem(f'OPTIONS["{name}"] has {text!r}, which is not host:port.', 'Write it like "127.0.0.1:8081".')
         for name, text in named

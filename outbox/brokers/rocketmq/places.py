@@ -24,7 +24,7 @@ class HalfPlace(NamedTuple):
     def read(cls, text: str) -> HalfPlace | None:
         """Parse `HalfRef.place`. None: it has no place, or another format."""
         broker, *offsets = text.split(" ")
-        if len(offsets) != 2 or not all(one.isascii() and one.isdecimal() for one in offsets):
+        if len(offsets) != 2 or not all(offset.isascii() and offset.isdecimal() for offset in offsets):
             return None
         return cls(broker, int(offsets[0]), int(offsets[1]))
 

@@ -64,9 +64,9 @@ class QueueReader:
         for queue, (offset, end) in list(scan.queues.items()):
             while offset < end and left > 0:
                 stored, next_offset = requests.pulled(await self._ports.ask(address, requests.pull(topic, queue, offset)))
-                for one in stored:
-                    if (half_id := one.properties.get("UNIQ_KEY", "")) in scan.wanted:
-                        scan.found.setdefault(half_id, one)
+                for message in stored:
+                    if (half_id := message.properties.get("UNIQ_KEY", "")) in scan.wanted:
+                        scan.found.setdefault(half_id, message)
                 left -= max(1, len(stored))
                 offset = next_offset if next_offset > offset else end
                 scan.queues[queue] = offset, end
@@ -77,9 +77,9 @@ class QueueReader:
 
     async def _begin(self, address: str, topic: str, queues: int, since: datetime) -> dict[int, tuple[int, int]]:
         milliseconds = max(0, int(since.timestamp() * 1000))
-        found = {}
+        messages = {}
         for queue in range(queues):
             first = await self._ports.ask(address, requests.offset_at(topic, queue, milliseconds))
             last = await self._ports.ask(address, requests.end_of(topic, queue))
-            found[queue] = int(first.checked().fields["offset"]), int(last.checked().fields["offset"])
-        return found
+            messages[queue] = int(first.checked().fields["offset"]), int(last.checked().fields["offset"])
+        return messages

@@ -145,7 +145,7 @@ class RocketMQReceiver:
 
         While a topic's route is not known, its only request reads the route.
         """
-        found: set[PollKey] = set()
+        poll_keys: set[PollKey] = set()
         for topic in call.topics:
             server_group = group_name(call.group, self._topics[topic])
             brokers = self._brokers.get(topic) or [UNKNOWN]
@@ -155,8 +155,8 @@ class RocketMQReceiver:
                 numbered = [PollKey(server_group, topic, broker, number) for number in range(FIFO_REQUESTS)]
                 is_open = [key for key in numbered if key in self._polls]
                 free = [key for key in numbered if key not in self._polls]
-                found.update(is_open + free[: max(0, most - len(is_open))])
-        return found
+                poll_keys.update(is_open + free[: max(0, most - len(is_open))])
+        return poll_keys
 
     def _request(self, call: ReceiveRequest, key: PollKey) -> Poll:
         if key not in self._polls:
@@ -186,7 +186,7 @@ class RocketMQReceiver:
         """Log the failures that have not been logged: of each topic one."""
         for topic in call.topics:
             prefix = group_name(call.group, self._topics[topic]), topic
-            failures = [one for key, one in self._failures.items() if key[:2] == prefix and not one.is_logged]
+            failures = [failure for key, failure in self._failures.items() if key[:2] == prefix and not failure.is_logged]
             if failures:
                 error = failures[0].error
                 logger.warning(
@@ -221,7 +221,7 @@ class RocketMQReceiver:
     def _return_unclaimed(self) -> None:
         now = time.monotonic()
         if stale := [delivery for return_at, delivery in self._buffered if return_at <= now]:
-            self._buffered = [one for one in self._buffered if one[0] > now]
+            self._buffered = [entry for entry in self._buffered if entry[0] > now]
             self._client.start_task(self._settlement.return_deliveries(stale))
         self._schedule_return()
 
@@ -270,7 +270,9 @@ class RocketMQReceiver:
         brokers = sorted({queue.broker for queue in queues})
         if brokers != self._brokers.get(topic):
             self._brokers[topic] = brokers
-            self._failures = {key: one for key, one in self._failures.items() if key.topic != topic or key.broker in brokers}
+            self._failures = {
+                key: failure for key, failure in self._failures.items() if key.topic != topic or key.broker in brokers
+            }
 
     def close(self) -> None:
         """Return the kept messages to the server. A second call does nothing."""

@@ -54,7 +54,7 @@ async def list_resources(client: RocketMQClient, topics: Collection[TopicSpec], 
     needed = [*map(_topic, topics), *map(_group, groups)]
     try:
         brokers = sorted((await client.ports.masters()).values())
-        return [await _look_up(client, broker, one) for broker in brokers for one in needed]
+        return [await _look_up(client, broker, resource) for broker in brokers for resource in needed]
     except (ConnectionError, RemotingError) as error:
         raise BrokerUnavailable(f"RocketMQ's own ports cannot be asked for topics and groups: {error}") from error
 

@@ -83,7 +83,9 @@ class Settlement:
 
     async def return_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Return deliveries that no consumer has seen, without waiting for them to expire. In the loop's thread only."""
-        answers = await asyncio.gather(*(self.change_invisible(one, timedelta()) for one in deliveries), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(self.change_invisible(delivery, timedelta()) for delivery in deliveries), return_exceptions=True
+        )
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:
             logger.info("%s of %s messages could not be handed back: %s", len(failed), len(answers), describe(failed[0]))
 
@@ -109,19 +111,19 @@ async def _answers(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequenc
     Raises:
         BrokerUnavailable: all calls failed.
     """
-    found: list[T | Exception] = []
+    answers: list[T | Exception] = []
     failed: list[Exception] = []
     for answer in await asyncio.gather(*map(call, deliveries), return_exceptions=True):
         if isinstance(answer, (grpc.aio.AioRpcError, StatusError)):
             failed.append(answer)
         elif isinstance(answer, BaseException):
             raise answer
-        found.append(answer)
-    if failed and len(failed) == len(found):
+        answers.append(answer)
+    if failed and len(failed) == len(answers):
         raise BrokerUnavailable(f"RocketMQ accepted no settlement: {describe(failed[0])}") from failed[0]
     if failed:
-        logger.warning("RocketMQ did not accept %s of %s settlements: %s", len(failed), len(found), describe(failed[0]))
-    return found
+        logger.warning("RocketMQ did not accept %s of %s settlements: %s", len(failed), len(answers), describe(failed[0]))
+    return answers
 
 
 def _renewed(old: str, new: str) -> str:

@@ -108,7 +108,7 @@ CREATE UNLOGGED TABLE outbox_embedded_wakeup (pid int PRIMARY KEY);
 
 def statements(sql):
     """Return statements one by one: a connection with `prepare_threshold: 0` takes no two at once."""
-    return [one for one in sql.split(";\n") if one.strip()]
+    return [statement for statement in sql.split(";\n") if statement.strip()]
 
 
 def table(name, sql):

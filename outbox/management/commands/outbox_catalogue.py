@@ -48,7 +48,7 @@ class Command(BaseCommand):
         if described:
             self.stdout.write(json.dumps(described, indent=2))
         elif options["json"]:
-            newest = {alias: list(map(asdict, found)) for alias, found in traffic.items()}
+            newest = {alias: list(map(asdict, rows)) for alias, rows in traffic.items()}
             self.stdout.write(json.dumps({"topics": list(map(asdict, topics)), "newest": newest}, default=str))
         else:
             self.stdout.write("\n\n".join(_as_text(topic, traffic) for topic in topics) or "There is no topic.")
@@ -67,12 +67,15 @@ def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str
     if promise := topic.promise:
         parts += [promise.published, promise.order, promise.duplicates, promise.check_backs]
     parts += map(_type, topic.types)
-    handlers = [[one.group, one.takes or "all others", one.name, ", ".join(one.tags), one.retry] for one in topic.handlers]
+    handlers = [
+        [handler.group, handler.takes or "all others", handler.name, ", ".join(handler.tags), handler.retry]
+        for handler in topic.handlers
+    ]
     if handlers:
         parts.append(table(["group", "handles", "handler", "tags", "retries"], handlers))
     else:
         parts.append("Nobody handles its messages here.")
-    newest = [_newest(alias, one) for alias, found in traffic.items() for one in found if one.topic == topic.name]
+    newest = [_newest(alias, row) for alias, rows in traffic.items() for row in rows if row.topic == topic.name]
     if newest:
         parts.append(table(["database", "newest of type", "group", "messages", "failed once", "last"], newest))
     return "\n".join(parts)

@@ -32,9 +32,9 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, *, message_id: str, json: bool, **options: Any) -> None:
-        found, alias = _find(message_id)
-        given = _ask(found, alias)
-        self.stdout.write(_as_json(message_id, found, given) if json else _as_text(message_id, found, given))
+        answer, alias = _find(message_id)
+        given = _ask(answer, alias)
+        self.stdout.write(_as_json(message_id, answer, given) if json else _as_text(message_id, answer, given))
         if given.resolution is UNKNOWN:
             raise SystemExit(1)
 
@@ -48,13 +48,13 @@ def _find(message_id: str) -> tuple[SourceMessage, str]:
         try:
             with connect(alias) as connection:
                 ensure_fit(alias, connection)
-                found = find(connection, number)
+                half = find(connection, number)
         except OutboxError as error:
             raise unable(error) from error
         except psycopg.Error as error:
             raise unable(f"Database {alias!r} cannot be reached: {error}") from error
-        if found is not None:
-            return found, alias
+        if half is not None:
+            return half, alias
     searched = ", ".join(outbox_databases()) or "none"
     raise unable(f"No message {number} in the databases with an outbox ({searched}).")
 

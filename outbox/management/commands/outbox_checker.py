@@ -54,7 +54,7 @@ def _stay(checkers: list[Checker]) -> None:
     Raises:
         CommandError: a thread ended by itself.
     """
-    threads = [RepeatingThread(f"Checker of broker {one.alias!r}", one.turn, pause=BEAT_SECONDS) for one in checkers]
+    threads = [RepeatingThread(f"Checker of broker {checker.alias!r}", checker.turn, pause=BEAT_SECONDS) for checker in checkers]
     with GracefulShutdown(threads) as shutdown:
         is_asked = run_until_stopped(threads, shutdown)
         for thread in threads:

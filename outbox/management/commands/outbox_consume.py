@@ -59,7 +59,7 @@ class Command(BaseCommand):
             chosen = _choose(options["group"])
             if options["take_over"]:
                 take_over(chosen)
-                self.stdout.write(f"{', '.join(one.name for one in chosen)}: taken over. Start the consumers.")
+                self.stdout.write(f"{', '.join(group.name for group in chosen)}: taken over. Start the consumers.")
                 return
             consumers = ConsumerThreads(chosen, threads=options["threads"])
         except (OutboxError, DatabaseError, psycopg.Error) as error:
@@ -130,9 +130,9 @@ def _again(step: Callable[[T], object], subject: T) -> bool:
 
 
 def _look(chosen: list[Group]) -> None:
-    for one in chosen:
-        with noting(Loop("search for gaps", one.using, group=one.name)):
-            find_gaps(one)
+    for chosen_group in chosen:
+        with noting(Loop("search for gaps", chosen_group.using, group=chosen_group.name)):
+            find_gaps(chosen_group)
 
 
 def _beat(consumers: ConsumerThreads) -> None:

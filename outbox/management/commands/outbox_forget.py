@@ -62,26 +62,26 @@ class Command(BaseCommand):
         group, only = options["group"], options["topic"]
         done: list[Dropped] = []
         try:
-            found = list(_find(group, only))
-            for alias in {one.broker for one in found}:
+            dropped = list(_find(group, only))
+            for alias in {entry.broker for entry in dropped}:
                 _forget(group, alias, [])  # raises where the broker cannot
-            if found and not options["no_input"]:
-                confirm(f"{_as_table(found)}\n\n{FINAL}")
-                _require_stopped(group, [one.topic for one in found])
-            for one in found:
-                _drop(group, one)
-                done.append(one)
+            if dropped and not options["no_input"]:
+                confirm(f"{_as_table(dropped)}\n\n{FINAL}")
+                _require_stopped(group, [entry.topic for entry in dropped])
+            for entry in dropped:
+                _drop(group, entry)
+                done.append(entry)
         except (OutboxError, psycopg.Error) as error:
             if done:
                 self.stderr.write(f"{_as_table(done)}\n\nThese were dropped, the others were not.")
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"group": group, "dropped": [asdict(one) for one in found]}))
-        elif found:
-            self.stdout.write(f"{_as_table(found)}\n\nDropped.")
+            self.stdout.write(json.dumps({"group": group, "dropped": [asdict(entry) for entry in dropped]}))
+        elif dropped:
+            self.stdout.write(f"{_as_table(dropped)}\n\nDropped.")
         else:
             self.stdout.write(f"Nothing waits for group {group!r}{_in(only)}.")
-        if not found:
+        if not dropped:
             raise SystemExit(1)
 
 
@@ -95,16 +95,16 @@ def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
     for alias in databases():
         with connected(alias, "outbox forget") as connection:
             status = read_status(connection, alias)
-        for one in (one for one in status.groups if one.consumer_group == group):
-            if one.trouble:
-                raise unable(f"Broker {one.broker!r} cannot tell what waits for group {group!r}: {one.trouble}")
-            topics = [topic for topic in {*one.waiting, *one.deferred} if topic not in handled]
+        for progress in (progress for progress in status.groups if progress.consumer_group == group):
+            if progress.trouble:
+                raise unable(f"Broker {progress.broker!r} cannot tell what waits for group {group!r}: {progress.trouble}")
+            topics = [topic for topic in {*progress.waiting, *progress.deferred} if topic not in handled]
             chosen = sorted(topic for topic in topics if only is None or topic in only)
             _require_stopped(group, chosen)
             for topic in chosen:
-                count = one.deferred.get(topic)
+                count = progress.deferred.get(topic)
                 deferred = count.waiting + count.held + count.dead if count else 0
-                yield Dropped(alias, one.broker, topic, one.waiting.get(topic, 0), deferred)
+                yield Dropped(alias, progress.broker, topic, progress.waiting.get(topic, 0), deferred)
 
 
 def _require_stopped(group: str, topics: Sequence[str]) -> None:
@@ -149,4 +149,6 @@ def _in(only: Sequence[str] | None) -> str:
 
 def _as_table(found: Sequence[Dropped]) -> str:
     heads = ["database", "broker", "topic", "waiting", "deferred"]
-    return table(heads, [[one.database, one.broker, one.topic, one.waiting, one.deferred] for one in found])
+    return table(
+        heads, [[dropped.database, dropped.broker, dropped.topic, dropped.waiting, dropped.deferred] for dropped in found]
+    )

@@ -42,8 +42,8 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            found = {alias: _as_json(pause) | {"changed": alias in changed} for alias, pause in after.items()}
-            self.stdout.write(json.dumps({"topic": topic, "databases": found}))
+            shown = {alias: _as_json(pause) | {"changed": alias in changed} for alias, pause in after.items()}
+            self.stdout.write(json.dumps({"topic": topic, "databases": shown}))
         else:
             for alias, pause in after.items():
                 self.stdout.write(_as_text(alias, topic, pause, is_changed=alias in changed))
@@ -58,7 +58,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     Raises:
         CommandError: no database has the topic.
     """
-    found: dict[str, Pause | None] = {}
+    before: dict[str, Pause | None] = {}
     known: set[str] = set(conf.settings().topics)
     for alias in aliases:
         with database.connect(alias, application_name="outbox pause") as connection:
@@ -68,10 +68,10 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
             pauses = topics.pauses(connection)
         known.update(pauses)
         if topic in pauses:
-            found[alias] = pauses[topic]
-    if not found:
+            before[alias] = pauses[topic]
+    if not before:
         raise unable(f"There is no topic {topic!r}. Choices are: {', '.join(sorted(known)) or 'none'}.")
-    return found
+    return before
 
 
 def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]) -> bool:

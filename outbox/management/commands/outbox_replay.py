@@ -136,7 +136,9 @@ class Command(BaseCommand):
         ids = [_uuid(text) for text in options["message_id"]]
         aliases = _databases(options)
         if options["ignored"]:
-            rows = [row for one in groups().values() if one.using in aliases for row in ignored(one, since=options["since"])]
+            rows = [
+                row for group in groups().values() if group.using in aliases for row in ignored(group, since=options["since"])
+            ]
         else:
             rows = [row for alias in aliases for row in lost(alias)]
         _require("group", options["group"], {*groups(), *(row.group for row in rows)})
@@ -190,7 +192,7 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
     def _list(self, chosen: Sequence[QuerySet[Deferred]], *, as_json: bool) -> None:
-        rows = [row for one in chosen for row in one.order_by(F("dead_at").desc(nulls_last=True), "id")[:LISTED]]
+        rows = [row for queryset in chosen for row in queryset.order_by(F("dead_at").desc(nulls_last=True), "id")[:LISTED]]
         if as_json:
             listed = [_as_dict(row) for row in rows]
             self.stdout.write(json.dumps({"deferred": listed}, default=str))

@@ -69,17 +69,17 @@ class Command(BaseCommand):
         types = message_types()
         try:
             old, new = snapshot.read(path), snapshot.take(types)
-            found = changes.changes(old, new, types)
-            is_refused = any(one.breaks for one in found) and not options["accept_breaks"]
+            differences = changes.changes(old, new, types)
+            is_refused = any(change.breaks for change in differences) and not options["accept_breaks"]
             is_written = options["write"] and not is_refused and snapshot.write(path, new)
         except OutboxError as error:
             raise unable(error) from error
         if options["json"]:
-            shown = {"file": str(path), "written": is_written, "changes": [asdict(one) for one in found]}
+            shown = {"file": str(path), "written": is_written, "changes": [asdict(change) for change in differences]}
             self.stdout.write(json.dumps(shown))
         else:
-            self.stdout.write(_as_text(found, path, is_written=is_written, is_check=options["check"], types=len(types)))
-        if is_refused or (options["check"] and found):
+            self.stdout.write(_as_text(differences, path, is_written=is_written, is_check=options["check"], types=len(types)))
+        if is_refused or (options["check"] and differences):
             raise SystemExit(1)
 
     def _read_stored(self, options: dict[str, Any]) -> None:
@@ -101,9 +101,9 @@ class Command(BaseCommand):
                 self.stdout.write("\n".join(lines))
         if options["json"]:
             self.stdout.write(json.dumps({"databases": shown}))
-        elif any(one["cut"] for one in shown.values()):
+        elif any(entry["cut"] for entry in shown.values()):
             self.stdout.write("With --all, all of them are read.")
-        if any(one["problems"] for one in shown.values()):
+        if any(entry["problems"] for entry in shown.values()):
             raise SystemExit(1)
 
     def _tell(self, noun: str, number: int) -> None:
@@ -120,10 +120,10 @@ def _databases(only: list[str] | None) -> list[str]:
 
 def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, is_check: bool, types: int) -> str:
     lines = []
-    for one in found:
-        lines.append(one_line(f"{'!!' if one.breaks else '!'}  {one.type} {one.text}."))
-        lines += [f"    {one_line(one.hint)}"] if one.hint else []
-    breaks = sum(one.breaks for one in found)
+    for change in found:
+        lines.append(one_line(f"{'!!' if change.breaks else '!'}  {change.type} {change.text}."))
+        lines += [f"    {one_line(change.hint)}"] if change.hint else []
+    breaks = sum(change.breaks for change in found)
     if is_written:
         lines.append(f"{path} written, with {count(types, 'message type')}. Commit it.")
     elif breaks:

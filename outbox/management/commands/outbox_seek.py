@@ -103,16 +103,21 @@ def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
             f"Group {name!r} has no handler for topic {', '.join(map(repr, sorted(unknown)))}.",
             hint=f"Choices are: {', '.join(group.topics)}.",
         )
-    found = {alias: [one for one in group.topics_of(alias) if one in (only or group.topics)] for alias in group.brokers}
-    for alias, topics in found.items():
+    topics_by_broker = {
+        alias: [topic for topic in group.topics_of(alias) if topic in (only or group.topics)] for alias in group.brokers
+    }
+    for alias, topics in topics_by_broker.items():
         if topics and not Seeks.has(conf.broker_class(alias)):
             raise ConfigurationError(
                 f"Broker {alias!r}, which has topic {topics[0]!r}, cannot move a group.",
                 hint="Only groups on Kafka can be moved. Choose topics with --topic.",
             )
-    return {alias: topics for alias, topics in found.items() if topics}
+    return {alias: topics for alias, topics in topics_by_broker.items() if topics}
 
 
 def _as_table(found: Sequence[GroupPosition]) -> str:
-    rows = [[one.topic, one.queue, one.pos, one.wanted, max(0, one.ahead), max(0, -one.ahead)] for one in found]
+    rows = [
+        [position.topic, position.queue, position.pos, position.wanted, max(0, position.ahead), max(0, -position.ahead)]
+        for position in found
+    ]
     return table(["topic", "queue", "goes on at", "is to at", "skipped", "once more"], rows)

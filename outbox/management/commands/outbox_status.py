@@ -75,10 +75,10 @@ class Command(BaseCommand):
 
     def _probe(self, kind: str, only: list[str] | None, *, as_json: bool) -> None:
         try:
-            found = [_silence(alias, kind) for alias in databases(only)]
+            silences = [_silence(alias, kind) for alias in databases(only)]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        shortest = min((seconds for seconds in found if seconds is not None), default=None)
+        shortest = min((seconds for seconds in silences if seconds is not None), default=None)
         is_alive = shortest is not None and shortest <= PROBE_SECONDS
         said = "no heartbeat" if shortest is None else f"its last heartbeat {age(shortest)} ago"
         as_dict = {"process": kind, "is_alive": is_alive, "silent_seconds": shortest}
@@ -91,29 +91,29 @@ class Command(BaseCommand):
         if since and until and since >= until:
             raise unable(f"--since {since.isoformat()} is not before --until {until.isoformat()}.")
         try:
-            found = [find_in(alias, search, since=since, until=until) for alias in databases(options["database"])]
+            results = [find_in(alias, search, since=since, until=until) for alias in databases(options["database"])]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        has_any = any(one.messages for one in found)
+        has_any = any(result.messages for result in results)
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": list(map(asdict, found))}, default=str))
+            self.stdout.write(json.dumps({"databases": list(map(asdict, results))}, default=str))
         else:
-            parts = [part for one in found for part in as_text(one)]
+            parts = [part for result in results for part in as_text(result)]
             self.stdout.write("\n\n".join(parts if has_any else [NOT_FOUND if parts else NONE_FOUND, *parts]))
         if not has_any:
             raise SystemExit(1)
 
     def _show(self, **options: Any) -> None:
         try:
-            found = [_read(alias) for alias in databases(options["database"])]
+            results = [_read(alias) for alias in databases(options["database"])]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            shown = [asdict(status) | {"findings": [one.as_dict() for one in attention]} for status, attention in found]
+            shown = [asdict(status) | {"findings": [finding.as_dict() for finding in attention]} for status, attention in results]
             self.stdout.write(json.dumps({"databases": shown}, default=str))
         else:
-            self.stdout.write("\n\n".join(starmap(_as_text, found)))
-        if any(attention for _, attention in found):
+            self.stdout.write("\n\n".join(starmap(_as_text, results)))
+        if any(attention for _, attention in results):
             raise SystemExit(1)
 
 
@@ -145,7 +145,7 @@ def _as_text(status: Status, attention: Sequence[Finding]) -> str:
         *([_groups(status.groups)] if status.groups else []),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
-        "\n".join(["Needs attention:", *(f"! {one_line(str(one))}" for one in attention)])
+        "\n".join(["Needs attention:", *(f"! {one_line(str(finding))}" for finding in attention)])
         if attention
         else "Nothing needs attention.",
     ]
@@ -172,7 +172,7 @@ def _topics(status: Status) -> str:
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> str:
-    shown = [one for one in processes if not (one.is_silent and is_replaced(one, processes))]
+    shown = [process for process in processes if not (process.is_silent and is_replaced(process, processes))]
     rows = [
         [
             *(process.kind, process.host, process.pid, process.broker, process.consumer_group, process.lane),
@@ -180,9 +180,9 @@ def _processes(processes: Sequence[ProcessStatus]) -> str:
         ]
         for process in shown
     ]
-    found = table(["process", "host", "pid", "broker", "group", "lane", "breaker", "by", "heartbeat"], rows)
+    text = table(["process", "host", "pid", "broker", "group", "lane", "breaker", "by", "heartbeat"], rows)
     replaced = len(processes) - len(shown)
-    return f"{found}\nSilent, and replaced by others: {replaced}." if replaced else found
+    return f"{text}\nSilent, and replaced by others: {replaced}." if replaced else text
 
 
 def _groups(groups: Sequence[GroupStatus]) -> str:
@@ -190,12 +190,12 @@ def _groups(groups: Sequence[GroupStatus]) -> str:
         ["group", "broker", "topic", "waiting", "deferred", "dead letters", "consumers", "handled a minute", "ignored a minute"],
         [
             [
-                *(one.consumer_group, one.broker, topic, "?" if one.trouble else one.waiting.get(topic, 0)),
-                *((count.waiting + count.held, count.dead) if (count := one.deferred.get(topic)) else (0, 0)),
-                *(one.consumers, round(one.progress[topic].per_minute), round(one.progress[topic].ignored_per_minute)),
+                *(group.consumer_group, group.broker, topic, "?" if group.trouble else group.waiting.get(topic, 0)),
+                *((count.waiting + count.held, count.dead) if (count := group.deferred.get(topic)) else (0, 0)),
+                *(group.consumers, round(group.progress[topic].per_minute), round(group.progress[topic].ignored_per_minute)),
             ]
-            for one in groups
-            for topic in one.topics
+            for group in groups
+            for topic in group.topics
         ],
     )
 

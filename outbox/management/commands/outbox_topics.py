@@ -82,7 +82,7 @@ class BrokerTopics:
 
     @property
     def is_complete(self) -> bool:
-        return not self.troubles and all(one.state in DONE for one in self.resources)
+        return not self.troubles and all(resource.state in DONE for resource in self.resources)
 
 
 class Command(BaseCommand):
@@ -101,18 +101,18 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             targets = relay_targets(only_brokers=options["broker"])
-            found = [
+            listed = [
                 _topics_of(alias, [target.database for target in targets if target.broker == alias], create=options["create"])
                 for alias in sorted({target.broker for target in targets})
             ]
         except OutboxError as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"brokers": list(map(asdict, found))}))
+            self.stdout.write(json.dumps({"brokers": list(map(asdict, listed))}))
         else:
-            self.stdout.write("\n\n".join(_as_text(found, create=options["create"])) or "There are no topics in settings.")
-        if not all(one.is_complete for one in found):
-            raise SystemExit(1 if any(one.resources for one in found) else 2)
+            self.stdout.write("\n\n".join(_as_text(listed, create=options["create"])) or "There are no topics in settings.")
+        if not all(topics.is_complete for topics in listed):
+            raise SystemExit(1 if any(topics.resources for topics in listed) else 2)
 
 
 def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> BrokerTopics:
@@ -137,7 +137,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
                 listed = find()
         except BrokerUnavailable as error:
             troubles.append(str(error))
-    return BrokerTopics(alias, [_shown(one, outcomes.get(_id(one))) for one in listed], troubles)
+    return BrokerTopics(alias, [_shown(resource, outcomes.get(_id(resource))) for resource in listed], troubles)
 
 
 def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]) -> None:
@@ -147,13 +147,13 @@ def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]
     Raises:
         BrokerUnavailable: the server does not answer any more.
     """
-    for one in listed:
-        if one.is_there is False:
+    for resource in listed:
+        if resource.is_there is False:
             try:
-                one.create()
-                outcomes[_id(one)] = ""
+                resource.create()
+                outcomes[_id(resource)] = ""
             except BrokerMisconfigured as error:
-                outcomes[_id(one)] = str(error)
+                outcomes[_id(resource)] = str(error)
 
 
 def _id(one: ServerResource) -> str:
@@ -174,16 +174,16 @@ def _shown(one: ServerResource, outcome: str | None) -> ShownResource:
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
     """Return the stable ids of databases; note those that cannot be asked."""
-    found = []
+    names = []
     for alias in databases:
         try:
             with connected(alias, "outbox topics") as connection:
-                found.append(read_identity(connection).source)
+                names.append(read_identity(connection).source)
         except (NotMigrated, TablesLocked, psycopg.Error) as error:
             troubles.append(
                 f"What relays of database {alias!r} need is not listed, since its id cannot be read: {line_of(error)}"
             )
-    return found
+    return names
 
 
 def _readers(broker: Broker) -> list[str]:
@@ -192,17 +192,22 @@ def _readers(broker: Broker) -> list[str]:
 
 
 def _as_text(found: Collection[BrokerTopics], *, create: bool) -> Iterator[str]:
-    shown = [(topics.broker, one) for topics in found for one in topics.resources]
+    shown = [(topics.broker, resource) for topics in found for resource in topics.resources]
     if shown:
         heads = ["broker", "what", "name", "state", "settings"]
-        yield table(heads, [[broker, one.kind, one.full_name, one.state, _settings(one)] for broker, one in shown])
+        yield table(
+            heads,
+            [[broker, resource.kind, resource.full_name, resource.state, _settings(resource)] for broker, resource in shown],
+        )
     for topics in found:
         if not (topics.resources or topics.troubles):
             name = conf.broker_class(topics.broker).__name__
             yield f"Broker {topics.broker!r}: {name} does not tell what it needs at its server."
         yield from (f"Broker {topics.broker!r}: {trouble}" for trouble in topics.troubles)
-    yield from (f"{one.kind.capitalize()} {one.full_name!r}: {one.trouble}" for _, one in shown if one.trouble)
-    states = {one.state for _, one in shown}
+    yield from (
+        f"{resource.kind.capitalize()} {resource.full_name!r}: {resource.trouble}" for _, resource in shown if resource.trouble
+    )
+    states = {resource.state for _, resource in shown}
     if ResourceState.DIFFERENT in states:
         yield NEVER_CHANGED
     if ResourceState.MISSING in states and not create:

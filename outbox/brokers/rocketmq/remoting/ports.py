@@ -77,7 +77,7 @@ class Ports:
                 named = {}
             now = self._clock()
             # A name server does not name a broker that is down. Keep its address for a while, and ask again soon.
-            known = {name: one for name, one in known.items() if now - one[0] < MISSING_SECONDS}
+            known = {name: entry for name, entry in known.items() if now - entry[0] < MISSING_SECONDS}
             known |= {name: (now, address) for name, address in named.items()}
 
             self._known[topic] = now + (ROUTE_SECONDS if named else RETRY_SECONDS), known
@@ -208,18 +208,18 @@ class Ports:
         Raises:
             NotConnected: none answers.
         """
-        trouble, found = "there is none", None
+        trouble, body = "there is none", None
         for address in self._name_servers:
             try:
-                found = (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
+                body = (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
             except (NotConnected, NoAnswer, RemotingError) as error:
                 trouble = str(error)
             else:
-                if A_BROKER in found:
+                if A_BROKER in body:
                     break
-        if found is None:
+        if body is None:
             raise NotConnected(f"No name server returns the brokers: {trouble}")
-        return found
+        return body
 
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
         """Ask one name server after the other, until one knows the topic. Raises NotConnected if none answers."""
@@ -229,7 +229,7 @@ class Ports:
                 answer = await self.ask(
                     address, Request(requests.ROUTE_OF_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True})
                 )
-                self._name_servers.sort(key=lambda one: one != address)
+                self._name_servers.sort(key=lambda other: other != address)
                 return _masters(json.loads(answer.checked().body)["brokerDatas"])
             except RemotingError as error:
                 is_missing = is_missing or error.code == requests.NO_SUCH_TOPIC
@@ -242,4 +242,4 @@ class Ports:
 
 
 def _masters(brokers: Iterable[dict[str, dict[str, str]]]) -> dict[str, str]:
-    return {str(one["brokerName"]): one["brokerAddrs"][MASTER] for one in brokers if MASTER in one["brokerAddrs"]}
+    return {str(broker["brokerName"]): broker["brokerAddrs"][MASTER] for broker in brokers if MASTER in broker["brokerAddrs"]}

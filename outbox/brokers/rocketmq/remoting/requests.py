@@ -103,7 +103,11 @@ def found(answer: RemotingAnswer, key: str) -> list[StoredMessage]:
     if answer.code in (NOTHING_FOUND, NO_SUCH_TOPIC):
         return []
     messages = stored_messages(answer.checked().body)
-    return [one for one in messages if key in one.properties.get("KEYS", "").split(" ") or key == one.properties.get("UNIQ_KEY")]
+    return [
+        message
+        for message in messages
+        if key in message.properties.get("KEYS", "").split(" ") or key == message.properties.get("UNIQ_KEY")
+    ]
 
 
 def view(log_offset: int) -> Request:
