@@ -23,7 +23,7 @@ class Metadata(MetadataHookInterface):
         text = RELATIVE_LINK.sub(f"]({pages}/", readme).replace(".png)", ".png?raw=true)")
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {
-            "Documentation": f"{pages}/docs/README.md",
+            "Documentation": f"{pages}/docs/index.md",
             "Changelog": f"{pages}/CHANGELOG.md",
             "Repository": repository,
             "Issues": f"{repository}/issues",
