@@ -59,4 +59,5 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
     if page == "index":
         _, *sections = re.split(r"^## (.+)\n", source[0], flags=re.MULTILINE)
         for caption, table in zip(sections[::2], sections[1::2], strict=True):
-            source[0] += TREE.format(caption=caption, pages="\n".join(re.findall(r"\]\((.+)\.md\)", table)))
+            rows = re.findall(r"^\| \[(.+)\]\((.+)\.md\)", table, flags=re.MULTILINE)
+            source[0] += TREE.format(caption=caption, pages="\n".join(f"{name} <{path}>" for name, path in rows))
