@@ -18,7 +18,7 @@ from outbox.pipeline import conf as pipeline_conf
 from tests.quotes import python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docker/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docker/README.md", ROOT / "tests/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose Python blocks run just as they stand, each in a process of its own.
 ALONE = ["how-to/message-types.md", "how-to/deploy.md"]
