@@ -8,7 +8,15 @@ import pytest
 from outbox.models import State
 
 ROOT = Path(__file__).resolve().parents[1]
-ALONE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docker/README.md", "tests/README.md", "tests/fault-points.md")
+ALONE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "docker/README.md",
+    "tests/README.md",
+    "tests/fault-points.md",
+)
 PAGES = [ROOT / name for name in ALONE] + sorted((ROOT / "docs").rglob("*.md"))
 # All but what is looked up in, and the pages of decisions, which have a form of their own.
 READ_THROUGH = sorted(
