@@ -15,7 +15,7 @@ _pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 project = _pyproject["project"]["name"]
 version = release = _pyproject["project"]["version"]
-REPOSITORY = f"https://github.com/{_pyproject['tool']['hatch']['metadata']['hooks']['custom']['account']}/{project}"
+REPOSITORY = _pyproject["project"]["urls"]["Repository"]
 
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 exclude_patterns = ["generate"]

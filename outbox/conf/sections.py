@@ -39,7 +39,7 @@ class TopicSettings(Section, frozen=True):
 class RelaySettings(Section, frozen=True):
     """How the relay works. No guarantee depends on a time given here."""
 
-    batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of one topic in a claim; twice as many of all topics
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of a topic in a claim; 4 times as many under load
     lease: timedelta = timedelta(seconds=30)  # how long a claim lasts; a relay that dies loses its claims at once
     lanes: SmallCount = 16  # maximum number of relays at once in a database
     sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is committed again, where that is harmless

@@ -44,6 +44,10 @@ class FullScanTimer:
 
 MANY_TOPICS = 200  # a scan of all of them costs more than claiming a few hundred messages
 
+# While rounds are full and quick, claims double up to this many times the batch size: each round has a cost of its own.
+GROWTH, MAX_LIMIT = 4, 2000
+QUICK_SECONDS = 1.0
+
 
 @dataclass(slots=True)
 class Claims:
@@ -52,7 +56,7 @@ class Claims:
 
     Args:
         lease: how long other relays leave a batch alone, by the database's clock.
-        batch_size: the most messages per topic; twice as many for all topics together.
+        batch_size: the most messages per topic, while claims have not grown; twice as many for all topics together.
         in_transactions: whether the batches are sent in transactions of the lane.
         topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim looks only at the topics that had tickets in
             the last full scan, while they still have some and the next full scan is not due.
@@ -62,6 +66,7 @@ class Claims:
         after: id of the last topic looked at.
         busy: ids of the topics that had tickets in the last full scan. Empty: look at all topics.
         foreign: names of topics that are not this relay's, whatever their rows say.
+        limit: the most messages per topic in the next claim.
     """
 
     connection: Connection
@@ -79,10 +84,18 @@ class Claims:
     ordered_after: int = 0
     busy: frozenset[int] = frozenset()
     foreign: frozenset[str] = frozenset()
+    limit: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.limit = self.batch_size
         self.full_scans = FullScanTimer(self.clock)
         self.late_scans = FullScanTimer(self.clock)
+
+    def note_round(self, claimed: int, sent: int, seconds: float) -> None:
+        """Let the next claim grow after a full round that was quick and sent all of its messages; otherwise shrink it again."""
+        is_worth_more = self.limit <= claimed == sent and seconds < QUICK_SECONDS
+        grown = min(2 * self.limit, GROWTH * self.batch_size, max(MAX_LIMIT, self.batch_size))
+        self.limit = grown if is_worth_more else self.batch_size
 
     def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[ClaimedBatch]:
         """
@@ -90,7 +103,7 @@ class Claims:
 
         Args:
             without: names of topics to leave out.
-            limit: at most this many messages, of one topic; by default, `batch_size` applies.
+            limit: at most this many messages, of one topic; by default, the limit of the claims.
             only: the name of the only topic to look at.
         """
         scope = self._scope(without, only)
@@ -111,7 +124,7 @@ class Claims:
             scope,
             lane=self.lane.number,
             lease=self.lease,
-            limit=limit or self.batch_size,
+            limit=limit or self.limit,
             after=self.after,
             topic_limit=_topic_limit(limit),
             scan_from={} if is_full_scan else self.scan_positions,
@@ -168,7 +181,7 @@ class Claims:
                 self._scope(without, only),
                 lane=self.lane.number,
                 lease=self.lease,
-                limit=limit or self.batch_size,
+                limit=limit or self.limit,
                 after=self.ordered_after,
                 topic_limit=_topic_limit(limit),
             )

@@ -131,7 +131,7 @@ class TestBuilt:
         (path,) = built.glob("*.tar.gz")
         with tarfile.open(path) as archive:
             names = {name.partition("/")[2] for name in archive.getnames()}
-        explained = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml"}
+        explained = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 
         assert names == FILES | explained
 

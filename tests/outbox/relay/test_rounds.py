@@ -26,6 +26,11 @@ def shown(broker, topic) -> list[str]:
     return [message.message_id for message in broker.visible(topic.name)]
 
 
+def claimed_sizes() -> list[int]:
+    """Return the numbers of messages of the batches that were claimed, in order."""
+    return [len(batch.message_ids) for batch in Batch.objects.filter(origin_id=None).order_by("id")]
+
+
 class TestDrain:
     @pytest.mark.parametrize("kind", ["normal", "delay", "transaction"])
     def test_sends_what_waits_in_the_order_of_the_tickets(self, relay, broker, make_topic, kind):
@@ -91,13 +96,35 @@ class TestDrain:
         assert broker.halves() == []
         assert Batch.objects.get().state == State.SENT
 
-    def test_goes_on_until_nothing_waits(self, make_relay, make_topic):
-        topic = make_topic()
-        TicketFactory.create_batch(5, topic=topic)
+    @pytest.mark.parametrize("kind", ["normal", "transaction", "fifo"])
+    def test_goes_on_until_nothing_waits_and_claims_more_after_full_rounds(self, make_relay, make_topic, kind):
+        topic = make_topic(kind)
+        for key in range(17):
+            TicketFactory(topic=topic, order_key=key if kind == "fifo" else None)
 
         drained = make_relay(batch_size=2).drain()
 
-        assert (drained.batches, drained.sent) == (3, 5)
+        assert drained.sent == 17
+        assert claimed_sizes() == [2, 4, 8, 3]
+
+    @pytest.mark.parametrize("trouble", ["slow", "refused"])
+    def test_claims_less_again_after_a_round_that_was_slow_or_did_not_send_all(
+        self, make_relay, make_topic, broker, clock, monkeypatch, trouble
+    ):
+        TicketFactory.create_batch(12, topic=make_topic())
+        relay, send = make_relay(batch_size=2), broker.send
+
+        def send_slowly(messages):
+            clock.now += 1 if len(messages) == 4 and trouble == "slow" else 0
+            if len(messages) == 4 and trouble == "refused":
+                broker.fail("send", SendStatus.REFUSED)
+            return send(messages)
+
+        monkeypatch.setattr(broker, "send", send_slowly)
+        for _ in range(3):
+            relay.step()
+
+        assert claimed_sizes()[:3] == [2, 4, 2]
 
     def test_ends_when_its_time_is_over(self, make_relay, make_topic, clock, broker, monkeypatch):
         TicketFactory.create_batch(3, topic=make_topic())
