@@ -15,10 +15,10 @@ _pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 project = _pyproject["project"]["name"]
 version = release = _pyproject["project"]["version"]
-REPOSITORY = f"https://github.com/{_pyproject['tool']['hatch']['metadata']['hooks']['custom']['account']}/{project}"
+REPOSITORY = _pyproject["project"]["urls"]["Repository"]
 
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
-exclude_patterns = ["README.md", "generate"]  # index.md has the first
+exclude_patterns = ["generate"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 nitpicky = True
@@ -28,13 +28,13 @@ html_title = f"{project} {release}"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 
 
-
-DECISIONS = """
-```{toctree}
+TREE = """
+```{{toctree}}
 :hidden:
 :glob:
+:caption: {caption}
 
-0*
+{pages}
 ```
 """
 
@@ -45,7 +45,7 @@ def setup(app: Sphinx) -> None:
 
 
 def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
-    """Have links to files that are no pages lead to the repository, and list the decisions below their own page."""
+    """Have links to files that are no pages lead to the repository, and add what the navigation is made of."""
     folder = (ROOT / "docs" / page).parent
 
     def absolute(link: re.Match[str]) -> str:
@@ -55,4 +55,9 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
 
     source[0] = re.sub(r"(\]\()(\.\./[^)#]*)(#[^)]*)?\)", absolute, source[0])
     if page == "decisions/README":
-        source[0] += DECISIONS
+        source[0] += TREE.format(caption="Decisions", pages="0*")
+    if page == "index":
+        _, *sections = re.split(r"^## (.+)\n", source[0], flags=re.MULTILINE)
+        for caption, table in zip(sections[::2], sections[1::2], strict=True):
+            rows = re.findall(r"^\| \[(.+)\]\((.+)\.md\)", table, flags=re.MULTILINE)
+            source[0] += TREE.format(caption=caption, pages="\n".join(f"{name} <{path}>" for name, path in rows))

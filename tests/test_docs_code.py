@@ -18,10 +18,10 @@ from outbox.pipeline import conf as pipeline_conf
 from tests.quotes import python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docker/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docker/README.md", ROOT / "tests/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Pages whose Python blocks run just as they stand, each in a process of its own.
-ALONE = ["how-to/catalogue.md", "how-to/upgrade-message-types.md", "how-to/deploy.md"]
+ALONE = ["how-to/message-types.md", "how-to/deploy.md"]
 
 # Pages whose Python blocks another test runs, or holds to be quotes of code that runs.
 ELSEWHERE = {
@@ -33,6 +33,7 @@ ELSEWHERE = {
     "how-to/extend.md": "outbox/test_extensions.py",
     "how-to/half-first.md": "outbox/half_first/test_page.py",
     "how-to/logs.md": "outbox/test_log_fields.py",
+    "how-to/move-here.md": "outbox/celery/test_move_here.py",
     "how-to/several-databases.md": "outbox/test_several_databases.py",
     "how-to/test.md": "outbox/testing/test_plugin.py",
     "how-to/write-a-broker.md": "contracts/harness.py",

@@ -10,7 +10,7 @@ import pytest
 from outbox.testing.crash import PLACES, TRANSACTIONS
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/explanation/fault-points.md").read_text()
+PAGE = (ROOT / "tests/fault-points.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/\S+?\.py)::(test_\w+)`", PAGE)))
 OF_PROTOCOL = range(1, 35)
 

@@ -76,7 +76,7 @@ class Ended(enum.StrEnum):
 
 
 class HalfStatus(enum.StrEnum):
-    """The state of a half message, as far as its broker can tell. Source: docs/explanation/not-found.md."""
+    """The state of a half message, as far as its broker can tell. Source: docs/explanation/half-messages.md."""
 
     VISIBLE = "visible"  # its message has reached the topic
     HIDDEN = "hidden"  # the half message is stored, and its message is not visible: it can be ended

@@ -81,7 +81,7 @@ class RocketMQHarness(RealTimeHarness):
     lateness = timedelta(seconds=30)
     remembers_ends = False
     # It says where it stores half messages, but an end is for whatever lies at its place: look it up first (docs/explanation/
-    # not-found.md). So what the contract says of places is not said of it.
+    # half-messages.md). So what the contract says of places is not said of it.
     places_halves = False
     can_lose_ends = True
     can_restart = True

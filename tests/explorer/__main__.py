@@ -1,4 +1,4 @@
-"""Explore schedules: `make explore`, or `python -m tests.explorer`. docs/how-to/explore-schedules.md describes it."""
+"""Explore schedules: `make explore`, or `python -m tests.explorer`. tests/README.md describes it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FAULTS = """## Faults"""
 
 EXPLORER = """## Schedules
 
-[The explorer](how-to/explore-schedules.md) ran {schedules:,} seeded schedules with {steps:,} steps in {seconds:,.0f} s, {rate} a
+[The explorer](../tests/README.md) ran {schedules:,} seeded schedules with {steps:,} steps in {seconds:,.0f} s, {rate} a
 second; {failed} failed."""
 
 MUTANTS = """## Rules that were taken out

@@ -7,7 +7,7 @@ index from one file of its log, and older messages are missing from it. In that 
 half message on, and the half message is read at its place, where it must have the expected id: a broker that was restored from
 a backup may have another message there.
 
-Source: docs/explanation/not-found.md.
+Source: docs/explanation/half-messages.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.factories import BatchFactory
 from tests.outbox.api.questions import question_of
 from tests.outbox.check_backs.halves import half_of
 
-PAGE = "docs/how-to/ask-by-hand.md"
+PAGE = "docs/how-to/half-first.md"
 
 
 def run_the_recipe(**variables):

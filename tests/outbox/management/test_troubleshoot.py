@@ -1,0 +1,46 @@
+"""docs/how-to/troubleshoot.md: its commands run, its quotes are from the code, and its findings are on their page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+
+import outbox
+from tests.quotes import ROOT
+
+TEXT = (ROOT / "docs/how-to/troubleshoot.md").read_text()
+FINDINGS = (ROOT / "docs/how-to/watch.md").read_text()
+# Commands that need neither a server nor an answer.
+COMMANDS = sorted(
+    set(re.findall(r"^\$ python manage\.py (outbox_(?:status|catalogue|maintenance|replay).*)$", TEXT, re.MULTILINE))
+)
+SAYINGS = re.findall(r"`([A-Z][a-z]+ [^`=]+|(?:was|has|does|is|its|it|ignored) [^`]+)`", TEXT)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+class TestTheCommands:
+    @pytest.mark.parametrize("line", COMMANDS)
+    def test_run(self, line: str, capsys: pytest.CaptureFixture[str]):
+        with suppress(SystemExit):
+            call_command(*shlex.split(line))
+
+        assert capsys.readouterr().out
+
+
+class TestTheTable:
+    def test_quotes_what_the_status_of_a_message_says(self):
+        said = (Path(outbox.__file__).parent / "monitoring/why.py").read_text()
+
+        assert len(SAYINGS) > 10
+        assert [text for text in SAYINGS if text not in said] == []
+
+    def test_names_findings_of_the_page_about_them(self):
+        named = set(re.findall(r"`(outbox\.[a-z_]+)`", TEXT)) - {"outbox.embedded"}
+
+        assert named
+        assert {name for name in named if f"`{name}`" not in FINDINGS} == set()
