@@ -28,7 +28,6 @@ html_title = f"{project} {release}"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 
 
-
 DECISIONS = """
 ```{toctree}
 :hidden:

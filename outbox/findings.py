@@ -6,9 +6,10 @@ It is Django's `CheckMessage`, so `SILENCED_SYSTEM_CHECKS` silences each by its 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from django.core.checks import WARNING, CheckMessage
+from django.core.checks import ERROR, WARNING, CheckMessage
 
 
 class Finding(CheckMessage):
@@ -21,11 +22,12 @@ class Finding(CheckMessage):
         msg: a sentence that says what is wrong.
         hint: a sentence that says what to do.
         error: the error of a broker or handler, for users who may view messages; "" if there is none.
-        level: of Django's levels.
+        level: of Django's levels; None: an error where the id says so, as `outbox.E004` does, else a warning.
     """
 
-    def __init__(self, finding_id: str, obj: str, msg: str, hint: str = "", *, error: str = "", level: int = WARNING) -> None:
-        super().__init__(level, msg, hint, obj, finding_id)
+    def __init__(self, finding_id: str, obj: str, msg: str, hint: str = "", *, error: str = "", level: int | None = None) -> None:
+        default = ERROR if re.search(r"\.E\d+$", finding_id) else WARNING
+        super().__init__(default if level is None else level, msg, hint, obj, finding_id)
         self.error = error
 
     @property
@@ -44,3 +46,35 @@ class Finding(CheckMessage):
 
     def __str__(self) -> str:
         return f"{self.obj[:1].upper()}{self.obj[1:]}: ({self.id}) {self.text} {self.hint}"
+
+
+BROKER_AWAY = "outbox.broker_away"
+BROKER_WEAK = "outbox.broker_weak"  # it does its work, and keeps less than its page promises
+MISCONFIGURED = "outbox.misconfigured"
+
+
+# What brokers find in their options and at their servers. The caller knows under which alias, and sets `obj`.
+def wrong_option(text: str, hint: str) -> Finding:
+    return Finding("outbox.E004", "", text, hint)
+
+
+def risky_option(text: str, hint: str) -> Finding:
+    return Finding("outbox.W048", "", text, hint)
+
+
+def misconfigured(text: str, hint: str) -> Finding:
+    return Finding(MISCONFIGURED, "", text, hint)
+
+
+def weak(text: str, hint: str) -> Finding:
+    return Finding(BROKER_WEAK, "", text, hint)
+
+
+def away(text: str, hint: str) -> Finding:
+    return Finding(BROKER_AWAY, "", text, hint)
+
+
+def broker_away(alias: str, text: str, error: str) -> Finding:
+    """Return that a broker does not answer, with the error that says why."""
+    step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
+    return Finding(BROKER_AWAY, f"broker {alias!r}", text, step, error=error)

@@ -13,12 +13,12 @@ from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 
 from outbox import conf, database, failpoints
-from outbox.brokers.base import Problem
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
+from outbox.findings import Finding, broker_away
 from outbox.logs import line_of
 
 
@@ -55,48 +55,46 @@ def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
 @register("outbox", deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W051: A broker cannot be reached, or it is weaker than its page promises.
+    broker_away: A broker cannot be reached.
 
-    Only asked together with `--database`. The hint says what to change at the server or in OPTIONS. (With `--deploy`.)
+    Start it, or correct its OPTIONS; messages wait, none is lost. (With `--deploy`.)
+
+    misconfigured: A broker's server lacks a topic, a group, a permission or a setting.
+
+    What the hint says. Messages of the topics concerned wait. (With `--deploy`.)
+
+    broker_weak: A broker works, and keeps less than its page promises.
+
+    The hint says what to change at the server or in OPTIONS. (With `--deploy`.)
+
+    clock: The clocks of a broker and of this machine differ.
+
+    Synchronize both with NTP. (With `--deploy`.)
     """
     if not databases:
         return []
+    brokers = {topic.broker: broker for _, topic, broker in known_topics()}
     return [
-        problem for alias in sorted({topic.broker for _, topic, _ in known_topics()}) for problem in _problems_of_server(alias)
+        finding
+        for alias, broker in sorted(brokers.items())
+        if not broker.check_settings(conf.settings().brokers[alias].options)  # which another check reports
+        for finding in ask_broker(alias)
     ]
 
 
-def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
-    broker_class, options = conf.broker_class(alias), conf.settings().brokers[alias].options
-    if broker_class.check_settings(options):  # another check reports it
-        return
-    try:
-        found = ask_broker(alias)
-    except BrokerUnavailable as error:
-        yield Caution(error.message, hint=error.hint, id="outbox.W051")
-        return
-    for problem in found:
-        yield Caution(f"Broker {alias!r}: {problem.text}", hint=problem.hint, id="outbox.W051")
-
-
-def ask_broker(alias: str) -> list[Problem]:
-    """
-    Return the problems that a broker finds at its server.
-
-    Raises:
-        BrokerUnavailable: the server cannot be reached.
-    """
+def ask_broker(alias: str) -> list[Finding]:
+    """Return what a broker finds at its server."""
     try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
             if TransactionalSends.has(broker):
                 TransactionalSends.of(broker).checked_lanes = dict.fromkeys(_sources(), conf.settings().relay.lanes)
-            return broker.check()
+            found = broker.check()
     except BrokerUnavailable as error:
-        raise BrokerUnavailable(
-            f"Broker {alias!r} cannot be reached: {line_of(error)}",
-            hint=f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.',
-        ) from error
+        return [broker_away(alias, "It cannot be reached.", line_of(error))]
+    for finding in found:
+        finding.obj = f"broker {alias!r}"
+    return found
 
 
 def _sources() -> Iterator[str]:

@@ -200,8 +200,8 @@ def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMes
     except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
         return
     if problem:
-        text = f"{name} returns {kind.__name__} for half_first, but {problem.text}"
-        yield Error(text, hint=problem.hint, id="outbox.E035")
+        text = f"{name} returns {kind.__name__} for half_first, but {problem[0]}"
+        yield Error(text, hint=problem[1], id="outbox.E035")
 
 
 def _type_of(topic: str) -> TopicType | None:

@@ -65,9 +65,8 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
             found.append(Error(error.message, hint=hint, id="outbox.E003"))
             continue
         for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
-            text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
-            kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W048")
-            found.append(kind(text, hint=problem.hint, id=number))
+            problem.obj = f'OUTBOX["BROKERS"]["{alias}"]'
+            found.append(problem)
     return found
 
 

@@ -79,7 +79,7 @@ def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
             setting = f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"]'
             subject = f"Broker {alias!r} keeps messages of topic {topic.name!r} for {kept} ({setting})"
             if kept and (problem := problem_of_retention(subject, kept, topic.remembered, f"lower {setting}")):
-                found.append(Caution(problem.text, hint=problem.hint, id="outbox.W052"))
+                found.append(Caution(problem.msg, hint=problem.hint, id="outbox.W052"))
     return found
 
 
@@ -117,7 +117,7 @@ def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
     classes = {topic.broker: broker for _, topic, broker in known_topics()}
     for alias, broker in sorted(classes.items()):
         options = known_settings().brokers[alias].options
-        if not any(problem.is_error for problem in broker.check_settings(options)):
+        if not any(problem.is_serious() for problem in broker.check_settings(options)):
             yield alias, broker, options
 
 

@@ -21,7 +21,7 @@ from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
 from outbox.extensions import Extension, extensions
-from outbox.findings import Finding
+from outbox.findings import Finding, broker_away
 from outbox.ids import first_id_at
 from outbox.logs import line_of
 from outbox.monitoring.blocking import read_blocking
@@ -156,8 +156,7 @@ def _brokers(status: Status) -> Iterator[Finding]:
         if group.trouble:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
-        step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
-        yield Finding(AttentionKind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
+        yield broker_away(alias, cause, error)
 
 
 def _relays(status: Status) -> Iterator[Finding]:

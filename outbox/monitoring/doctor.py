@@ -28,7 +28,7 @@ from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
 from outbox.extensions import extensions
-from outbox.findings import Finding
+from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, broker_away
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
 from outbox.monitoring.attention import AttentionKind, find_attention
@@ -63,7 +63,7 @@ def check_configuration() -> Iterator[Finding]:
         if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
     for problem in problems:
-        yield Finding(str(problem.id), "configuration", problem.msg, problem.hint or "", level=problem.level)
+        yield Finding(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or "", level=problem.level)
     if not problems:
         yield _ok("configuration", "the system checks found no problems")
 
@@ -182,17 +182,14 @@ def check_brokers() -> Iterator[Finding]:
 
 def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
-    try:
-        problems = ask_broker(alias)
-    except BrokerUnavailable as error:
-        text = error.message.removeprefix(f"Broker {alias!r} ")
-        yield Finding(AttentionKind.BROKER_AWAY, subject, text, error.hint, level=checks.ERROR)
-        return
-    for problem in problems:
-        yield Finding("outbox.W051", subject, problem.text, problem.hint)
-    if not any(problem.is_error for problem in problems):
+    found = ask_broker(alias)
+    for finding in found:
+        if finding.id == BROKER_AWAY:
+            finding.level = checks.ERROR
+    yield from found
+    if all(finding.id == BROKER_WEAK for finding in found):
         yield from _check_lanes(subject, alias)
-    if not problems:
+    if not found:
         took = time.monotonic() - began
         text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
         yield _ok(subject, text)
@@ -215,7 +212,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
-                yield Finding(AttentionKind.BROKER_AWAY, subject, error.message, error.hint)
+                yield broker_away(alias, "It cannot be reached.", line_of(error))
                 return
             yield Finding(
                 "outbox.restored",

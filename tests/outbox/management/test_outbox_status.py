@@ -9,9 +9,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox import conf, consumer
-from outbox.brokers.base import Backlog, Outgoing, Problem
+from outbox.brokers.base import Backlog, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
+from outbox.findings import risky_option
 from outbox.management import found
 from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class CarelessBroker(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
-        return [Problem(f"{topic.name} may be lost.", "Take care.", is_error=False) for topic in topics]
+        return [risky_option(f"{topic.name} may be lost.", "Take care.") for topic in topics]
 
 
 def status(*arguments):
