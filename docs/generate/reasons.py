@@ -203,8 +203,7 @@ CHECKS = {
     "E047": "`publish()` would raise.",
     "E058": "A worker would fail each second, and nobody would handle the group's messages.",
     "W070": "An operator would decide by old counts.",
-    "W057": "The first `publish()` would raise, and no command would run.",
-    "E053": "Messages of one project would wait for ever in the tables of another.",
+    "database_unfit": "The first `publish()` would raise, and no command would run.",
 }
 
 TABLES = {

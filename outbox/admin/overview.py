@@ -52,7 +52,7 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
     return {
         "status": status,
         "attention": [
-            {"id": one.id, "subject": one.obj, "cause": shown(one.msg, 500), "step": one.hint}
+            {"id": one.id, "subject": one.obj, "since": one.since, "cause": shown(one.msg, 500), "step": one.hint}
             | {"error": shown(one.error.rstrip("."), 500) if has_errors else ""}
             for one in find_attention(connection, status)
         ],

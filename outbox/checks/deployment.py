@@ -55,21 +55,9 @@ def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
 @register("outbox", deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    broker_away: A broker cannot be reached.
+    Return what the brokers of topics find at their servers, as the doctor does, where a database is named.
 
-    Start it, or correct its OPTIONS; messages wait, none is lost. (With `--deploy`.)
-
-    misconfigured: A broker's server lacks a topic, a group, a permission or a setting.
-
-    What the hint says. Messages of the topics concerned wait. (With `--deploy`.)
-
-    broker_weak: A broker works, and keeps less than its page promises.
-
-    The hint says what to change at the server or in OPTIONS. (With `--deploy`.)
-
-    clock: The clocks of a broker and of this machine differ.
-
-    Synchronize both with NTP. (With `--deploy`.)
+    Ids: `outbox.broker_away`, `outbox.misconfigured`, `outbox.broker_weak`, `outbox.clock`.
     """
     if not databases:
         return []

@@ -7,7 +7,7 @@ It sends nothing and takes no lane. What `outbox_status` says needs attention is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,10 +28,10 @@ from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
 from outbox.extensions import extensions
-from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, broker_away
+from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, Needs, broker_away, rule, rules
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
-from outbox.monitoring.attention import AttentionKind, find_attention
+from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
@@ -39,15 +39,27 @@ from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
+STATEMENT_SECONDS = 30  # of each statement; locks are waited for for two seconds
+UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
+
 
 def check() -> Iterator[Finding]:
     """Check the configuration, then what it refers to; yield each finding that is not silenced as soon as it is known."""
     configuration = list(check_configuration())
     yield from configuration
-    if any(finding.is_serious() for finding in configuration):  # the checks below need valid settings
+    if any(finding.is_serious() for finding in configuration):  # the rules below need valid settings
         return
-    for rule in (check_databases, check_brokers, check_processes, check_stored_messages, check_wakeups, check_endpoint):
-        yield from (finding for finding in rule() if not finding.is_silenced())
+    told: set[tuple[object, object]] = set()  # ids and subjects of earlier rules
+    for one in rules(Needs.SERVERS):
+        found = []
+        try:
+            for finding in one.find():
+                if not finding.is_silenced() and (finding.id, finding.obj) not in told:
+                    found.append(finding)
+                    yield finding
+        except Exception as error:
+            yield one.failed(error)
+        told |= {(finding.id, finding.obj) for finding in found if finding.id}
 
 
 def _ok(subject: str, text: str) -> Finding:
@@ -55,20 +67,21 @@ def _ok(subject: str, text: str) -> Finding:
 
 
 def check_configuration() -> Iterator[Finding]:
-    """Yield the messages of the system checks that the project has not silenced."""
+    """Yield what the system checks say of settings."""
+    yield from _run_checks(TAG) or [_ok("configuration", "the system checks found no problems")]
+
+
+def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Finding]:
+    """Return the messages of system checks that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
-    problems = [
-        problem
-        for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())
+    return [
+        Finding(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or "", level=problem.level)
+        for problem in checks.run_checks(tags=[tag], databases=databases)
         if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
-    for problem in problems:
-        yield Finding(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or "", level=problem.level)
-    if not problems:
-        yield _ok("configuration", "the system checks found no problems")
 
 
-CONNECT_SECONDS = 5  # to a database, or to Celery's server
+CONNECT_SECONDS = 5  # to Celery's server
 CLOCK_DIFFERENCE = timedelta(seconds=5)  # message ids contain the time of this host, leases that of the database
 
 VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
@@ -80,21 +93,52 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 """
 
 
+@rule(
+    *("outbox.database_away", "outbox.migrations", "outbox.missing_grants", "outbox.clock", "outbox.unsafe_database"),
+    needs=Needs.SERVERS,
+)
 def check_databases() -> Iterator[Finding]:
-    """Check each database that may hold messages."""
-    for alias in database.outbox_databases():
+    """
+    database_away: A database cannot be reached.
+
+    Start it, or correct `DATABASES`.
+
+    migrations: Migrations are missing.
+
+    Run `migrate`.
+
+    missing_grants: The role lacks privileges.
+
+    Run the statements of the hint as the owner of the tables.
+
+    clock: The clock of a database, or of a broker, and that of this host are more than some seconds apart.
+
+    Synchronize them with a time server.
+
+    unsafe_database: A crash of PostgreSQL may lose committed messages together with your rows.
+
+    Set what the hint names to on.
+    """
+    aliases = database.outbox_databases()
+    yield from _run_checks(checks.Tags.database, aliases)
+    for alias in aliases:
         subject = f"database {alias!r}"
         try:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 found = list(_check_database(subject, alias, connection))
-        except (NotMigrated, TablesLocked) as error:
-            text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
-            yield Finding("outbox.database_unfit", subject, text, error.hint, level=checks.ERROR)
+        except NotMigrated:  # the system check names it
+            pass
+        except TablesLocked as error:
+            yield _locked(alias, error)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
             yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.", level=checks.ERROR)
         else:
             yield from found
+
+
+def _locked(alias: str, error: TablesLocked) -> Finding:
+    return Finding("outbox.blocked", f"database {alias!r}", error.message, error.hint)
 
 
 def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
@@ -173,8 +217,17 @@ def _named(relations: list[str]) -> str:
     return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
 
 
+@rule("outbox.broker_away", "outbox.misconfigured", "outbox.broker_weak", "outbox.restored", needs=Needs.SERVERS)
 def check_brokers() -> Iterator[Finding]:
-    """Check each broker that has topics."""
+    """
+    broker_weak: A broker works, and keeps less than its page promises.
+
+    The hint says what to change at the server or in OPTIONS.
+
+    restored: A database was restored, or lost commits, so relays send again.
+
+    Warn readers that are not groups of the outbox.
+    """
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
             yield from _check_broker(f"broker {alias!r}", alias, len(topics))
@@ -209,7 +262,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
                     if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
                         continue
                     waiting = sum(one.unsent for one in read_status(connection, using).topics if one.broker == alias)
-            except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases reports it
+            except UNREADABLE:  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
                 yield broker_away(alias, "It cannot be reached.", line_of(error))
@@ -223,69 +276,6 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             )
 
 
-STATEMENT_SECONDS = 30
-
-
-def check_processes() -> Iterator[Finding]:
-    """Check the heartbeats of relays and consumers, then yield what needs attention."""
-    read: dict[str, Status] = {}
-    attention: list[Finding] = []
-    aliases = database.outbox_databases()
-    for alias in aliases:
-        try:
-            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
-                status = read_status(connection, alias)
-                for finding in find_attention(connection, status):
-                    if len(aliases) > 1 and "database" not in finding.obj:
-                        finding.obj += f" of database {alias!r}"
-                    attention.append(finding)
-        except TablesLocked as error:
-            yield Finding(AttentionKind.BLOCKED, f"processes of database {alias!r}", f"unknown. {error.message}", error.hint)
-        except (NotMigrated, psycopg.Error):  # check_databases reports it
-            pass
-        else:
-            read[alias] = status
-    for target in relay_targets():
-        if target.database in read:
-            yield from _sending(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
-    by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
-    for group in groups().values():
-        subject = f"group {group.name!r}"
-        is_missed = any(one.id == AttentionKind.NO_CONSUMER and one.obj.startswith(subject) for one in attention)
-        for alias in group.brokers:
-            if group.using in read and group.name not in by_beat:
-                live = _errors(read[group.using], "consumer", alias, group.name)
-                yield from _sending(f"consumer of {subject}, broker {alias!r}", live)
-                if not live and not is_missed:  # no message waits for it
-                    hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
-                    yield Finding(AttentionKind.NO_CONSUMER, subject, f"No consumer is running for broker {alias!r}.", hint)
-    yield from attention
-
-
-def _errors(status: Status, *does: str) -> list[str]:
-    """Return for each live process what keeps it from its work; "" if nothing does."""
-    return [process.error for process in status.processes if process.does == does and not process.is_silent]
-
-
-def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
-    """Yield that a process works; what needs attention has the others."""
-    if not all(live):
-        yield _ok(subject, "sends heartbeats")
-
-
-def check_stored_messages() -> Iterator[Finding]:
-    """Read a sample of the messages that consumers are still to get, as they will."""
-    for alias in stored.databases():
-        try:
-            readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
-        except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases or check_brokers reports it
-            continue
-        subject = f"messages in database {alias!r}"
-        if readings.read and not readings.unreadable:
-            yield _ok(subject, readings.text)
-        yield from (Finding("outbox.unreadable", subject, text, hint) for text, hint in readings.problems())
-
-
 WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
 
 NO_WORKERS_HINT = (
@@ -294,8 +284,13 @@ NO_WORKERS_HINT = (
 )
 
 
+@rule("outbox.celery_away", "outbox.no_worker", needs=Needs.SERVERS)
 def check_wakeups() -> Iterator[Finding]:
-    """Connect to Celery's server, as a wakeup does, and ask the workers there whether they take wakeups."""
+    """
+    celery_away: The server that wakeups go to cannot be reached.
+
+    Start it, or set `CELERY_WAKEUP` to `False`.
+    """
     for app in wakeup_app():
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
@@ -311,7 +306,8 @@ def check_wakeups() -> Iterator[Finding]:
             )
         else:
             yield _ok("wakeups", f"Celery's server {server} can be reached")
-            yield from (Finding(AttentionKind.NO_WORKER, "wakeups", text, hint) for text, hint in problems)
+            queue = f"queue {conf.settings().celery_queue!r}"
+            yield from (Finding("outbox.no_worker", queue, text, hint) for text, hint in problems)
 
 
 def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
@@ -330,8 +326,79 @@ def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
     return []
 
 
+@rule("outbox.no_consumer", "outbox.blocked", needs=Needs.SERVERS)
+def check_processes() -> Iterator[Finding]:
+    """Check the heartbeats of relays and consumers, then yield what needs attention."""
+    read: dict[str, Status] = {}
+    attention: list[Finding] = []
+    aliases = database.outbox_databases()
+    for alias in aliases:
+        try:
+            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+                status = read_status(connection, alias)
+                for finding in find_attention(connection, status):
+                    if len(aliases) > 1 and not finding.obj.startswith(("database", "queue")):
+                        finding.obj += f" of database {alias!r}"
+                    attention.append(finding)
+        except TablesLocked as error:
+            yield _locked(alias, error)
+        except UNREADABLE:  # check_databases reports it
+            pass
+        else:
+            read[alias] = status
+    for target in relay_targets():
+        if target.database in read:
+            yield from _sending(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
+    by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
+    for group in groups().values():
+        subject = f"group {group.name!r}"
+        is_missed = any(one.id == "outbox.no_consumer" and one.obj.startswith(subject) for one in attention)
+        for alias in group.brokers:
+            if group.using in read and group.name not in by_beat:
+                live = _errors(read[group.using], "consumer", alias, group.name)
+                yield from _sending(f"consumer of {subject}, broker {alias!r}", live)
+                if not live and not is_missed:  # no message waits for it
+                    hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
+                    yield Finding("outbox.no_consumer", subject, f"No consumer is running for broker {alias!r}.", hint)
+    yield from attention
+
+
+def _errors(status: Status, *does: str) -> list[str]:
+    """Return for each live process what keeps it from its work; "" if nothing does."""
+    return [process.error for process in status.processes if process.does == does and not process.is_silent]
+
+
+def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
+    """Yield that a process works; what needs attention has the others."""
+    if not all(live):
+        yield _ok(subject, "sends heartbeats")
+
+
+@rule("outbox.unreadable", needs=Needs.SERVERS)
+def check_stored_messages() -> Iterator[Finding]:
+    """
+    unreadable: A stored message cannot be read by this code: of a sample of those that consumers are still to get.
+
+    What the hint says.
+    """
+    for alias in stored.databases():
+        try:
+            readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
+        except UNREADABLE:  # check_databases or check_brokers reports it
+            continue
+        subject = f"messages in database {alias!r}"
+        if readings.read and not readings.unreadable:
+            yield _ok(subject, readings.text)
+        yield from (Finding("outbox.unreadable", subject, text, hint) for text, hint in readings.problems())
+
+
+@rule("outbox.check_back_endpoint", needs=Needs.SERVERS)
 def check_endpoint() -> Iterator[Finding]:
-    """Verify that the check-back endpoint accepts our signature, if settings have its URL."""
+    """
+    check_back_endpoint: The check-back endpoint, of which settings have the URL, does not accept our signature.
+
+    What the hint says.
+    """
     settings = conf.settings().check_back
     if not settings.url:
         return

@@ -197,13 +197,13 @@ CHECKED = [
     ),
     checked(
         "a task's topic is in TOPICS",
-        '(outbox.E004) OUTBOX["BROKERS"]["celery"]: Topic \'orders\' cannot go there',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) Topic \'orders\' cannot go there',
         (SETTINGS, "", 'OUTBOX["TOPICS"] = {"orders": {"BROKER": "celery"}}'),
         page="celery-tasks.md",
     ),
     checked(
         "the project imports no Celery app",
-        '(outbox.E004) OUTBOX["BROKERS"]["celery"]: There is no Celery app here.',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) There is no Celery app here.',
         ("mysite/__init__.py", "from mysite.celery import app", ""),
         page="celery-tasks.md",
     ),
@@ -418,7 +418,7 @@ CALLED = [
 COMMANDS = [
     Play(
         {
-            CHECK_DATABASE: {"migrate was not run": "(outbox.W057) " + NO_TABLES.replace(". ", ".\n\tHINT: ", 1)},
+            CHECK_DATABASE: {"migrate was not run": "(outbox.database_unfit) " + NO_TABLES.replace("Database 'default'", "It")},
             call("publish(OrderPlaced(order_id=1))"): {"publish() before migrate": NO_TABLES},
             ("outbox_relay", "--once"): {"a relay before migrate": f"CommandError: {NO_TABLES}"},
             ("outbox_status",): {"the status before migrate": f"CommandError: {NO_TABLES}"},

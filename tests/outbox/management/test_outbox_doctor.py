@@ -54,7 +54,7 @@ class TestOutboxDoctor:
         (line,) = capsys.readouterr().out.splitlines()
         [found] = json.loads(line)["findings"]
         assert (found.pop("subject"), found.pop("hint")) == (ERROR.obj, ERROR.hint)
-        assert found == {"id": "outbox.away", "level": "error", "text": "is away"}
+        assert found == {"id": "outbox.away", "level": "error", "text": "is away", "since": None}
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_examines_the_shop(self, capsys, only_the_shops_types):
