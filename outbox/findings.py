@@ -69,8 +69,13 @@ class Finding(CheckMessage):
         known = {"id": self.id, "level": self.level_name, "subject": self.obj, "text": self.text, "hint": self.hint}
         return known | {"since": self.since and self.since.isoformat()}
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> str:
+        """All of it, in one line."""
         return f"{self.obj[:1].upper()}{self.obj[1:]}{self.since_text}: ({self.id}) {self.text} {self.hint}"
+
+    def __str__(self) -> str:
+        return f"{self.obj}: ({self.id}) {self.text}" + (f"\n\tHINT: {self.hint}" if self.hint else "")
 
 
 class Needs(enum.Enum):
@@ -91,8 +96,7 @@ class Rule(NamedTuple):
     def failed(self, error: Exception) -> Finding:
         """
         rule_fails: A rule raises an error when it is asked, such as one of an app that [extends the outbox](../how-to/extend.md).
-
-        Correct what the error names; where its tables are missing, run `migrate`. The other rules are told.
+            Correct what the error names; where its tables are missing, run `migrate`. The other rules are told.
         """
         step = "Correct what its error names; where tables are missing, run manage.py migrate."
         return Finding(RULE_FAILS, f"rule {self.ids[0]}", "It fails when it is asked.", step, error=line_of(error))

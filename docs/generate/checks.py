@@ -37,8 +37,9 @@ DOCTOR = """
 `outbox_doctor` asks servers, too. `manage.py check --deploy --database` asks the brokers among them.
 """
 
-NAME = r"(?:[EW]\d{3}|(?:\w+\.)?[a-z]+(?:_[a-z]+)*)"
-ENTRY = re.compile(rf"^({NAME}(?:, {NAME})*): (.+?)\n\n(.+?)(?=\n\n{NAME}(?:, {NAME})*: |\Z)", re.DOTALL | re.MULTILINE)
+IDS = r"((?:(?:[EW]\d{3}|database_unfit)(?:, )?)+)"
+ENTRY = re.compile(rf"^{IDS}: (.+?)\n\n(.+?)(?=\n\n{IDS}: |\Z)", re.DOTALL | re.MULTILINE)
+ENTRY_OF_RULE = re.compile(r"^([\w.]+): (.+?)\n {4}(.+?)(?=\n\S|\Z)", re.DOTALL | re.MULTILINE)
 
 CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
 
@@ -60,7 +61,7 @@ def entries(*packages: str) -> Iterator[tuple[str, str, str, str]]:
     """Return id, when, what is found and what to do about it, as the docstrings of registered checks say, by id."""
     functions = [check for check in registry.get_checks(include_deployment_checks=True) if check.__module__.startswith(packages)]
     found = [(entry, _when(function)) for function in functions for entry in ENTRY.findall(getdoc(function) or "")]
-    rows = [(number, when, what, how) for (ids, what, how), when in found for number in ids.split(", ")]
+    rows = [(number, when, what, how) for (ids, what, how, _), when in found for number in ids.split(", ")]
     for number, when, what, how in sorted(rows, key=lambda row: row[0][1:]):
         yield number, when, what, how.replace(" (With `--deploy`.)", "")
 
@@ -69,7 +70,7 @@ def entries_of(*needs: Needs) -> Iterator[tuple[str, str, str]]:
     """Return id, what is found and what to do about it, as the docstrings of rules say, in the order in which they are asked."""
     functions = [one.find for one in rules(*needs)] + ([Rule.failed] if Needs.STATUS in needs else [])
     for function in functions:
-        for name, what, how in ENTRY.findall(getdoc(function) or ""):
+        for name, what, how in ENTRY_OF_RULE.findall(getdoc(function) or ""):
             yield name if "." in name else f"outbox.{name}", what, how
 
 

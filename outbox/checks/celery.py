@@ -7,13 +7,14 @@ This module does not import Celery: a project with a Celery app has imported it 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings
 from outbox.consuming.register import groups, known_groups
 
@@ -24,8 +25,8 @@ FALLBACK = "default"  # the name of the app that Celery creates where the projec
 OR_NO_WAKEUPS = 'Where all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
-@register("outbox")
-def check_beat(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_beat() -> Iterable[CheckMessage]:
     """
     W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
 
@@ -36,8 +37,8 @@ def check_beat(**kwargs: Any) -> list[CheckMessage]:
     return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]
 
 
-@register("outbox")
-def check_eager(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_eager() -> Iterable[CheckMessage]:
     """
     W031: Celery's `task_always_eager` is on, and wakeups are sent.
 
@@ -55,8 +56,8 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_consumed_groups(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_consumed_groups() -> Iterable[CheckMessage]:
     """
     E058: Celery's beat consumes for a group that no `@consumer` is in.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 
 from outbox import conf, database, failpoints
 from outbox.brokers.capabilities import TransactionalSends
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.database.identity import read_identity
@@ -22,8 +23,8 @@ from outbox.findings import Finding, broker_away
 from outbox.logs import line_of
 
 
-@register("outbox", deploy=True)
-def check_durability(**kwargs: Any) -> list[CheckMessage]:
+@check(deploy=True)
+def check_durability() -> Iterable[CheckMessage]:
     """
     E032: Topics use a broker that is for tests.
 
@@ -39,17 +40,16 @@ def check_durability(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox", deploy=True)
-def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
+@check(deploy=True)
+def check_failpoints() -> Iterable[CheckMessage]:
     """
     W033: Failpoints are set.
 
     They end processes on purpose, for tests. Remove the environment variable. (With `--deploy`.)
     """
-    if not os.environ.get(failpoints.VARIABLE):
-        return []
-    text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
-    return [Caution(text, hint="Remove the environment variable.", id="outbox.W033")]
+    if os.environ.get(failpoints.VARIABLE):
+        text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
+        yield Caution(text, hint="Remove the environment variable.", id="outbox.W033")
 
 
 @register("outbox", deploy=True)

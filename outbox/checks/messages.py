@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import msgspec.inspect
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf
+from outbox.checks.decorators import check
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import topic_problem
 from outbox.half_first.build import built_types
@@ -21,8 +21,8 @@ PLAIN = (str, int, float, bool, list, dict, type(None))
 """The types of values decoded from JSON."""
 
 
-@register("outbox")
-def check_topics(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topics() -> Iterable[CheckMessage]:
     """
     E005: A message type has no topic.
 
@@ -35,8 +35,8 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_topic(kind)]
 
 
-@register("outbox")
-def check_keys(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_keys() -> Iterable[CheckMessage]:
     """
     E013: `Meta.key` or `Meta.mask` of a message type is not a field of it.
 
@@ -50,8 +50,8 @@ def check_keys(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
 
 
-@register("outbox")
-def check_fields(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_fields() -> Iterable[CheckMessage]:
     """
     E047: A field of a message type has a type that JSON cannot represent.
 
@@ -61,8 +61,8 @@ def check_fields(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
 
 
-@register("outbox")
-def check_annotations(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_annotations() -> Iterable[CheckMessage]:
     """
     W060: A message type has an attribute without an annotation.
 
@@ -83,35 +83,33 @@ def check_annotations(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_upgrades() -> Iterable[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
 
     A body is upgraded step by step: each version from the oldest one up to the one before `Meta.version` needs an upgrade. The
     version before the current one always does: its messages may wait in the database, at the broker or as dead letters.
     """
-    found: list[CheckMessage] = []
     for kind in message_types().values():
         steps, version = kind._upgrades, kind._meta.version
         for step in sorted(step for step in steps if step >= version):
             text = f"Message type {_name(kind)} is at version {version} but has an upgrade from version {step}."
-            found.append(Error(text, hint=f"Raise Meta.version to {step + 1}, or remove the upgrade.", id="outbox.E015"))
+            yield Error(text, hint=f"Raise Meta.version to {step + 1}, or remove the upgrade.", id="outbox.E015")
         if version > 1 and not steps:
             text = (
                 f"Message type {_name(kind)} is at version {version} and has no upgrade from version {version - 1}, whose "
                 "messages would become dead letters."
             )
             hint = f"Add @{kind.__name__}.upgrade_from({version - 1}); if no such message exists, return the body as it is."
-            found.append(Error(text, hint=hint, id="outbox.E015"))
+            yield Error(text, hint=hint, id="outbox.E015")
         for step in sorted(set(range(min(steps, default=version), version)) - set(steps)):
             text = f"Message type {_name(kind)} has an upgrade from version {min(steps)}, but not from version {step}."
-            found.append(Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015"))
-    return found
+            yield Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015")
 
 
-@register("outbox")
-def check_half_first(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_half_first() -> Iterable[CheckMessage]:
     """
     E035: A function for `half_first` returns a message type whose topic has no half messages.
 

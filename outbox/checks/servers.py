@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import wraps
-from typing import Any
 
 import psycopg
-from django.core.checks import ERROR, CheckMessage, Error, Tags, register
+from django.core.checks import ERROR, CheckMessage, Error
 from django.core.checks import Warning as Caution
-from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections, router
 
 from outbox import database
+from outbox.checks.decorators import LIMITS, check_each_database
 from outbox.checks.settings import known_topics
 from outbox.database import Connection
 from outbox.database.connections import SCHEMA
@@ -30,31 +28,10 @@ IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout
 
 TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
 
-LIMITS = {"lock_timeout": "2s", "statement_timeout": "5s"}
-
 ENCODING = "SELECT current_setting('server_encoding')"
 
 
-Check = Callable[[str, Connection], Iterable[CheckMessage]]
-
-
-def on_each_database(check: Check) -> Check:
-    """Register a check that is called with each of the outbox's databases among those given; it skips one that is away."""
-
-    @wraps(check)
-    def checked(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-        found: list[CheckMessage] = []
-        for alias in set(databases or ()) & set(database.outbox_databases()):
-            with suppress(DatabaseError, psycopg.Error), database.connect(alias, settings=LIMITS) as connection:
-                found.extend(check(alias, connection))
-        return found
-
-    del checked.__wrapped__  # Django looks at the signature
-    register(checked, "outbox", Tags.database)
-    return check
-
-
-@on_each_database
+@check_each_database
 def check_version(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E024: The PostgreSQL server is too old.
@@ -68,7 +45,7 @@ def check_version(alias: str, connection: Connection) -> Iterator[CheckMessage]:
         yield Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")
 
 
-@on_each_database
+@check_each_database
 def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     database_unfit: A database lacks tables of the outbox, is a replica, hides their rows, or they belong to another project.
@@ -97,7 +74,7 @@ def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
         yield Finding("outbox.database_unfit", subject, f"It lacks the tables {', '.join(missing)}.", hint, level=ERROR)
 
 
-@on_each_database
+@check_each_database
 def check_encoding(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E055: The database is not encoded in UTF-8.
@@ -115,7 +92,7 @@ def check_encoding(alias: str, connection: Connection) -> Iterator[CheckMessage]
         )
 
 
-@on_each_database
+@check_each_database
 def check_pooler(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     W025: The database is behind a pooler in transaction mode, and no alias bypasses it.
@@ -128,7 +105,7 @@ def check_pooler(alias: str, connection: Connection) -> Iterator[CheckMessage]:
         yield Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")
 
 
-@on_each_database
+@check_each_database
 def check_direct_databases(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E045: An alias of `OUTBOX["DIRECT_DATABASES"]` is another database than the one whose pooler it should bypass.
@@ -144,7 +121,7 @@ def check_direct_databases(alias: str, connection: Connection) -> Iterator[Check
         )
 
 
-@on_each_database
+@check_each_database
 def check_idle_transactions(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     W049: There are ordered topics, and the database does not end idle transactions.
@@ -167,7 +144,7 @@ def check_idle_transactions(alias: str, connection: Connection) -> Iterator[Chec
     )
 
 
-@on_each_database
+@check_each_database
 def check_schemas(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E034: The outbox has tables in a schema that no database in settings uses.

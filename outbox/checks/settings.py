@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
+from outbox.checks.decorators import check
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
-@register("outbox")
-def check_settings(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_settings() -> Iterable[CheckMessage]:
     """
     E001: `OUTBOX` has an unknown name or a wrong value.
 
@@ -27,12 +27,11 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        return [Error(error.message, hint=error.hint, id="outbox.E001")]
-    return []
+        yield Error(error.message, hint=error.hint, id="outbox.E001")
 
 
-@register("outbox")
-def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topic_names() -> Iterable[CheckMessage]:
     """
     E002: A topic has a name that some brokers do not accept.
 
@@ -45,8 +44,8 @@ def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_brokers(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_brokers() -> Iterable[CheckMessage]:
     """
     E003: A BACKEND cannot be imported, or is not a broker.
 
@@ -56,22 +55,20 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 
     The hint is the broker's own; docs/reference/settings.md lists the options of each.
     """
-    found: list[CheckMessage] = []
     for alias, broker in known_settings().brokers.items():
         try:
             backend = conf.broker_class(alias)
         except ConfigurationError as error:
             hint = f"{_topics_hint(alias)} {error.hint}".strip()
-            found.append(Error(error.message, hint=hint, id="outbox.E003"))
+            yield Error(error.message, hint=hint, id="outbox.E003")
             continue
         for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
             problem.obj = f'OUTBOX["BROKERS"]["{alias}"]'
-            found.append(problem)
-    return found
+            yield problem
 
 
-@register("outbox")
-def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topic_types() -> Iterable[CheckMessage]:
     """
     E008: A topic has a type that its broker does not support.
 

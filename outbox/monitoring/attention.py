@@ -76,8 +76,7 @@ def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
 def _read_only(status: Status) -> Iterator[Finding]:
     """
     read_only: The database accepts no writes.
-
-    Set `default_transaction_read_only = off`, or see why the server is read-only, such as a full disk.
+        Set `default_transaction_read_only = off`, or see why the server is read-only, such as a full disk.
     """
     if status.is_read_only:
         cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
@@ -89,8 +88,7 @@ def _read_only(status: Status) -> Iterator[Finding]:
 def _brokers(status: Status) -> Iterator[Finding]:
     """
     broker_away: A relay cannot send to a broker, or it cannot be reached.
-
-    Start the broker, or correct its OPTIONS. Messages wait; none is lost.
+        Start the broker, or correct its OPTIONS. Messages wait; none is lost.
     """
     away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
@@ -108,12 +106,9 @@ def _brokers(status: Status) -> Iterator[Finding]:
 def _relays(status: Status) -> Iterator[Finding]:
     """
     no_relay: No relay of a broker has sent a heartbeat for 8 s.
-
-    Start `outbox_relay`, or see that Celery's worker and beat run.
-
+        Start `outbox_relay`, or see that Celery's worker and beat run.
     no_checker: The processes that answered the broker's check-backs are gone.
-
-    Start `outbox_relay` or `outbox_checker`.
+        Start `outbox_relay` or `outbox_checker`.
     """
     for alias in _aliases():
         relays, checkers = status.processes_of("relay", alias), status.processes_of("checker", alias)
@@ -146,8 +141,7 @@ HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id 
 def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     no_worker: Commits send wakeups to Celery, and no worker takes them; long-running relays send the messages.
-
-    Start a worker with `--queues outbox`, or set `CELERY_WAKEUP` to `False`. The doctor asks the workers themselves.
+        Start a worker with `--queues outbox`, or set `CELERY_WAKEUP` to `False`. The doctor asks the workers themselves.
     """
     # A worker that takes a wakeup runs a relay, whose heartbeat is kept for STALE_AFTER. So messages that are older than a minute
     # and newer than that, without such a heartbeat, show that no worker takes them.
@@ -168,8 +162,7 @@ def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
 def _beat(status: Status) -> Iterator[Finding]:
     """
     no_beat: Celery's beat sends no sweep, though its schedule has one, and workers relay on wakeups alone.
-
-    Start `celery beat`.
+        Start `celery beat`.
     """
     for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
         relays = [one for one in status.processes_of("relay", alias) if not one.is_silent]
@@ -187,8 +180,7 @@ def _beat(status: Status) -> Iterator[Finding]:
 def _failing(status: Status) -> Iterator[Finding]:
     """
     process_fails: A relay, consumer, check loop or checker runs and cannot do its work, with the server's words.
-
-    Correct what it names, such as a missing permission. The process tries again by itself.
+        Correct what it names, such as a missing permission. The process tries again by itself.
     """
     step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
     away = {finding.obj for finding in _brokers(status)}  # its loops fail for that reason
@@ -210,8 +202,7 @@ def _failing(status: Status) -> Iterator[Finding]:
 def _silent(status: Status) -> Iterator[Finding]:
     """
     process_silent: One of several processes was killed or is frozen, and others do its work.
-
-    Restart it.
+        Restart it.
     """
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
@@ -227,25 +218,16 @@ def _silent(status: Status) -> Iterator[Finding]:
 def _topics(status: Status) -> Iterator[Finding]:
     """
     rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
-
-    `outbox_replay --unsent --all`, or `--discard`.
-
+        `outbox_replay --unsent --all`, or `--discard`.
     paused: A topic has been paused for more than a day.
-
-    `outbox_pause TOPIC --resume`.
-
+        `outbox_pause TOPIC --resume`.
     unknown_topic: Messages wait in a topic that the settings do not have.
-
-    Restore the topic until they are sent.
-
+        Restore the topic until they are sent.
     misconfigured: A topic, a group, a permission or a setting is not at the broker as it is needed, or the queue of a group was
     deleted.
-
-    Correct it at the broker; restart the group's consumers, then run the audit.
-
+        Correct it at the broker; restart the group's consumers, then run the audit.
     send_fails: Sending a message has failed ten times.
-
-    See its page.
+        See its page.
     """
     for topic in status.topics:
         subject = f"topic {topic.name!r}"
@@ -276,8 +258,7 @@ def _topics(status: Status) -> Iterator[Finding]:
 def _late(status: Status) -> Iterator[Finding]:
     """
     late: A message has waited for more than a minute.
-
-    [Ask why](../how-to/watch.md#why-is-this-message-not-out-yet).
+        [Ask why](../how-to/watch.md#why-is-this-message-not-out-yet).
     """
     for topic in status.topics:
         is_known = topic.name in conf.settings().topics or not topic.unsent
@@ -292,13 +273,10 @@ def _undelivered(status: Status) -> Iterator[Finding]:
     """
     no_handler: Messages of a topic wait for a group that has no handler here, and no consumer of another release has taken
     them in the last hour; or deferred messages are due, and no live process has a handler.
-
-    Start the consumers of the release that has one, or restore it until they are handled; if it was removed for good,
-    [drop them](../how-to/deploy.md#remove-a-consumer-group).
-
+        Start the consumers of the release that has one, or restore it until they are handled; if it was removed for good,
+        [drop them](../how-to/deploy.md#remove-a-consumer-group).
     given_up: The broker's server gave messages of a group up by itself, and no consumer has fetched them.
-
-    Start its consumers, which store them as dead letters.
+        Start its consumers, which store them as dead letters.
     """
     for group in status.groups:
         subject = f"group {group.consumer_group!r}"
@@ -333,8 +311,7 @@ def _consumers(status: Status) -> Iterator[Finding]:
     """
     no_consumer: Messages wait for a group, at the broker or deferred, and no consumer of it is running. The doctor also names
     groups for which no message waits.
-
-    `outbox_consume --group NAME`.
+        `outbox_consume --group NAME`.
     """
     for group in status.groups:
         waiting = group.backlog
@@ -362,16 +339,11 @@ def _progress(status: Status) -> Iterator[Finding]:
     """
     group_stuck: A handler has been running for a minute, and longer than its `time_limit`; or messages of a topic wait, and none
     of them was handled for a minute; or deferred messages have been due for a minute.
-
-    Look for what the handler waits for, and set a `time_limit`.
-
+        Look for what the handler waits for, and set a `time_limit`.
     group_fails: Messages of a topic have failed for more than a minute, whatever else the group handles.
-
-    Correct the handler.
-
+        Correct the handler.
     group_slow: At the pace of the last minutes, the backlog takes more than ten minutes.
-
-    Start more consumers, or use `batch_size`.
+        Start more consumers, or use `batch_size`.
     """
     for group in status.groups:
         live = [one for one in status.processes_of("consumer", group.broker, group.consumer_group) if not one.is_silent]
@@ -434,13 +406,10 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
 def _deferred(status: Status) -> Iterator[Finding]:
     """
     dead_letters: A group gave messages up; as long as there are any.
-
-    Correct the cause, then `outbox_replay`, or discard.
-
+        Correct the cause, then `outbox_replay`, or discard.
     most_deferred: A group has deferred half as many messages of a topic as `MOST_DEFERRED`; from all of it on, it does not
     receive the topic until half of them are gone.
-
-    Correct the handler, or start more consumers.
+        Correct the handler, or start more consumers.
     """
     most = conf.settings().consumer.most_deferred
     for deferred in (one for one in status.deferred if not one.reason):  # also of groups that this process no longer has
@@ -484,13 +453,10 @@ def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     blocked: A session has locks of the outbox for which others have waited for more than 5 s: publishers of a key, relays,
     consumers. The finding names it, and who waits.
-
-    Commit or roll back there, or end it with the command named.
-
+        Commit or roll back there, or end it with the command named.
     long_transaction: A transaction has been open for more than 10 minutes: it keeps dead rows, beside which deferred messages are
     found slowly.
-
-    End it.
+        End it.
     """
     for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
         yield Finding("outbox.blocked", session.subject, session.cause, session.step, seconds=session.waiting_seconds)
@@ -506,21 +472,15 @@ def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
 def _records(status: Status) -> Iterator[Finding]:
     """
     gap: Numbers did not arrive, and the broker has no more of them for the group.
-
-    [See them, and deliver them again](../how-to/replay.md#messages-that-a-group-lost-or-ignored): `outbox_replay --lost`.
-
+        [See them, and deliver them again](../how-to/replay.md#messages-that-a-group-lost-or-ignored): `outbox_replay --lost`.
     ignored: Messages of a type came in the last hour, and no group of the database handled them: those that read the topic had no
     handler.
-
-    Add or restore a handler, then [`outbox_replay --ignored --all`](../how-to/replay.md#messages-that-a-group-lost-or-ignored).
-
+        Add or restore a handler, then [`outbox_replay --ignored
+        --all`](../how-to/replay.md#messages-that-a-group-lost-or-ignored).
     parked: The broker sends no more check-backs about half messages.
-
-    Check back about them in the admin.
-
+        Check back about them in the admin.
     code_differs: The processes of a group have had different code for an hour.
-
-    Deploy the same code to all.
+        Deploy the same code to all.
     """
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
@@ -547,9 +507,8 @@ def _records(status: Status) -> Iterator[Finding]:
 def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     no_maintenance: The partition of tomorrow is missing, days are kept two days past their retention, or the maintenance fails.
-
-    Check that a relay, or beat's `outbox-maintenance`, runs; where relays do not own the tables,
-    [run `outbox_maintenance` as their owner](../how-to/deploy.md#roles).
+        Check that a relay, or beat's `outbox-maintenance`, runs; where relays do not own the tables, [run `outbox_maintenance`
+        as their owner](../how-to/deploy.md#roles).
     """
     errors = {one.errors[MAINTENANCE] for one in status.processes if MAINTENANCE in one.errors and not one.is_silent}
     causes = ["The maintenance fails."] if errors else []

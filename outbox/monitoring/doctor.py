@@ -20,8 +20,8 @@ from django.db.migrations.executor import MigrationExecutor
 from outbox import conf, database
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.check_backs.ask import explain, probe
-from outbox.checks import TAG
 from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
+from outbox.checks.decorators import TAG
 from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
 from outbox.database import Connection
@@ -100,24 +100,15 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 def check_databases() -> Iterator[Finding]:
     """
     database_away: A database cannot be reached.
-
-    Start it, or correct `DATABASES`.
-
+        Start it, or correct `DATABASES`.
     migrations: Migrations are missing.
-
-    Run `migrate`.
-
+        Run `migrate`.
     missing_grants: The role lacks privileges.
-
-    Run the statements of the hint as the owner of the tables.
-
+        Run the statements of the hint as the owner of the tables.
     clock: The clock of a database, or of a broker, and that of this host are more than some seconds apart.
-
-    Synchronize them with a time server.
-
+        Synchronize them with a time server.
     unsafe_database: A crash of PostgreSQL may lose committed messages together with your rows.
-
-    Set what the hint names to on.
+        Set what the hint names to on.
     """
     aliases = database.outbox_databases()
     yield from _run_checks(checks.Tags.database, aliases)
@@ -221,12 +212,9 @@ def _named(relations: list[str]) -> str:
 def check_brokers() -> Iterator[Finding]:
     """
     broker_weak: A broker works, and keeps less than its page promises.
-
-    The hint says what to change at the server or in OPTIONS.
-
+        The hint says what to change at the server or in OPTIONS.
     restored: A database was restored, or lost commits, so relays send again.
-
-    Warn readers that are not groups of the outbox.
+        Warn readers that are not groups of the outbox.
     """
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
@@ -288,8 +276,7 @@ NO_WORKERS_HINT = (
 def check_wakeups() -> Iterator[Finding]:
     """
     celery_away: The server that wakeups go to cannot be reached.
-
-    Start it, or set `CELERY_WAKEUP` to `False`.
+        Start it, or set `CELERY_WAKEUP` to `False`.
     """
     for app in wakeup_app():
         try:
@@ -378,8 +365,7 @@ def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
 def check_stored_messages() -> Iterator[Finding]:
     """
     unreadable: A stored message cannot be read by this code: of a sample of those that consumers are still to get.
-
-    What the hint says.
+        What the hint says.
     """
     for alias in stored.databases():
         try:
@@ -396,8 +382,7 @@ def check_stored_messages() -> Iterator[Finding]:
 def check_endpoint() -> Iterator[Finding]:
     """
     check_back_endpoint: The check-back endpoint, of which settings have the URL, does not accept our signature.
-
-    What the hint says.
+        What the hint says.
     """
     settings = conf.settings().check_back
     if not settings.url:

@@ -30,8 +30,7 @@ WHERE id = (SELECT max(id) FROM outbox_audit_run WHERE state IN ('done', 'failed
 def _audits(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     outbox_pipeline.audit: There are open findings of the last audit, or it ended without an answer.
-
-    Review them on the findings page; correct the error, and run the audit again.
+        Review them on the findings page; correct the error, and run the audit again.
     """
     if connection.execute(HAS_TABLES).fetchone() != (True,):
         return

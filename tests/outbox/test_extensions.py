@@ -181,7 +181,7 @@ class TestAttention:
     def test_is_on_the_list(self):
         [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id == "third_app.no_copies"]
 
-        assert str(entry) == "Database 'default': (third_app.no_copies) No message was copied. Start the copier."
+        assert entry.line == "Database 'default': (third_app.no_copies) No message was copied. Start the copier."
 
     def test_disappears_with_its_cause(self, copy):
         copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)

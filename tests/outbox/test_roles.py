@@ -194,7 +194,7 @@ class TestARoleWithTheGrantsOfThePage:
         with as_role():
             maintain("default")
         with database.connect("default") as own:
-            attention = [str(one) for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
+            attention = [one.line for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
 
         assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
         assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
@@ -231,7 +231,7 @@ class TestARelayThatMayNotCreatePartitions:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
+            return [one.line for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
 
     def _as_owner(self) -> None:
         ours = connections["default"]
@@ -296,7 +296,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.id == "outbox.process_fails"]
+            return [one.line for one in read_attention(own, "default") if one.id == "outbox.process_fails"]
 
 
 class TestADoctor:

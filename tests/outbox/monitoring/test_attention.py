@@ -116,7 +116,7 @@ class TestTopics:
 
         [one] = read()
 
-        assert str(one) == (
+        assert one.line == (
             "Topic 'broken': (outbox.rejected) 2 messages cannot be sent: rejected by the broker, or without a row. See the "
             "reasons with outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
@@ -175,7 +175,7 @@ class TestTopics:
             "The topic is not configured correctly at the broker.",
             "Wrong type.",
         )
-        assert "not configured correctly at the broker. Wrong type. Correct what" in str(one)
+        assert "not configured correctly at the broker. Wrong type. Correct what" in one.line
         assert one.hint.endswith(f"within {MISCONFIGURED_RETRY.seconds} s.")
 
     def test_name_parked_half_messages(self, read, settings):
@@ -285,7 +285,7 @@ class TestWakeupsByCelery:
         [one] = read()
 
         assert one.id == "outbox.no_worker"
-        assert str(one).startswith(
+        assert one.line.startswith(
             "Queue 'outbox': (outbox.no_worker) Commits send wakeups to it, and no worker of Celery takes them."
         )
 
@@ -352,7 +352,7 @@ class TestGroups:
         [one] = read()
 
         assert one.since - ago(seconds=160) < timedelta(seconds=10)
-        assert str(one) == (
+        assert one.line == (
             f"Group 'cart', since {one.since.isoformat()}: (outbox.no_consumer) No consumer is running (silent for 3 min), and 2 "
             "messages wait. Start outbox_consume --group cart."
         )
@@ -664,7 +664,7 @@ class TestGroups:
         away = read()
 
         assert (one.id, one.obj) == ("outbox.process_fails", "group 'cart'")
-        assert str(one).endswith(
+        assert one.line.endswith(
             "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; it tries "
             "again by itself."
         )

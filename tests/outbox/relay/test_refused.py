@@ -69,7 +69,7 @@ def sent() -> bool:
 
 def fails() -> list[str]:
     with database.connect("default") as connection:
-        return [str(one) for one in read_attention(connection, "default") if one.id == "outbox.process_fails"]
+        return [one.line for one in read_attention(connection, "default") if one.id == "outbox.process_fails"]
 
 
 class TestASendThatTakesLong:
