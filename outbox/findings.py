@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -29,7 +30,7 @@ class Finding(CheckMessage):
         msg: a sentence that says what is wrong.
         hint: a sentence that says what to do.
         error: the error of a broker or handler, for users who may view messages; "" if there is none.
-        level: of Django's levels; None: an error where the id says so, as `outbox.E004` does, else a warning.
+        level: of Django's levels; None: that of its rule, or an error where the id says so, as `outbox.E004` does.
         seconds: for how long it has been so; None if that is not known.
     """
 
@@ -44,7 +45,8 @@ class Finding(CheckMessage):
         level: int | None = None,
         seconds: float | None = None,
     ) -> None:
-        default = ERROR if re.search(r"\.E\d+$", finding_id) else WARNING
+        is_error = finding_id in ERRORS or re.search(r"\.E\d+$", finding_id)
+        default = ERROR if is_error else WARNING
         super().__init__(default if level is None else level, msg, hint, obj, finding_id)
         self.error = error
         self.since = None if seconds is None else datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=int(seconds))
@@ -104,15 +106,23 @@ class Rule(NamedTuple):
 
 RULE_FAILS = "outbox.rule_fails"
 RULES: list[Rule] = []  # causes come before their effects
+ERRORS: set[str] = set()  # ids whose level is an error; that of others is a warning
 
 Find = TypeVar("Find", bound=Callable[..., Iterable[Finding]])
 
 
-def rule(*ids: str, needs: Needs) -> Callable[[Find], Find]:
-    """Register a function as the rule of some ids, which begin with the label of its app."""
+def rule(*ids: str, errors: Collection[str] = (), needs: Needs) -> Callable[[Find], Find]:
+    """
+    Register a function as the rule of some ids, which begin with the label of its app.
+
+    Args:
+        ids: those of warnings.
+        errors: those of errors.
+    """
 
     def register(find: Find) -> Find:
-        RULES.append(Rule(ids, needs, find))
+        RULES.append(Rule((*ids, *errors), needs, find))
+        ERRORS.update(errors)
         return find
 
     return register
@@ -130,24 +140,11 @@ MISCONFIGURED = "outbox.misconfigured"
 
 
 # What brokers find in their options and at their servers. The caller knows under which alias, and sets `obj`.
-def wrong_option(text: str, hint: str) -> Finding:
-    return Finding("outbox.E004", "", text, hint)
-
-
-def risky_option(text: str, hint: str) -> Finding:
-    return Finding("outbox.W048", "", text, hint)
-
-
-def misconfigured(text: str, hint: str) -> Finding:
-    return Finding(MISCONFIGURED, "", text, hint)
-
-
-def weak(text: str, hint: str) -> Finding:
-    return Finding(BROKER_WEAK, "", text, hint)
-
-
-def away(text: str, hint: str) -> Finding:
-    return Finding(BROKER_AWAY, "", text, hint)
+wrong_option = partial(Finding, "outbox.E004", "")
+risky_option = partial(Finding, "outbox.W048", "")
+misconfigured = partial(Finding, MISCONFIGURED, "")
+weak = partial(Finding, BROKER_WEAK, "")
+away = partial(Finding, BROKER_AWAY, "")
 
 
 def broker_away(alias: str, text: str, error: str) -> Finding:

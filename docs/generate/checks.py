@@ -12,7 +12,7 @@ from django.core.checks.registry import registry
 
 from docs.generate import reasons
 from docs.generate.markdown import document, of_app, table
-from outbox.findings import Needs, Rule, rules
+from outbox.findings import ERRORS, Needs, Rule, rules
 from outbox.monitoring import doctor  # noqa: F401 (registers rules)
 
 INTRODUCTION = """
@@ -86,7 +86,8 @@ def _table(package: str) -> str:
 
 
 def _table_of(*needs: Needs) -> str:
-    return table(["id", "finds", "what to do"], [[_anchor(name), *row] for name, *row in entries_of(*needs)])
+    rows = [[_anchor(name), "error" if name in ERRORS else "warning", *row] for name, *row in entries_of(*needs)]
+    return table(["id", "level", "finds", "what to do"], rows)
 
 
 def _anchor(name: str) -> str:

@@ -34,7 +34,23 @@ def check_beat() -> Iterable[CheckMessage]:
     Where all relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
     not checked.
     """
-    return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]
+    for app in wakeup_app():
+        if "PersistentScheduler" not in str(app.conf.beat_scheduler):
+            continue
+        entries = beat_entries(SWEEP)
+        if not entries:
+            yield Caution(
+                f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
+                hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
+                id="outbox.W030",
+            )
+        wanted = known_settings().celery_queue
+        for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
+            yield Caution(
+                f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
+                hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
+                id="outbox.W030",
+            )
 
 
 @check()
@@ -91,22 +107,3 @@ def _app() -> Iterator[Any]:
     celery: Any = sys.modules.get("celery")
     if celery is not None and celery.current_app.main != FALLBACK:
         yield celery.current_app
-
-
-def _problems_of_beat(app: Any) -> Iterator[CheckMessage]:
-    if "PersistentScheduler" not in str(app.conf.beat_scheduler):
-        return
-    entries = beat_entries(SWEEP)
-    if not entries:
-        yield Caution(
-            f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
-            hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
-            id="outbox.W030",
-        )
-    wanted = known_settings().celery_queue
-    for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
-        yield Caution(
-            f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
-            hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
-            id="outbox.W030",
-        )

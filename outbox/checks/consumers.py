@@ -29,7 +29,23 @@ def check_topics() -> Iterable[CheckMessage]:
 
     Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
     """
-    return [problem for one in _consumers() for problem in _problems_of_topic(one)]
+    for one in _consumers():
+        try:
+            topic = conf.topic_settings(one.topic)
+        except UnknownTopic as error:
+            if one.type is None:  # E006 reports it for message types
+                yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
+            continue
+        except ConfigurationError:  # E001 or E003 reports it
+            continue
+        try:
+            broker = conf.broker_class(topic.broker)
+        except ConfigurationError:  # E003 reports it
+            continue
+        if not Receives.has(broker):
+            text = f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer"
+            hint = "Publish messages that a consumer handles to a topic of another broker."
+            yield Error(f"{text} groups.", hint=hint, id="outbox.E016")
 
 
 @check()
@@ -107,24 +123,3 @@ def _strict_level(alias: str) -> str | None:
 def _consumers() -> Iterator[Consumer]:
     for group in groups().values():
         yield from group.consumers.values()
-
-
-def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
-    try:
-        topic = conf.topic_settings(one.topic)
-    except UnknownTopic as error:
-        if one.type is None:  # E006 reports it for message types
-            yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
-        return
-    except ConfigurationError:  # E001 or E003 reports it
-        return
-    try:
-        broker = conf.broker_class(topic.broker)
-    except ConfigurationError:  # E003 reports it
-        return
-    if not Receives.has(broker):
-        yield Error(
-            f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
-            hint="Publish messages that a consumer handles to a topic of another broker.",
-            id="outbox.E016",
-        )

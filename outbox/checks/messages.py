@@ -32,7 +32,17 @@ def check_topics() -> Iterable[CheckMessage]:
 
     Add the topic, or correct the name; the text has the most similar one.
     """
-    return [problem for kind in message_types().values() for problem in _problems_of_topic(kind)]
+    for kind in message_types().values():
+        if not kind._meta.topic:
+            hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.'
+            yield Error(f"Message type {_name(kind)} has no topic, so it cannot be published.", hint=hint, id="outbox.E005")
+            continue
+        try:
+            conf.topic_settings(kind._meta.topic)
+        except UnknownTopic as error:
+            yield Error(f"Message type {_name(kind)}: {error.message}", hint=error.hint, id="outbox.E006")
+        except ConfigurationError:  # E001 or E003 reports it
+            continue
 
 
 @check()
@@ -47,7 +57,28 @@ def check_keys() -> Iterable[CheckMessage]:
 
     Order is kept by key. Set one in Meta, unless every call has `publish(..., key=...)`.
     """
-    return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
+    for kind in message_types().values():
+        key, topic = kind._meta.key, kind._meta.topic
+        if key and not hasattr(kind, key):
+            fields = ", ".join(kind.__struct_fields__) or "none"
+            yield Error(
+                f"Message type {_name(kind)} has Meta.key = {key!r}, which is not a field of it.",
+                hint=f"Its fields are: {fields}.",
+                id="outbox.E013",
+            )
+        for name in kind._meta.mask:
+            if name not in kind.__struct_fields__:
+                yield Error(
+                    f"Message type {_name(kind)} masks {name!r}, which is not a field of it, so this hides nothing.",
+                    hint=f"Its fields are: {', '.join(kind.__struct_fields__) or 'none'}.",
+                    id="outbox.E013",
+                )
+        if not key and topic and _type_of(topic) is TopicType.FIFO:
+            yield Caution(
+                f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order by key.",
+                hint='Add `key = "..."` to its class Meta. If each publish() has key=, silence this check.',
+                id="outbox.W014",
+            )
 
 
 @check()
@@ -116,44 +147,14 @@ def check_half_first() -> Iterable[CheckMessage]:
     Set the topic's type to transaction, on a broker with half messages, or publish in the transaction. Only functions with an
     annotation are checked; others raise an error at the first call.
     """
-    return [problem for name, kind in built_types() for problem in _problems_of_half_first(name, kind)]
-
-
-def _problems_of_topic(kind: type[Message]) -> Iterator[CheckMessage]:
-    if not kind._meta.topic:
-        hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.'
-        yield Error(f"Message type {_name(kind)} has no topic, so it cannot be published.", hint=hint, id="outbox.E005")
-        return
-    try:
-        conf.topic_settings(kind._meta.topic)
-    except UnknownTopic as error:
-        yield Error(f"Message type {_name(kind)}: {error.message}", hint=error.hint, id="outbox.E006")
-    except ConfigurationError:  # E001 or E003 reports it
-        return
-
-
-def _problems_of_key(kind: type[Message]) -> Iterator[CheckMessage]:
-    key, topic = kind._meta.key, kind._meta.topic
-    if key and not hasattr(kind, key):
-        fields = ", ".join(kind.__struct_fields__) or "none"
-        yield Error(
-            f"Message type {_name(kind)} has Meta.key = {key!r}, which is not a field of it.",
-            hint=f"Its fields are: {fields}.",
-            id="outbox.E013",
-        )
-    for name in kind._meta.mask:
-        if name not in kind.__struct_fields__:
-            yield Error(
-                f"Message type {_name(kind)} masks {name!r}, which is not a field of it, so this hides nothing.",
-                hint=f"Its fields are: {', '.join(kind.__struct_fields__) or 'none'}.",
-                id="outbox.E013",
-            )
-    if not key and topic and _type_of(topic) is TopicType.FIFO:
-        yield Caution(
-            f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order by key.",
-            hint='Add `key = "..."` to its class Meta. If each publish() has key=, silence this check.',
-            id="outbox.W014",
-        )
+    for name, kind in built_types():
+        try:
+            problem = topic_problem(kind._meta.topic) if kind._meta.topic else None
+        except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
+            continue
+        if problem:
+            text = f"{name} returns {kind.__name__} for half_first, but {problem[0]}"
+            yield Error(text, hint=problem[1], id="outbox.E035")
 
 
 def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
@@ -190,16 +191,6 @@ def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
     for one in (*inner, *getattr(node, "types", ()), *getattr(node, "item_types", ()), *getattr(node, "fields", ())):
         if isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
             yield from _foreign_types(one, seen)
-
-
-def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMessage]:
-    try:
-        problem = topic_problem(kind._meta.topic) if kind._meta.topic else None
-    except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
-        return
-    if problem:
-        text = f"{name} returns {kind.__name__} for half_first, but {problem[0]}"
-        yield Error(text, hint=problem[1], id="outbox.E035")
 
 
 def _type_of(topic: str) -> TopicType | None:

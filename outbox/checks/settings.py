@@ -78,7 +78,23 @@ def check_topic_types() -> Iterable[CheckMessage]:
 
     Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.
     """
-    return [problem for name, topic, broker in known_topics() for problem in _problems_of_type(name, topic, broker)]
+    for name, topic, broker in known_topics():
+        offered = {
+            TopicType.FIFO: (broker.supports_order, "keeps no order"),
+            TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
+            TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
+        }
+        is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
+        if is_offered:
+            continue
+        text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
+        if topic.type is TopicType.TRANSACTION:
+            yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
+        else:
+            hint = "Set another type or another broker for the topic."
+            if topic.type is TopicType.DELAY:
+                hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
+            yield Error(text, hint=hint, id="outbox.E008")
 
 
 def known_settings() -> conf.Settings:
@@ -95,25 +111,6 @@ def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)
             yield name, topic, conf.broker_class(topic.broker)
-
-
-def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]) -> Iterator[CheckMessage]:
-    offered = {
-        TopicType.FIFO: (broker.supports_order, "keeps no order"),
-        TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
-        TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
-    }
-    is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
-    if is_offered:
-        return
-    text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
-    if topic.type is TopicType.TRANSACTION:
-        yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
-    else:
-        hint = "Set another type or another broker for the topic."
-        if topic.type is TopicType.DELAY:
-            hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
-        yield Error(text, hint=hint, id="outbox.E008")
 
 
 def _topics_hint(alias: str) -> str:

@@ -165,7 +165,7 @@ def _beat(status: Status) -> Iterator[Finding]:
         Start `celery beat`.
     """
     for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
-        relays = [one for one in status.processes_of("relay", alias) if not one.is_silent]
+        relays = status.live("relay", alias)
         sweeps = status.processes_of(SWEEP, alias)
         is_known = any(one.note == BY_CELERY and one.age_seconds > one.beats_within for one in relays)
         if is_known and all(one.note == BY_CELERY for one in relays) and all(one.is_silent for one in sweeps):
@@ -346,7 +346,7 @@ def _progress(status: Status) -> Iterator[Finding]:
         Start more consumers, or use `batch_size`.
     """
     for group in status.groups:
-        live = [one for one in status.processes_of("consumer", group.broker, group.consumer_group) if not one.is_silent]
+        live = status.live("consumer", group.broker, group.consumer_group)
         if not group.consumers or (live and all(one.error for one in live)):  # another finding says why
             continue
         subject = f"group {group.consumer_group!r}"

@@ -20,7 +20,7 @@ from django.db.migrations.executor import MigrationExecutor
 from outbox import conf, database
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.check_backs.ask import explain, probe
-from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
+from outbox.checks.celery import CONSUME, OR_NO_WAKEUPS, beat_entries, wakeup_app
 from outbox.checks.decorators import TAG
 from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
@@ -94,7 +94,8 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 
 
 @rule(
-    *("outbox.database_away", "outbox.migrations", "outbox.missing_grants", "outbox.clock", "outbox.unsafe_database"),
+    *("outbox.clock", "outbox.unsafe_database"),
+    errors=("outbox.database_away", "outbox.migrations", "outbox.missing_grants"),
     needs=Needs.SERVERS,
 )
 def check_databases() -> Iterator[Finding]:
@@ -123,7 +124,7 @@ def check_databases() -> Iterator[Finding]:
             yield _locked(alias, error)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
-            yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.", level=checks.ERROR)
+            yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found
 
@@ -143,9 +144,7 @@ def _check_database(subject: str, alias: str, connection: Connection) -> Iterato
         yield Finding("outbox.clock", subject, text, "Synchronize both with a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding(
-            "outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.", level=checks.ERROR
-        )
+        yield Finding("outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.")
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
         yield Finding("outbox.unsafe_database", subject, text, f"Set {name} = on, unless this server is for tests.")
@@ -195,7 +194,7 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
     grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
     hint = f"As the owner of the tables, run: {grants}"
-    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint, level=checks.ERROR)
+    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint)
 
 
 def _grant(privilege: str, relations: list[str], role: str) -> str:
@@ -282,35 +281,28 @@ def check_wakeups() -> Iterator[Finding]:
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
-                server = connection.as_uri()
-                problems = _untaken(app, connection, conf.settings().celery_queue)
+                found = [_ok("wakeups", f"Celery's server {connection.as_uri()} can be reached")]
+                found += _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
-            hint = (
-                'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
-            )
-            yield Finding(
-                "outbox.celery_away", "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
-            )
-        else:
-            yield _ok("wakeups", f"Celery's server {server} can be reached")
-            queue = f"queue {conf.settings().celery_queue!r}"
-            yield from (Finding("outbox.no_worker", queue, text, hint) for text, hint in problems)
+            text = f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}"
+            step = f"Start it, or correct CELERY_BROKER_URL. {OR_NO_WAKEUPS}"
+            found = [Finding("outbox.celery_away", "wakeups", text, step)]
+        yield from found
 
 
-def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
-    """Return why wakeups are not taken, and what to do. Workers that do not answer may take them, unless tasks wait."""
+def _untaken(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
+    """Yield why wakeups are not taken. Workers that do not answer may take them, unless tasks wait."""
     workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
     queues, tasks = workers.active_queues() or {}, workers.registered() or {}
     takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
     waiting = count_waiting(connection, queue)
     if not takers and (queues or waiting):
-        return [
-            (f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it", NO_WORKERS_HINT)
-        ]
-    if ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
+        text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
+        yield Finding("outbox.no_worker", f"queue {queue!r}", text, NO_WORKERS_HINT)
+    elif ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
         text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
-        return [(text, 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.')]
-    return []
+        hint = 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.'
+        yield Finding("outbox.no_worker", f"queue {queue!r}", text, hint)
 
 
 @rule("outbox.no_consumer", "outbox.blocked", needs=Needs.SERVERS)
@@ -334,31 +326,21 @@ def check_processes() -> Iterator[Finding]:
         else:
             read[alias] = status
     for target in relay_targets():
-        if target.database in read:
-            yield from _sending(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
+        live = read[target.database].live("relay", target.broker) if target.database in read else []
+        if not all(one.error for one in live):
+            yield _ok(f"relay of {target}", "sends heartbeats")
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
         is_missed = any(one.id == "outbox.no_consumer" and one.obj.startswith(subject) for one in attention)
-        for alias in group.brokers:
-            if group.using in read and group.name not in by_beat:
-                live = _errors(read[group.using], "consumer", alias, group.name)
-                yield from _sending(f"consumer of {subject}, broker {alias!r}", live)
-                if not live and not is_missed:  # no message waits for it
-                    hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
-                    yield Finding("outbox.no_consumer", subject, f"No consumer is running for broker {alias!r}.", hint)
+        for alias in group.brokers if group.using in read and group.name not in by_beat else ():
+            live = read[group.using].live("consumer", alias, group.name)
+            if not all(one.error for one in live):
+                yield _ok(f"consumer of {subject}, broker {alias!r}", "sends heartbeats")
+            if not live and not is_missed:  # no message waits for it
+                hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
+                yield Finding("outbox.no_consumer", subject, f"No consumer is running for broker {alias!r}.", hint)
     yield from attention
-
-
-def _errors(status: Status, *does: str) -> list[str]:
-    """Return for each live process what keeps it from its work; "" if nothing does."""
-    return [process.error for process in status.processes if process.does == does and not process.is_silent]
-
-
-def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
-    """Yield that a process works; what needs attention has the others."""
-    if not all(live):
-        yield _ok(subject, "sends heartbeats")
 
 
 @rule("outbox.unreadable", needs=Needs.SERVERS)
@@ -378,7 +360,7 @@ def check_stored_messages() -> Iterator[Finding]:
         yield from (Finding("outbox.unreadable", subject, text, hint) for text, hint in readings.problems())
 
 
-@rule("outbox.check_back_endpoint", needs=Needs.SERVERS)
+@rule(errors=["outbox.check_back_endpoint"], needs=Needs.SERVERS)
 def check_endpoint() -> Iterator[Finding]:
     """
     check_back_endpoint: The check-back endpoint, of which settings have the URL, does not accept our signature.
@@ -390,6 +372,6 @@ def check_endpoint() -> Iterator[Finding]:
     try:
         probe(settings.url, settings.secrets[0])
     except Exception as error:  # of the network, of the server, of its reply
-        yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error), level=checks.ERROR)
+        yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error))
     else:
         yield _ok("check-back endpoint", f"{settings.url} accepts our signature")

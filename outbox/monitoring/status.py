@@ -247,6 +247,10 @@ class Status:
         """Return the processes that do something, the newest heartbeat first."""
         return [process for process in self.processes if process.does == (kind, broker, group)]
 
+    def live(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
+        """Return those of them that are not silent."""
+        return [process for process in self.processes_of(kind, broker, group) if not process.is_silent]
+
 
 def read_status(connection: Connection, alias: str) -> Status:
     """Return the status of a database; brokers on a server are asked, each for a few seconds at most."""
