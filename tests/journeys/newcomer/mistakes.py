@@ -504,7 +504,7 @@ COMMANDS = [
                 "RabbitMQ has another address": "No node of RabbitMQ could be connected to: 127.0.0.1:1: ConnectionRefusedError"
             },
             ("outbox_doctor",): {
-                "the doctor is asked about another address": 'Start it, correct what its error names, or correct OUTBOX'
+                "the doctor is asked about another address": "Start it, correct what its error names, or correct OUTBOX"
             },
         },
         [

@@ -1,4 +1,5 @@
 import json
+import re
 from importlib import import_module
 
 import pytest
@@ -47,6 +48,11 @@ class TestOutboxDoctor:
             "!!  broker 'default': (outbox.away) is away",
             "    Start it.",
         ]
+
+    def test_says_since_when(self, examined, capsys):
+        examined(Finding("outbox.slow", "broker 'default'", "is slow", "Wait.", seconds=60))
+
+        assert re.match(r"!   broker 'default', since 20\d\d-[-\dT:+]+: \(outbox.slow\) is slow\n", capsys.readouterr().out)
 
     def test_prints_one_line_of_json(self, examined, capsys):
         examined(ERROR, arguments=["--json"])

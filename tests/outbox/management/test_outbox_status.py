@@ -150,6 +150,18 @@ class TestOutboxStatus:
         assert database["groups"][0]["trouble"] == "nobody answers"
         assert database["findings"][0]["id"] == "outbox.broker_away"
 
+    def test_says_since_when(self, capsys):
+        Process.objects.update(beat_at="2026-01-01T12:00:00Z")
+
+        status("--json")
+        status()
+
+        said = capsys.readouterr().out
+        (database,) = json.loads(said.partition("\n")[0])["databases"]
+        [no_relay] = [one for one in database["findings"] if one["id"] == "outbox.no_relay"]
+        assert abs(datetime.fromisoformat(no_relay["since"]) - datetime(2026, 1, 1, 12, tzinfo=UTC)) < timedelta(seconds=5)
+        assert "! Broker 'default', since 2026-01-01T1" in said
+
     def test_waits_for_no_broker_for_long(self, cart, monkeypatch, capsys):
         is_over = threading.Event()
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: is_over.wait() and Backlog({}))
