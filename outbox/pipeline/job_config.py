@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 
 from outbox import conf, database
 from outbox.brokers.capabilities import SpeaksKafka, StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
-from outbox.pipeline.business import business_of
-from outbox.pipeline.conf import settings
+from outbox.pipeline.business import business_of, place_of
+from outbox.pipeline.conf import AuditSettings, settings
 from outbox.pipeline.kafka_java import java_settings
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.config import Archived, AuditedGroup, KafkaCluster, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, KafkaCluster, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.sources.statements import of_business
 
 # When the outbox was installed in this database. Nothing older can have been pruned.
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
@@ -43,7 +44,8 @@ def pipeline_config(
         more: other fields of `PipelineConfig`.
 
     Raises:
-        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, or there is no archive.
+        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, by its names or for the database; or there is no
+            archive.
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *readable_brokers().values()}}
     if archived:
@@ -60,7 +62,7 @@ def pipeline_config(
         brokers=[databases[alias] for alias in sorted(set(readable_brokers().values()))],
         kafka=kafka,
         kafka_jars=settings().kafka_jars,
-        business=[business_of(name, entry) for name, entry in settings().audit.items()],
+        business=[_business(using, name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
         seen_topics=[*seen, *recorded],
         recorded=recorded,
@@ -68,6 +70,19 @@ def pipeline_config(
         settle_seconds=settle.total_seconds(),
         **more,
     )
+
+
+def _business(using: str, name: str, entry: AuditSettings) -> Business:
+    """Return what the jobs read for an entry. One row is read now, so that wrong SQL is an error before Spark starts."""
+    business = business_of(name, entry)
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(f"SELECT * FROM ({of_business(business).query}) b LIMIT 1")  # noqa: S608  (settings are trusted)
+    except DatabaseError as error:
+        reason = str(error).strip().splitlines()[0]
+        hint = "Correct MODEL, AT or WHERE; run migrate if a table is missing."
+        raise ConfigurationError(f"{place_of(name)} cannot be read from database {using!r}: {reason}.", hint=hint) from error
+    return business
 
 
 def readable_brokers() -> dict[str, str]:
