@@ -31,7 +31,7 @@ class AuditRun(models.Model):
     since = models.DateTimeField(null=True)  # NULL: the whole history was audited
     as_of = models.DateTimeField(null=True)
     settle_seconds = models.FloatField()
-    seconds = models.FloatField(null=True)  # duration, without reading the history
+    seconds = models.FloatField(null=True)  # duration, from the start of Spark's process to its end
     found = models.IntegerField(null=True)  # number of findings
     counts = models.JSONField(default=dict)  # topic -> name of the count -> number of messages
     code_version = models.TextField(default="")

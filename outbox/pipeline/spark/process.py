@@ -65,7 +65,7 @@ def run_job(
     log: Log,
 ) -> JobResult:
     """
-    Run a job and wait for it.
+    Run a job and wait for it. `seconds` of its report becomes the time that this took, with the start of its process.
 
     Args:
         module: the job's module; it takes `--config`, `--with-parent` and `--output`.
@@ -73,6 +73,7 @@ def run_job(
         at_most: the time limit.
         log: called with each line of the job's log.
     """
+    started = time.monotonic()
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
         given.write(config)
         given.flush()
@@ -94,8 +95,10 @@ def run_job(
             _end(process)
         code = process.returncode
         output.seek(0)
-        report = output.read() if code in (0, 1) else ""
-        return JobResult(code, json.loads(report) if report else None, log_tail, stopped_after)
+        report = json.loads(output.read() or "null") if code in (0, 1) else None
+        if report is not None:
+            report["seconds"] = round(time.monotonic() - started, 2)
+        return JobResult(code, report, log_tail, stopped_after)
 
 
 def _path(inherited: IO[str]) -> str:

@@ -139,7 +139,9 @@ def _as_text(report: dict[str, Any]) -> str:
         for group, counts in by_group(found).items()
     ]
     scope = f"messages published since {report['since']}" if report["since"] else "all messages ever published"
-    parts = [f"As of {report['as_of']}: {scope}.", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["steps"].items())
+    took = f"It took {report['seconds']:.1f} s: {steps}."
+    parts = [f"As of {report['as_of']}: {scope}.\n{took}", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     parts.append("\n".join(given_up(report["counts"])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox.pipeline.spark.audit.details import with_messages
 from outbox.pipeline.spark.audit.keys import audit_keys
-from outbox.pipeline.spark.audit.lanes import Result, audit_lanes
+from outbox.pipeline.spark.audit.lanes import audit_lanes
 from outbox.pipeline.spark.audit.order import audit_order
 from outbox.pipeline.spark.audit.topics import audit_topics
 from outbox.pipeline.spark.audit.unnumbered import audit_unnumbered
@@ -19,13 +18,12 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.findings import Breach, as_finding
 from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.steps import Steps
 from outbox.pipeline.spark.times import first_id_at
 from outbox.pipeline.spark.transforms.roles import MAX_GROUPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Report:
     findings: list[Breach] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     foreign: int = 0
-    seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dict for JSON."""
@@ -51,11 +48,10 @@ class Report:
             "findings": [one.as_dict() for one in self.findings],
             "counts": self.counts,
             "foreign": self.foreign,
-            "seconds": round(self.seconds, 2),
         }
 
 
-def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Log = lambda text: None) -> Report:
+def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: Steps | None = None) -> Report:
     """
     Compare business rows, outbox, broker and inbox.
 
@@ -64,35 +60,27 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, log: Lo
     """
     if len(config.groups) > MAX_GROUPS:
         raise HistoryError(f"There are {len(config.groups)} consumer groups; an audit supports at most {MAX_GROUPS}.")
-    started = time.monotonic()
+    steps = steps or Steps()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
-    def judge_numbers() -> tuple[Result, list[Breach]]:
-        log("numbers of all lanes")
-        lanes = audit_lanes(spark, config, history)
-        log("messages of findings")
-        return lanes, with_messages(spark, config, history, lanes.findings)
-
     def judge_ids() -> list[Breach]:
-        found = []
-        for what, step in STEPS.items():
-            log(what)
-            found += step(spark, config, recent)
-        return found
+        return [breach for check in CHECKS for breach in check(spark, config, recent)]
 
     # Run both at the same time, so that one works while the other plans or waits for its last task.
-    with ThreadPoolExecutor(2) as pool:
-        numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
-    lanes, findings = numbers.result()
+    with steps("comparing the stages"), ThreadPoolExecutor(2) as pool:
+        numbers, ids = pool.submit(audit_lanes, spark, config, history), pool.submit(judge_ids)
+    lanes = numbers.result()
+    with steps("messages of findings"):
+        findings = with_messages(spark, config, history, lanes.findings)
     findings += ids.result()
     findings += [as_finding(one) for one in history.broken]
-    return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign, time.monotonic() - started)
+    return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign)
 
 
 # The short one first: at the end it would leave a core idle.
-STEPS: dict[str, Callable[[SparkSession, PipelineConfig, History], list[Breach]]] = {
-    "messages without a number": audit_unnumbered,
-    "business rows and places of messages": audit_keys,
-    "order of keys": audit_order,
-    "topics": audit_topics,
-}
+CHECKS: tuple[Callable[[SparkSession, PipelineConfig, History], list[Breach]], ...] = (
+    audit_unnumbered,
+    audit_keys,
+    audit_order,
+    audit_topics,
+)

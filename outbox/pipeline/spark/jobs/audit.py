@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.jobs import parent
 from outbox.pipeline.spark.jobs.unexpected import describe
 from outbox.pipeline.spark.session import build_session
+from outbox.pipeline.spark.steps import Steps
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,15 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     """Start Spark, read the history and audit it. Raises PipelineError."""
-    _log("starting Spark")
-    spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
+    steps, started = Steps(_log), time.monotonic()
+    with steps("starting Spark"):
+        spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
     try:
         # After `build_session`, which says what to install if PySpark is missing.
         from outbox.pipeline.spark.jobs.audit_report import make_report
 
-        return make_report(spark, config, folder, _log)
+        report = make_report(spark, config, folder, steps)
     finally:
         spark.stop()
+    return {**report, "seconds": round(time.monotonic() - started, 2), "steps": steps.seconds}
 
 
 @contextmanager
