@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -24,8 +25,9 @@ from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.executors import find_faults
 from outbox.pipeline.spark.jobs.audit_report import make_report
+from outbox.pipeline.spark.steps import Steps
 from outbox.pipeline.spark.version import source_digest
-from project.servers.spark import Cluster, Master
+from project.servers.spark import Cluster, Master, Worker
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 from tests.outbox.pipeline.spark.test_postgres import outbox
@@ -78,7 +80,7 @@ def of_page(cluster: Cluster, tmp_path: Path) -> Callable[[str], str]:
     return of_page
 
 
-def audit(line: str, *more: str, log: io.StringIO | None = None) -> tuple[str, Any]:
+def run(line: str, *more: str, log: io.StringIO | None = None) -> tuple[str, Any]:
     """Run a command of the page in this process. Return what it printed, and its exit code."""
     _, _, command, *arguments = shlex.split(line)
     out = io.StringIO()
@@ -97,24 +99,53 @@ def shape(report: dict[str, Any]) -> Any:
 
 
 @pytest.fixture
-def local(spark: Any, outbox: Any, tmp_path: Path) -> Any:
-    """Return what a local master finds in the same tables."""
-    config = pipeline_config(settle=timedelta(minutes=5), reader="python", shuffle_partitions=2)
-    return shape(make_report(spark, config, str(tmp_path / "local"), print))
+def audit_here(spark: Any, tmp_path: Path) -> Callable[[], Any]:
+    """Return a function that returns what a local master finds in the same tables."""
+
+    def audit_here() -> Any:
+        config = pipeline_config(settle=timedelta(minutes=5), reader="python", shuffle_partitions=2)
+        return shape(make_report(spark, config, str(tmp_path / "local"), Steps()))
+
+    return audit_here
+
+
+@pytest.fixture
+def local(outbox: Any, audit_here: Callable[[], Any]) -> Any:
+    return audit_here()
+
+
+class Killer(io.StringIO):
+    """The log of a command; it kills a worker, with its executor, when it has a line. `when`: the lines."""
+
+    def __init__(self, when: dict[str, Worker]) -> None:
+        super().__init__()
+        self._when = when
+        self.killed: list[Worker] = []
+
+    def write(self, text: str) -> int:
+        worker = self._when.get(text.strip())
+        if worker and worker.executors:
+            worker.kill()
+            worker.start()
+            self.killed.append(worker)
+        return super().write(text)
 
 
 class TestTheCommandsOfThePage:
     def test_find_what_a_local_master_finds(self, local, of_page):
-        log = io.StringIO()
+        log, started = io.StringIO(), time.monotonic()
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"), "--json", log=log)
+        said, code = run(of_page("python manage.py outbox_audit --master"), "--json", log=log)
 
         assert code == 1, said + log.getvalue()
-        assert shape(json.loads(said)) == local
+        report = json.loads(said)
+        assert shape(report) == local
+        assert list(report["steps"])[:3] == ["starting Spark", "copying the history", "comparing the stages"]
+        assert sum(report["steps"].values()) <= report["seconds"] <= time.monotonic() - started
 
     def test_find_it_under_spark_submit(self, local, of_page, with_jar, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert audit(of_page("python manage.py outbox_audit --write-config"))[1] == 0
+        assert run(of_page("python manage.py outbox_audit --write-config"))[1] == 0
         with reached_by_tcp(url_of(connection.settings_dict)) as url:
             read_by_jdbc(url, tmp_path / "audit.json")
 
@@ -127,6 +158,16 @@ class TestTheCommandsOfThePage:
 
         assert outcome.returncode == 1, outcome.stdout
         assert shape(json.loads((tmp_path / "report.json").read_text())) == local
+
+    def test_find_it_where_each_worker_is_killed_once(self, local, of_page, cluster):
+        first, second = cluster.nodes
+        log = Killer({"reading inbox": first, "comparing the stages": second})
+
+        said, code = run(of_page("python manage.py outbox_audit --master"), "--json", log=log)
+
+        assert log.killed == cluster.nodes, log.getvalue()
+        assert code == 1, said + log.getvalue()
+        assert shape(json.loads(said)) == local
 
 
 def read_by_jdbc(url: str, file: Path) -> None:
@@ -141,7 +182,7 @@ class TestAWrongPython:
 
         log = io.StringIO()
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"), log=log)
+        said, code = run(of_page("python manage.py outbox_audit --master"), log=log)
 
         assert code == 2
         assert re.search(
@@ -156,7 +197,7 @@ class TestAWrongPython:
         (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
         monkeypatch.setenv("PYSPARK_PYTHON", str(other))
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"))
+        said, code = run(of_page("python manage.py outbox_audit --master"))
 
         assert code == 2
         assert re.search(r"The executors cannot run Python 3\.\d+\.\d+ as '.*/other': .*different version: 3\.99", said)
