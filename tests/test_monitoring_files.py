@@ -11,7 +11,7 @@ from django.test import RequestFactory
 
 from outbox.monitoring import doctor, metrics
 from outbox.monitoring.attention import AttentionKind
-from outbox.pipeline.attention import AUDIT
+from outbox.pipeline.extension import AUDIT
 
 FOLDER = Path(__file__).parents[1] / "docs/monitoring"
 RULES = Path(__file__).with_name("monitoring_rules.yml")

@@ -1,4 +1,4 @@
-"""docs/reference/checks.md, from the docstrings of outbox/checks/ and outbox/pipeline/checks/."""
+"""docs/reference/checks.md, from the docstrings of outbox/checks/ and outbox/pipeline/checks.py."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ Two handlers of one message type in one group, and two message types of one name
 
 ENTRY = re.compile(r"^((?:[EW]\d{3}(?:, )?)+): (.+?)\n\n(.+?)(?=\n\n[EW]\d{3}|\Z)", re.DOTALL | re.MULTILINE)
 
-CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
+CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks"
 
 
 def page() -> str:
     """Make the page."""
     pipeline = ["## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)]
-    return document("System checks", "outbox/checks/ and outbox/pipeline/checks/", INTRODUCTION.strip(), _table(CORE), *pipeline)
+    return document(
+        "System checks", "outbox/checks/ and outbox/pipeline/checks.py", INTRODUCTION.strip(), _table(CORE), *pipeline
+    )
 
 
 def entries(*packages: str) -> Iterator[tuple[str, str, str, str]]:

@@ -1,8 +1,8 @@
-"""The pipeline's additions to the outbox."""
+"""The pipeline's additions to the outbox: its pages and tables, and what needs attention after audits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -14,11 +14,45 @@ from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
 from outbox.database import Connection
 from outbox.extensions import Extension, Page
 from outbox.findings import Finding
-from outbox.pipeline import attention
+from outbox.monitoring.text import age, count
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
 from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
+
+AUDIT = "outbox_pipeline.audit"
+
+HAS_TABLES = "SELECT to_regclass('outbox_audit_finding') IS NOT NULL"
+
+# Open findings of the newest finished audit: neither acknowledged nor sent again.
+OPEN_FINDINGS = """
+SELECT count(*), min(f.text), max(r.id), extract(epoch FROM clock_timestamp() - max(r.ended_at))::float8
+FROM outbox_audit_finding f JOIN outbox_audit_run r ON r.id = f.run_id
+WHERE r.id = (SELECT max(id) FROM outbox_audit_run WHERE state = 'done')
+  AND f.acknowledged_at IS NULL AND f.resent_at IS NULL
+"""
+
+# The newest audit, if it failed.
+FAILED_AUDIT = """
+SELECT id, error FROM outbox_audit_run
+WHERE id = (SELECT max(id) FROM outbox_audit_run WHERE state IN ('done', 'failed')) AND state = 'failed'
+"""
+
+
+def find(connection: Connection, alias: str) -> Iterator[Finding]:
+    """Yield what needs attention after audits of a database."""
+    if connection.execute(HAS_TABLES).fetchone() != (True,):
+        return
+    row = connection.execute(OPEN_FINDINGS).fetchone()
+    if row and row[0]:
+        number, first, run, seconds = row
+        cause = f"{count(number, 'finding')} of audit {run}, {age(seconds)} ago. The first: {first.rstrip('.')}."
+        step = "Review the findings in the admin: send lost messages again, or acknowledge the finding."
+        yield Finding(AUDIT, f"database {alias!r}", cause, step)
+    failed = connection.execute(FAILED_AUDIT).fetchone()
+    if failed:
+        cause = f"Audit {failed[0]} failed: {failed[1].rstrip('.')}."
+        yield Finding(AUDIT, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")
 
 
 class PipelineExtension(Extension):
@@ -36,7 +70,7 @@ class PipelineExtension(Extension):
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def find_attention(self, connection: Connection, alias: str) -> Iterable[Finding]:
-        return attention.find(connection, alias)
+        return find(connection, alias)
 
     def has_archive(self) -> bool:
         return settings().archive is not None

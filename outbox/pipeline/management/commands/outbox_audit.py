@@ -17,9 +17,8 @@ from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.management.tables import table
 from outbox.pipeline.audit_runs import verdict
-from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
-from outbox.pipeline.audit_runs.job import explain, run_job
-from outbox.pipeline.audit_runs.run import run_and_store
+from outbox.pipeline.audit_runs.figures import OF_GROUPS, by_group, given_up
+from outbox.pipeline.audit_runs.run import explain, run_and_store, run_job
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.spark.config import PipelineConfig

@@ -9,11 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.spark.audit import make_report
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.executors import find_faults
-from outbox.pipeline.spark.jobs.audit_report import make_report
-from outbox.pipeline.spark.steps import Steps
-from outbox.pipeline.spark.version import source_digest
+from outbox.pipeline.spark.process import Steps
+from outbox.pipeline.spark.session import find_faults, source_digest
 from project.servers.spark import Cluster, Master, Worker
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
@@ -133,7 +132,7 @@ class Killer(io.StringIO):
 
 class TestTheCommandsOfThePage:
     def test_find_what_a_local_master_finds(self, local, of_page):
-        log, started = io.StringIO(), time.monotonic()
+        log, started = io.StringIO(), monotonic()
 
         said, code = run(of_page("python manage.py outbox_audit --master"), "--json", log=log)
 
@@ -141,7 +140,7 @@ class TestTheCommandsOfThePage:
         report = json.loads(said)
         assert shape(report) == local
         assert list(report["steps"])[:3] == ["starting Spark", "copying the history", "comparing the stages"]
-        assert sum(report["steps"].values()) <= report["seconds"] <= time.monotonic() - started
+        assert sum(report["steps"].values()) <= report["seconds"] <= monotonic() - started
 
     def test_find_it_under_spark_submit(self, local, of_page, with_jar, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -1,8 +1,9 @@
-"""System checks of `OUTBOX["PIPELINE"]["AUDIT"]`: the business rows that must have a message."""
+"""System checks of `OUTBOX["PIPELINE"]`. docs/reference/checks.md is generated from their docstrings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
@@ -10,10 +11,32 @@ from django.db import Error as DatabaseError
 from django.db import connections, transaction
 
 from outbox import database
+from outbox.checks.settings import known_settings
+from outbox.conf.reading import read_section
 from outbox.errors import ConfigurationError
-from outbox.pipeline.business import business_of, place_of, problems_with
-from outbox.pipeline.checks.settings import pipeline_settings
+from outbox.pipeline import conf
+from outbox.pipeline.job_config import business_of, place_of, problems_with
 from outbox.pipeline.spark.sources.statements import of_business
+
+
+@register("outbox")
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """Report under E001 an unknown name or a wrong value in `OUTBOX["PIPELINE"]`."""
+    try:
+        read_section(known_settings().pipeline, conf.PipelineSettings, conf.PLACE)
+    except ConfigurationError as error:
+        hint = f"{error.hint} The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
+        return [Error(error.message, hint=hint.strip(), id="outbox.E001")]
+    return []
+
+
+def pipeline_settings() -> conf.PipelineSettings:
+    """Return the pipeline's settings; the defaults if E001 has reported an error in them."""
+    try:
+        return conf.settings()
+    except ConfigurationError:
+        return conf.PipelineSettings()
+
 
 REFUSALS = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "42803"}
 """SQLSTATE of errors in a condition itself: syntax, column, function, type."""
@@ -64,3 +87,28 @@ def _refusal(alias: str, query: str) -> str:
         refused = getattr(error.__cause__, "sqlstate", None) in REFUSALS
         return str(error).strip().splitlines()[0] if refused else ""
     return ""
+
+
+@register("outbox")
+def check_archive(**kwargs: Any) -> list[CheckMessage]:
+    """
+    E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute path on this machine.
+
+    The path must not depend on the working directory of a process. Mount remote storage.
+
+    E037: `OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
+
+    An archived day is deleted from the database. Raise AFTER, or lower RETENTION.
+    """
+    archive, retention = pipeline_settings().archive, known_settings().retention
+    if archive is None:
+        return []
+    found: list[CheckMessage] = []
+    path = archive.path
+    if not Path(path).is_absolute() or "://" in path:
+        text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"] is {path!r}, which is not an absolute path.'
+        found.append(Error(text, hint="Set it to a folder such as /srv/lake; mount remote storage.", id="outbox.E036"))
+    if archive.after is not None and archive.after < retention:
+        text = f'OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"] is {archive.after}, shorter than OUTBOX["RETENTION"], {retention}.'
+        found.append(Error(text, hint="Remove AFTER, or set it to RETENTION or more.", id="outbox.E037"))
+    return found
