@@ -8,6 +8,7 @@ Which numbers of a lane are missing at a stage, or there more than once.
     broker  1 2   4 5                   assigned 1 to 6, and 6 has no role: lost at the outbox
     handled 1 2   4
 
+Rows become bitmaps before the shuffle, so a stage of ten million rows sends a few hundred of them.
 `messages` looks up which messages these are. docs/pipeline.md explains the rules.
 """
 

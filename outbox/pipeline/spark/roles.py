@@ -1,9 +1,11 @@
 """
 What a row says of its message: its role. And for which messages it is known whether the broker has them.
 
-    places, state sent, older than the settle time     -> SENT
-    places, state sent, topic that nobody has recorded -> UNSEEN
-    inbox, group "cart"                                -> handled, in the group of that index
+    places, state sent, older than the settle time  -> SENT
+    places, sent before the recorder began          -> UNSEEN
+    inbox, group "cart"                             -> HANDLED, of the group with this index
+
+A role is a small integer, so that one aggregation serves all stages and groups.
 """
 
 from __future__ import annotations
