@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
+import django
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
+django.setup()
+OutboxError = import_module("outbox.errors").OutboxError
+
 _pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 project = _pyproject["project"]["name"]
 version = release = _pyproject["project"]["version"]
 REPOSITORY = _pyproject["project"]["urls"]["Repository"]
 
-extensions = ["myst_parser", "sphinxcontrib.mermaid"]
-exclude_patterns = ["generate"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # names of types in signatures lead to those that have an entry
+
+default_role = "code"  # of docstrings
+autodoc_default_options = {"members": True, "no-value": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_use_param = False
+python_maximum_signature_line_length = 80
+
+for module in ("outbox.consuming.register", "outbox.publishing.decorator"):
+    ModuleAnalyzer.for_module(module).analyze()
+    ModuleAnalyzer.for_module(module).overloads.clear()  # type checkers read these; the function itself has all parameters
 
 html_theme = "furo"
 html_title = f"{project} {release}"
@@ -39,9 +61,32 @@ TREE = """
 """
 
 
+class Reference(SphinxDirective):
+    """`{outbox} settings`: the Markdown that `docs/generate/settings.py` makes of the code."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_reread()
+        text = import_module(f"docs.generate.{self.arguments[0]}").page()
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
 def setup(app: Sphinx) -> None:
-    """Change pages, which are also read in the repository, for the site."""
+    """Add what makes the reference of the code, and change pages, which are also read in the repository, for the site."""
+    app.add_directive("outbox", Reference)
+    app.connect("autodoc-process-signature", _shorten)
     app.connect("source-read", _adapt)
+
+
+def _shorten(app: Sphinx, what: str, name: str, kind: Any, options: object, signature: str | None, returns: str) -> Any:
+    """Leave out the signature that all errors have, and write the defaults of `RetryPolicy` as its source does."""
+    if not signature:
+        return None
+    if what == "exception" and kind.__init__ is OutboxError.__init__:
+        return "", ""
+    signature = re.sub(r"\(datetime\.timedelta\(.*?\)\)", "RETRY_DELAYS", signature)
+    return re.sub(r"<class '(\w+)'>", r"\1", signature), returns
 
 
 def _adapt(app: Sphinx, page: str, source: list[str]) -> None:

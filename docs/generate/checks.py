@@ -1,4 +1,4 @@
-"""docs/reference/checks.md, from the docstrings of outbox/checks/ and outbox/pipeline/checks/."""
+"""The tables of docs/reference/checks.md, from the docstrings of outbox/checks/ and outbox/pipeline/checks/."""
 
 from __future__ import annotations
 
@@ -11,20 +11,7 @@ from django.core.checks import Tags
 from django.core.checks.registry import registry
 
 from docs.generate import reasons
-from docs.generate.markdown import document, of_app, table
-
-INTRODUCTION = """
-`manage.py check`, and every command before it begins, says what is wrong with settings, message types, consumers and databases.
-E is an error, which stops commands; W a warning. Each comes with a hint. What you know better is silenced as with Django's own:
-`SILENCED_SYSTEM_CHECKS = ["outbox.W022"]`.
-
-- `manage.py check --tag outbox` runs these only.
-- `manage.py check --database default` also asks the server what settings cannot tell.
-- `manage.py check --deploy` also looks for what is good on one's own machine only; with `--database`, it asks the brokers, too.
-- `manage.py outbox_doctor` runs them all but those of `--deploy`, and goes on to servers and processes.
-
-Two handlers of one message type in one group, and two message types of one name, are refused earlier: when the second is defined.
-"""
+from docs.generate.markdown import of_app, table
 
 ENTRY = re.compile(r"^((?:[EW]\d{3}(?:, )?)+): (.+?)\n\n(.+?)(?=\n\n[EW]\d{3}|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -33,8 +20,7 @@ CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
 
 def page() -> str:
     """Make the page."""
-    pipeline = ["## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)]
-    return document("System checks", "outbox/checks/ and outbox/pipeline/checks/", INTRODUCTION.strip(), _table(CORE), *pipeline)
+    return "\n\n".join([_table(CORE), "## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)])
 
 
 def entries(*packages: str) -> Iterator[tuple[str, str, str, str]]:

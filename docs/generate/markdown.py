@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-GENERATED = "<!-- Written by `make docs` from {source}. Change it there. -->"
-
-
-def document(title: str, source: str, *parts: str) -> str:
-    """Put a page together."""
-    return "\n\n".join([f"# {title}", GENERATED.format(source=source), *parts]) + "\n"
-
 
 def of_app(app: str) -> str:
     """Return the sentence on where an app's section of a page applies."""
