@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import django
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
-from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
 django.setup()
-OutboxError = import_module("outbox.errors").OutboxError
 
 _pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -61,20 +58,8 @@ TREE = """
 """
 
 
-class Reference(SphinxDirective):
-    """`{outbox} settings`: the Markdown that `docs/generate/settings.py` makes of the code."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        self.env.note_reread()
-        text = import_module(f"docs.generate.{self.arguments[0]}").page()
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-
 def setup(app: Sphinx) -> None:
-    """Add what makes the reference of the code, and change pages, which are also read in the repository, for the site."""
-    app.add_directive("outbox", Reference)
+    """Change signatures, and pages, which are also read in the repository, for the site."""
     app.connect("autodoc-process-signature", _shorten)
     app.connect("source-read", _adapt)
 
@@ -83,14 +68,18 @@ def _shorten(app: Sphinx, what: str, name: str, kind: Any, options: object, sign
     """Leave out the signature that all errors have, and write the defaults of `RetryPolicy` as its source does."""
     if not signature:
         return None
-    if what == "exception" and kind.__init__ is OutboxError.__init__:
+    if what == "exception" and "__init__" not in vars(kind):
         return "", ""
     signature = re.sub(r"\(datetime\.timedelta\(.*?\)\)", "RETRY_DELAYS", signature)
     return re.sub(r"<class '(\w+)'>", r"\1", signature), returns
 
 
 def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
-    """Have links to files that are no pages lead to the repository, and add what the navigation is made of."""
+    """
+    Have links to files that are no pages lead to the repository, and add what the navigation is made of.
+
+    A block `{outbox} settings` becomes the Markdown that `docs/generate/settings.py` makes of the code.
+    """
     folder = (ROOT / "docs" / page).parent
 
     def absolute(link: re.Match[str]) -> str:
@@ -98,6 +87,12 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
         is_outside = not path.is_relative_to(ROOT / "docs") and path.exists()
         return f"]({REPOSITORY}/blob/main/{path.relative_to(ROOT)}{link[3] or ''})" if is_outside else link[0]
 
+    def made_of_code(block: re.Match[str]) -> str:
+        app.env.note_reread()
+        markdown: str = import_module(f"docs.generate.{block[1]}").page()
+        return markdown
+
+    source[0] = re.sub(r"```\{outbox\} (\w+)\n```", made_of_code, source[0])
     source[0] = re.sub(r"(\]\()(\.\./[^)#]*)(#[^)]*)?\)", absolute, source[0])
     if page == "decisions/README":
         source[0] += TREE.format(caption="Decisions", pages="0*")

@@ -1,4 +1,4 @@
-"""The Django app: discovers messages, consumers and check-backs; after a migration, writes topics and creates partitions."""
+"""The Django app: discovers messages, consumers and check-backs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules, import_string
 
 from outbox import conf
-from outbox.errors import ConfigurationError, NotMigrated, OtherProject
-from outbox.logs import get_logger
-
-logger = get_logger(__name__)
+from outbox.errors import ConfigurationError
 
 
 class OutboxConfig(AppConfig):
@@ -25,10 +22,11 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        import_module("outbox.checks")  # models cannot be imported before the apps are loaded
+        # Models cannot be imported before the apps are loaded.
+        import_module("outbox.checks")
+        post_migrate.connect(import_module("outbox.after_migrate").prepare_database, sender=self)
         _import_celery_app()
         autodiscover_modules("messages", "consumers", "check_back")
-        post_migrate.connect(_prepare_database, sender=self)
 
 
 def _import_celery_app() -> None:
@@ -45,27 +43,3 @@ def _import_celery_app() -> None:
         for broker in conf.settings().brokers.values():
             if path := broker.options.get("APP"):
                 import_string(path).set_default()
-
-
-def _prepare_database(*, using: str, **kwargs: object) -> None:
-    """
-    Store the project of the tables, write topic rows, and create the partitions of the message table ahead.
-
-    Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
-    """
-    # models cannot be imported before the apps are loaded
-    from outbox.database import connect, ensure_fit, has_outbox_tables, is_outbox_database, raw
-    from outbox.database.identity import adopt
-    from outbox.database.partitions import make_days
-    from outbox.topics import write_topics
-
-    if is_outbox_database(using) and has_outbox_tables(using):
-        adopt(raw(using))
-        try:
-            with connect(using) as own:  # a signal may have led Django's connection to another schema
-                ensure_fit(using, own)
-        except (NotMigrated, OtherProject) as error:
-            logger.error(str(error))
-            return
-        write_topics(using)
-        make_days(using)

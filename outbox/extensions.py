@@ -20,12 +20,9 @@ from django.apps import AppConfig, apps
 from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
-    import psycopg
     from django.contrib.admin import ModelAdmin
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
-
-    from outbox.findings import Finding
 
 ATTRIBUTE = "outbox_extension"  # of an AppConfig: the dotted path of its Extension
 
@@ -83,14 +80,6 @@ class Extension:
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
         """Return consumer groups of the app that read all topics of a broker, for `outbox_topics`."""
-        return ()
-
-    def find_attention(self, connection: psycopg.Connection[tuple[Any, ...]], alias: str) -> Iterable[Finding]:
-        """
-        Return what needs attention in a database; ids begin with the app's own label.
-
-        Called for each probe and scrape, so it takes milliseconds.
-        """
         return ()
 
     def has_archive(self) -> bool:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from django.test import RequestFactory
 
-from outbox.monitoring import doctor, metrics
-from outbox.monitoring.attention import AttentionKind
-from outbox.pipeline.attention import AUDIT
+from outbox.findings import Needs, rules
+from outbox.monitoring import metrics
 
 FOLDER = Path(__file__).parents[1] / "docs/monitoring"
 RULES = Path(__file__).with_name("monitoring_rules.yml")
@@ -45,17 +44,10 @@ class TestMetrics:
         assert asked <= known
 
 
-def test_the_page_has_each_id():
-    page = (FOLDER.parent / "how-to/watch.md").read_text()
-
-    asked = re.findall(r'"(outbox\.[\w]+)"', Path(doctor.__file__).read_text())
-    assert [number for number in {*AttentionKind, AUDIT, *asked} if f"`{number}`" not in page] == []
-
-
 def test_the_alerts_name_ids_that_exist():
     found = [number for ids in re.findall(r'id=~"([^"]+)"', (FOLDER / "alerts.yml").read_text()) for number in ids.split("|")]
 
-    assert {*found} <= {*AttentionKind, AUDIT}
+    assert {*found} <= {number for one in rules(Needs.STATUS, Needs.DATABASE) for number in one.ids}
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool, of Prometheus, is not installed")

@@ -14,6 +14,7 @@ import outbox
 from docs.generate import checks, commands, reasons, settings, tables
 from docs.generate.source import ROOT, attributes
 from outbox import signals
+from outbox.findings import RULES, Needs
 
 TABLES = r"""
 SELECT relname FROM pg_class
@@ -53,15 +54,21 @@ class TestTheChecks:
     def test_have_each_an_entry(self):
         written = {
             number
-            for folder in ("outbox/checks", "outbox/pipeline/checks")
-            for path in (ROOT / folder).glob("*.py")
-            for number in re.findall(r'"outbox\.([EW]\d{3})"', path.read_text())
+            for pattern in ("findings.py", "checks/*.py", "pipeline/checks/*.py")
+            for path in (ROOT / "outbox").glob(pattern)
+            for number in re.findall(r'"outbox\.([EW]\d{3}|database_unfit)"', path.read_text())
         }
 
         assert {number for number, *_ in checks.entries(checks.CORE, checks.PIPELINE)} == written
 
+    def test_have_an_entry_for_each_id_of_a_rule(self):
+        own = {number for one in RULES if one.ids[0].startswith("outbox") for number in one.ids}
+
+        assert own - {number for number, *_ in checks.entries_of(*Needs)} == set()
+
     def test_have_a_number_of_their_own(self):
-        numbers = [number for number, *_ in checks.entries(checks.CORE, checks.PIPELINE)]
+        numbers = [f"outbox.{number}" for number, *_ in checks.entries(checks.CORE, checks.PIPELINE)]
+        numbers += [number for number, *_ in checks.entries_of(*Needs)]
 
         assert len(numbers) == len(set(numbers))
 
@@ -69,7 +76,7 @@ class TestTheChecks:
         tested = {
             number
             for path in (ROOT / "tests").rglob("test_*.py")
-            for number in re.findall(r"\boutbox\.([EW]\d{3})\b", path.read_text())
+            for number in re.findall(r"\boutbox\.([EW]\d{3}|database_unfit)\b", path.read_text())
         }
 
         assert {number for number, *_ in checks.entries(checks.CORE, checks.PIPELINE)} - tested == set()

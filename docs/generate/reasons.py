@@ -199,13 +199,11 @@ CHECKS = {
     "W049": "One frozen process would stop a key.",
     "W052": "A message whose acknowledgement was lost comes when its inbox row is gone, and is handled twice.",
     "W050": "Two processes would handle one message at the same time.",
-    "W051": "A weaker server would show with the first loss.",
     "W046": "Handlers would be done again and again.",
     "E047": "`publish()` would raise.",
     "E058": "A worker would fail each second, and nobody would handle the group's messages.",
     "W070": "An operator would decide by old counts.",
-    "W057": "The first `publish()` would raise, and no command would run.",
-    "E053": "Messages of one project would wait for ever in the tables of another.",
+    "database_unfit": "The first `publish()` would raise, and no command would run.",
 }
 
 TABLES = {

@@ -52,7 +52,13 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
     return {
         "status": status,
         "attention": [
-            {"id": finding.id, "subject": finding.obj, "cause": shown(finding.msg, 500), "step": finding.hint}
+            {
+                "id": finding.id,
+                "subject": finding.obj,
+                "since": finding.since,
+                "cause": shown(finding.msg, 500),
+                "step": finding.hint,
+            }
             | {"error": shown(finding.error.rstrip("."), 500) if has_errors else ""}
             for finding in find_attention(connection, status)
         ],

@@ -29,7 +29,6 @@ from outbox.brokers.types import (
     HalfStatus,
     Limits,
     Outgoing,
-    Problem,
     SendGuarantee,
     SendResult,
     SendStatus,
@@ -37,6 +36,7 @@ from outbox.brokers.types import (
     StoredCopy,
     StoredList,
 )
+from outbox.findings import Finding
 from outbox.message import Half, TopicSpec
 
 
@@ -76,7 +76,7 @@ class Broker(abc.ABC):
         self.topics = {topic.name: topic for topic in topics}
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return what is wrong with the OPTIONS, else with topics that cannot be served with them, without a connection."""
         return []
 
@@ -86,7 +86,7 @@ class Broker(abc.ABC):
         guarantee = SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE
         return Limits(guarantee, body_bytes=cls.max_body_bytes)
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         """Return what is wrong with the options, and with the topics on the running broker."""
         return self.check_settings(self.options, list(self.topics.values()))
 
@@ -124,7 +124,6 @@ __all__ = [
     "HalfStatus",
     "Limits",
     "Outgoing",
-    "Problem",
     "SendGuarantee",
     "SendResult",
     "SendStatus",

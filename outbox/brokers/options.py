@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outbox.brokers.base import Problem
 from outbox.durations import problem_of_duration
 from outbox.errors import ConfigurationError
+from outbox.findings import Finding, wrong_option
 from outbox.message import prepare
 
 
@@ -39,17 +39,17 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
         ) from error
 
 
-def problems_with(kind: type[BrokerOptions], raw: Mapping[str, Any]) -> list[Problem]:
+def problems_with(kind: type[BrokerOptions], raw: Mapping[str, Any]) -> list[Finding]:
     """Return what `read_options` would raise, and durations that are too short or too long, with a hint."""
     prepare(kind)
     try:
         options = msgspec.convert(dict(raw), kind)
     except msgspec.ValidationError as error:
-        return [Problem(f"{_explain(error)}.", _hint(kind, str(error)) or _advice(kind, str(error)))]
+        return [wrong_option(f"{_explain(error)}.", _hint(kind, str(error)) or _advice(kind, str(error)))]
     values = {name: getattr(options, name) for name in kind.__struct_fields__}
     wrong = {name: problem_of_duration(name, value) for name, value in values.items() if isinstance(value, timedelta)}
     return [
-        Problem(f'OPTIONS["{name.upper()}"] is {values[name]}; {problem}', "Correct it.")
+        wrong_option(f'OPTIONS["{name.upper()}"] is {values[name]}; {problem}', "Correct it.")
         for name, problem in wrong.items()
         if problem
     ]

@@ -256,15 +256,6 @@ class GroupPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem with a broker's options or topics, found by `check()`."""
-
-    text: str
-    hint: str
-    is_error: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ServerResource:
     """
     A topic, group or queue that a broker needs at its server, and what is there.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Broker, Outgoing, Problem, SendResult, SendStatus
+from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.errors import UnknownTopic
+from outbox.findings import Finding, weak
 from outbox.message import TopicSpec, TopicType
 
 TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time in which it may be ended was over before the end was sent.")
@@ -71,7 +72,7 @@ def _misconfigured(reason: str) -> SendResult:
     return SendResult(SendStatus.MISCONFIGURED, reason=reason)
 
 
-def problem_of_retention(subject: str, kept: timedelta, remembered: timedelta, remedy: str) -> Problem | None:
+def problem_of_retention(subject: str, kept: timedelta, remembered: timedelta, remedy: str) -> Finding | None:
     """
     Return a problem if messages may come again when their inbox rows are deleted.
 
@@ -83,9 +84,8 @@ def problem_of_retention(subject: str, kept: timedelta, remembered: timedelta, r
     """
     if kept <= remembered:
         return None
-    return Problem(
+    return weak(
         f"{subject}, but inbox rows are kept for {remembered}: a message whose acknowledgement was lost may be delivered and "
         "handled again after that.",
         f'Set OUTBOX["RETENTION"] to {kept} or more, or {remedy}.',
-        is_error=False,
     )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from outbox.brokers.base import Broker, Limits, Outgoing, Problem, SendResult, SendStatus, TopicSpec
+from outbox.brokers.base import Broker, Limits, Outgoing, SendResult, SendStatus, TopicSpec
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import validate
 from outbox.celery.confirms import ConfirmingProducer, Refusal
@@ -21,6 +21,7 @@ from outbox.celery.link import OUT_OF_TIME, has_confirms, open_connection
 from outbox.celery.options import CeleryOptions, find_app
 from outbox.celery.stored import TOPIC, TaskMessage, decode
 from outbox.errors import BrokerUnavailable, ConfigurationError
+from outbox.findings import Finding, risky_option, wrong_option
 from outbox.message import TopicType
 
 NO_ANSWER = (SendStatus.UNAVAILABLE, SendStatus.UNSURE)
@@ -43,7 +44,7 @@ class CeleryBroker(Broker):
         self._is_closed = False
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return wrong options, else what in Celery's settings does not go with the outbox, else other topics than its own."""
         if problems := problems_with(CeleryOptions, options):
             return problems
@@ -51,9 +52,9 @@ class CeleryBroker(Broker):
         try:
             app = find_app(settings)
         except ConfigurationError as error:
-            return [Problem(error.message, error.hint)]
+            return [wrong_option(error.message, error.hint)]
         return list(_problems_of(app)) or [
-            Problem(f"Topic {topic.name!r} cannot go there: tasks only are sent.", "Give the topic another BROKER.")
+            wrong_option(f"Topic {topic.name!r} cannot go there: tasks only are sent.", "Give the topic another BROKER.")
             for topic in topics
             if topic.name not in cls.reserved_topics or topic.type is not TopicType.NORMAL
         ]
@@ -63,7 +64,7 @@ class CeleryBroker(Broker):
         """Return how long a batch may take: a connection, and its confirms."""
         return Limits(send=CONNECT_TIMEOUT + read_options(CeleryOptions, options).timeout)
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         """Return what is wrong with the options; connect to Celery's broker."""
         if problems := self.check_settings(self.options):
             return problems
@@ -177,16 +178,16 @@ def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResu
     }
 
 
-def _problems_of(app: Any) -> list[Problem]:
+def _problems_of(app: Any) -> list[Finding]:
     problems = []
     if app.conf.task_protocol != 2:
         text = f"Celery's task_protocol is {app.conf.task_protocol}, and the outbox sends protocol 2 only."
-        problems.append(Problem(text, "Leave task_protocol out."))
+        problems.append(wrong_option(text, "Leave task_protocol out."))
     if app.main == "default" and not app.conf.broker_url:
         problems.append(
-            Problem("There is no Celery app here.", 'Import it in the project\'s __init__.py, or name it: OPTIONS["APP"].')
+            wrong_option("There is no Celery app here.", 'Import it in the project\'s __init__.py, or name it: OPTIONS["APP"].')
         )
     if app.conf.task_default_delivery_mode == "transient":
         text = "Celery's task_default_delivery_mode is transient: a restart of the broker loses tasks that were sent."
-        problems.append(Problem(text, 'Set it to "persistent".', is_error=False))
+        problems.append(risky_option(text, 'Set it to "persistent".'))
     return problems

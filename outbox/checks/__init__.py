@@ -1,7 +1,7 @@
 """
 System checks: problems of settings, message types, consumers and databases that would show with the first message only.
 
-Django's `register` is their one list, also for apps that extend the outbox. Each has the tag `outbox`, `Tags.database` where it
+Django's registry is their one list, also for apps that extend the outbox. Each has the tag `outbox`, `Tags.database` where it
 asks a database, `Tags.urls` where it reads the URLs, and `deploy=True` for what matters in production only. The docstring of each
 has its ids; docs/reference/checks.md is generated from them.
 """
@@ -21,5 +21,3 @@ from outbox.checks import (  # noqa: F401 (an import registers them)
     settings,
     times,
 )
-
-TAG = "outbox"  # manage.py check --tag outbox

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings, known_topics
 from outbox.conf.apps import add_app, explain_pipeline, is_pipeline_missing
 
 
-@register("outbox")
-def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_broker_apps() -> Iterable[CheckMessage]:
     """
     E042: A topic's broker, or `OUTBOX["PIPELINE"]`, needs an app that is not in `INSTALLED_APPS`.
 
@@ -33,11 +34,9 @@ def check_broker_apps(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_pipeline_app(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_pipeline_app() -> Iterable[CheckMessage]:
     """Report, as E042, that `OUTBOX["PIPELINE"]` is set without its app."""
-    if not is_pipeline_missing(known_settings()):
-        return []
-    cause, hint = explain_pipeline()
-    text = f'OUTBOX["PIPELINE"] is set, but {cause}.'
-    return [Error(text, hint=f"{hint} Or remove the setting.", id="outbox.E042")]
+    if is_pipeline_missing(known_settings()):
+        cause, hint = explain_pipeline()
+        yield Error(f'OUTBOX["PIPELINE"] is set, but {cause}.', hint=f"{hint} Or remove the setting.", id="outbox.E042")

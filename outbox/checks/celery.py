@@ -7,13 +7,14 @@ This module does not import Celery: a project with a Celery app has imported it 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings
 from outbox.consuming.register import groups, known_groups
 
@@ -24,8 +25,8 @@ FALLBACK = "default"  # the name of the app that Celery creates where the projec
 OR_NO_WAKEUPS = 'Where all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
-@register("outbox")
-def check_beat(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_beat() -> Iterable[CheckMessage]:
     """
     W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
 
@@ -33,11 +34,27 @@ def check_beat(**kwargs: Any) -> list[CheckMessage]:
     Where all relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
     not checked.
     """
-    return [problem for app in wakeup_app() for problem in _problems_of_beat(app)]
+    for app in wakeup_app():
+        if "PersistentScheduler" not in str(app.conf.beat_scheduler):
+            continue
+        entries = beat_entries(SWEEP)
+        if not entries:
+            yield Caution(
+                f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
+                hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
+                id="outbox.W030",
+            )
+        wanted = known_settings().celery_queue
+        for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
+            yield Caution(
+                f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
+                hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
+                id="outbox.W030",
+            )
 
 
-@register("outbox")
-def check_eager(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_eager() -> Iterable[CheckMessage]:
     """
     W031: Celery's `task_always_eager` is on, and wakeups are sent.
 
@@ -55,8 +72,8 @@ def check_eager(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_consumed_groups(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_consumed_groups() -> Iterable[CheckMessage]:
     """
     E058: Celery's beat consumes for a group that no `@consumer` is in.
 
@@ -90,22 +107,3 @@ def _app() -> Iterator[Any]:
     celery: Any = sys.modules.get("celery")
     if celery is not None and celery.current_app.main != FALLBACK:
         yield celery.current_app
-
-
-def _problems_of_beat(app: Any) -> Iterator[CheckMessage]:
-    if "PersistentScheduler" not in str(app.conf.beat_scheduler):
-        return
-    entries = beat_entries(SWEEP)
-    if not entries:
-        yield Caution(
-            f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
-            hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
-            id="outbox.W030",
-        )
-    wanted = known_settings().celery_queue
-    for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
-        yield Caution(
-            f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
-            hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
-            id="outbox.W030",
-        )

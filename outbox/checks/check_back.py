@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, Tags
 from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.urls import get_resolver
@@ -16,6 +16,7 @@ from outbox.check_backs.ask import make_signer
 from outbox.check_backs.loop import ask_as_set
 from outbox.check_backs.rate import read_rate
 from outbox.check_backs.register import resolvers
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings, known_topics
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
@@ -25,8 +26,8 @@ ENDPOINT = "outbox.api.views.CheckBackView"  # by name, because checks do not im
 View = Callable[..., Any]
 
 
-@register("outbox")
-def check_settings(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_settings() -> Iterable[CheckMessage]:
     """
     E010: `OUTBOX["CHECK_BACK"]["THROTTLE"]` cannot be read as a rate.
 
@@ -41,25 +42,29 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     It must begin with http:// or https://, and SECRETS must have a secret to sign with.
     """
     settings = known_settings().check_back
-    found: list[CheckMessage] = []
     try:
         read_rate(settings.throttle)
     except ConfigurationError as error:
-        found.append(
-            Error(error.message, hint=f"{error.hint} A time is s, min, h or d, or a whole number of them.", id="outbox.E010")
-        )
+        yield Error(error.message, hint=f"{error.hint} A time is s, min, h or d, or a whole number of them.", id="outbox.E010")
+    is_wrong = False
     for place, secret in enumerate(settings.secrets, start=1):
         try:
             make_signer(secret)
         except ConfigurationError as error:
             text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error.message}'
             hint = f"{error.hint} Both sides need the same secret: one signs, the other verifies."
-            found.append(Error(text, hint=hint, id="outbox.E011"))
-    return found or _problems_of_url(settings.url)
+            yield Error(text, hint=hint, id="outbox.E011")
+            is_wrong = True
+    if settings.url and not is_wrong:
+        try:
+            ask_as_set(DEFAULT_DB_ALIAS)
+        except ConfigurationError as error:
+            hint = f'{error.hint} Without OUTBOX["CHECK_BACK"]["URL"] ({settings.url!r}), relays answer from the database.'
+            yield Error(error.message, hint=hint, id="outbox.E012")
 
 
-@register("outbox")
-def check_functions(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_functions() -> Iterable[CheckMessage]:
     """
     W026: A `@check_back` function is for a topic without check-backs.
 
@@ -77,31 +82,26 @@ def check_functions(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox", Tags.urls)
-def check_somebody_answers(**kwargs: Any) -> list[CheckMessage]:
+@check(Tags.urls)
+def check_somebody_answers() -> Iterable[CheckMessage]:
     """
     E027: Check-backs of a topic of type transaction would not be answered.
 
     Its broker sends them over HTTP only, and the project's URLs do not have the endpoint: include `outbox.api.urls`.
     """
-    if list(_endpoints()):
-        return []
-    return [
-        Error(
-            f'OUTBOX["TOPICS"]["{name}"] is of type transaction, but check-backs of its broker {topic.broker!r} would not be '
-            "answered.",
-            hint='Add path("outbox/", include("outbox.api.urls")) to the project\'s urlpatterns.',
-            id="outbox.E027",
-        )
-        for name, topic, broker in known_topics()
-        if topic.type is TopicType.TRANSACTION
-        and HalfMessages.has(broker)
-        and not (NeedsCheckLoop.has(broker) or AsksProducers.has(broker))
-    ]
+    for name, topic, broker in () if list(_endpoints()) else known_topics():
+        is_asked = topic.type is TopicType.TRANSACTION and HalfMessages.has(broker)
+        if is_asked and not (NeedsCheckLoop.has(broker) or AsksProducers.has(broker)):
+            yield Error(
+                f'OUTBOX["TOPICS"]["{name}"] is of type transaction, but check-backs of its broker {topic.broker!r} would not be '
+                "answered.",
+                hint='Add path("outbox/", include("outbox.api.urls")) to the project\'s urlpatterns.',
+                id="outbox.E027",
+            )
 
 
-@register("outbox", Tags.urls)
-def check_own_url(**kwargs: Any) -> list[CheckMessage]:
+@check(Tags.urls)
+def check_own_url() -> Iterable[CheckMessage]:
     """
     W054: `OUTBOX["CHECK_BACK"]["URL"]` is set, and the project's URLs have no check-back endpoint.
 
@@ -109,19 +109,14 @@ def check_own_url(**kwargs: Any) -> list[CheckMessage]:
     relays answer from the database. If another project answers there, silence this check.
     """
     url = known_settings().check_back.url
-    if not url or list(_endpoints()):
-        return []
-    return [
-        Caution(
-            f'OUTBOX["CHECK_BACK"]["URL"] is {url!r}, but the project\'s URLs have no check-back endpoint.',
-            hint='Add path("outbox/", include("outbox.api.urls")) to the urlpatterns, or remove URL.',
-            id="outbox.W054",
-        )
-    ]
+    if url and not list(_endpoints()):
+        text = f'OUTBOX["CHECK_BACK"]["URL"] is {url!r}, but the project\'s URLs have no check-back endpoint.'
+        hint = 'Add path("outbox/", include("outbox.api.urls")) to the urlpatterns, or remove URL.'
+        yield Caution(text, hint=hint, id="outbox.W054")
 
 
-@register("outbox", Tags.urls)
-def check_transactions(**kwargs: Any) -> list[CheckMessage]:
+@check(Tags.urls)
+def check_transactions() -> Iterable[CheckMessage]:
     """
     E028: The check-back endpoint runs inside ATOMIC_REQUESTS.
 
@@ -140,34 +135,17 @@ def check_transactions(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox", deploy=True)
-def check_secrets(**kwargs: Any) -> list[CheckMessage]:
+@check(deploy=True)
+def check_secrets() -> Iterable[CheckMessage]:
     """
     W029: The check-back endpoint has no secret, so it rejects all requests.
 
     Set `OUTBOX["CHECK_BACK"]["SECRETS"]`. If no broker uses the endpoint, silence this check. (With `--deploy`.)
     """
     settings = known_settings()
-    if not settings.brokers or settings.check_back.secrets or not list(_endpoints()):  # no brokers: E001 was reported
-        return []
-    return [
-        Caution(
-            'The check-back endpoint answers all requests with 503, because OUTBOX["CHECK_BACK"]["SECRETS"] is empty.',
-            hint='Create a secret: echo "whsec_$(openssl rand -base64 32)".',
-            id="outbox.W029",
-        )
-    ]
-
-
-def _problems_of_url(url: str) -> list[CheckMessage]:
-    if not url:
-        return []
-    try:
-        ask_as_set(DEFAULT_DB_ALIAS)
-    except ConfigurationError as error:
-        hint = f'{error.hint} Without OUTBOX["CHECK_BACK"]["URL"] ({url!r}), relays answer check-backs from the database.'
-        return [Error(error.message, hint=hint, id="outbox.E012")]
-    return []
+    if settings.brokers and not settings.check_back.secrets and list(_endpoints()):  # no brokers: E001 was reported
+        text = 'The check-back endpoint answers all requests with 503, because OUTBOX["CHECK_BACK"]["SECRETS"] is empty.'
+        yield Caution(text, hint='Create a secret: echo "whsec_$(openssl rand -base64 32)".', id="outbox.W029")
 
 
 def _endpoints() -> Iterator[View]:

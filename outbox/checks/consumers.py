@@ -6,67 +6,74 @@ A second handler of a message type in one group raises an error earlier, when it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 from django.db import connections, router
 from psycopg import IsolationLevel
 
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives
+from outbox.checks.decorators import check
 from outbox.consuming.register import Consumer, groups
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.models import MessageRow
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
-@register("outbox")
-def check_topics(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topics() -> Iterable[CheckMessage]:
     """
     E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or whose broker only sends.
 
     Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
     """
-    return [problem for one in _consumers() for problem in _problems_of_topic(one)]
+    for one in _consumers():
+        try:
+            topic = conf.topic_settings(one.topic)
+        except UnknownTopic as error:
+            if one.type is None:  # E006 reports it for message types
+                yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
+            continue
+        except ConfigurationError:  # E001 or E003 reports it
+            continue
+        try:
+            broker = conf.broker_class(topic.broker)
+        except ConfigurationError:  # E003 reports it
+            continue
+        if not Receives.has(broker):
+            text = f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer"
+            hint = "Publish messages that a consumer handles to a topic of another broker."
+            yield Error(f"{text} groups.", hint=hint, id="outbox.E016")
 
 
-@register("outbox")
-def check_databases(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_databases() -> Iterable[CheckMessage]:
     """
     E017: A consumer's `using` is not a database, or a database without an inbox, such as an empty `DATABASES["default"]`.
 
     The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
     outbox there (`allow_migrate`), or name another database.
     """
-    found: list[CheckMessage] = []
     for one in _consumers():
         if one.using not in connections.settings:
             known = ", ".join(sorted(connections.settings))
             text = f"{one.name} writes to the database {one.using!r}, which is not in DATABASES."
-            found.append(Error(text, hint=f"Choices are: {known}.", id="outbox.E017"))
+            yield Error(text, hint=f"Choices are: {known}.", id="outbox.E017")
         elif connections[one.using].vendor != "postgresql":
             if one.using != router.db_for_write(MessageRow):  # E007 reports it
                 text = f"{one.name} writes to the database {one.using!r}, which is not PostgreSQL, so it has no inbox."
                 choices = ", ".join(database.outbox_databases()) or "none"
-                found.append(
-                    Error(text, hint=f"Name another: @consumer(..., using=...). Choices are: {choices}.", id="outbox.E017")
-                )
+                yield Error(text, hint=f"Name another: @consumer(..., using=...). Choices are: {choices}.", id="outbox.E017")
         elif not database.is_outbox_database(one.using):
-            found.append(
-                Error(
-                    f"{one.name} writes to the database {one.using!r}, where routers do not allow the tables of the outbox, so "
-                    "it has no inbox.",
-                    hint="Let allow_migrate() of the routers allow the app outbox in that database.",
-                    id="outbox.E017",
-                )
-            )
-    return found
+            place = f"the database {one.using!r}, where routers do not allow the tables of the outbox"
+            hint = "Let allow_migrate() of the routers allow the app outbox in that database."
+            yield Error(f"{one.name} writes to {place}, so it has no inbox.", hint=hint, id="outbox.E017")
 
 
-@register("outbox")
-def check_isolation(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_isolation() -> Iterable[CheckMessage]:
     """
     W046: Transactions of a consumer group's database are REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
 
@@ -86,8 +93,8 @@ def check_isolation(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_names(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_names() -> Iterable[CheckMessage]:
     """
     W018: A consumer group has a name that some brokers do not accept.
 
@@ -116,24 +123,3 @@ def _strict_level(alias: str) -> str | None:
 def _consumers() -> Iterator[Consumer]:
     for group in groups().values():
         yield from group.consumers.values()
-
-
-def _problems_of_topic(one: Consumer) -> Iterator[CheckMessage]:
-    try:
-        topic = conf.topic_settings(one.topic)
-    except UnknownTopic as error:
-        if one.type is None:  # E006 reports it for message types
-            yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
-        return
-    except ConfigurationError:  # E001 or E003 reports it
-        return
-    try:
-        broker = conf.broker_class(topic.broker)
-    except ConfigurationError:  # E003 reports it
-        return
-    if not Receives.has(broker):
-        yield Error(
-            f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer groups.",
-            hint="Publish messages that a consumer handles to a topic of another broker.",
-            id="outbox.E016",
-        )

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 from django.db import connections, router
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from outbox import database
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings
 from outbox.models import MessageRow
 
 NOT_PROJECT_APPS = ("django.", "rest_framework", "outbox.")
 
 
-@register("outbox")
-def check_engine(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_engine() -> Iterable[CheckMessage]:
     """
     E007: The database for messages is not PostgreSQL, or is not used with psycopg 3.
 
@@ -26,81 +27,60 @@ def check_engine(**kwargs: Any) -> list[CheckMessage]:
     """
     alias = router.db_for_write(MessageRow)
     vendor = connections[alias].vendor
-    if vendor == "postgresql" and is_psycopg3:
-        return []
-    what = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"
-    return [
-        Error(
+    if vendor != "postgresql" or not is_psycopg3:
+        what = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"
+        yield Error(
             f"Database {alias!r} {what}. The outbox needs PostgreSQL 14 or later, with psycopg 3.",
             hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
             "the app outbox to such a database.",
             id="outbox.E007",
         )
-    ]
 
 
-@register("outbox")
-def check_direct_databases(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_direct_databases() -> Iterable[CheckMessage]:
     """
     E044: `OUTBOX["DIRECT_DATABASES"]` has a name that is not a PostgreSQL database in DATABASES, or an alias on both sides.
 
     The key is the alias that messages are published to, the value the alias that bypasses its pooler.
     """
-    found: list[CheckMessage] = []
     named = known_settings().direct_databases
     for alias, direct in named.items():
         wrong = [one for one in (alias, direct) if one not in connections.settings or connections[one].vendor != "postgresql"]
         if wrong or direct in named:
             what = "does not name PostgreSQL databases of DATABASES" if wrong else "has one alias on both sides"
-            found.append(
-                Error(
-                    f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {what}.',
-                    hint=f"Add {', '.join(map(repr, wrong))} to DATABASES, or correct the name."
-                    if wrong
-                    else "The key is the alias that messages are published to, the value the alias that bypasses its pooler.",
-                    id="outbox.E044",
-                )
-            )
-    return found
+            hint = "The key is the alias that messages are published to, the value the alias that bypasses its pooler."
+            if wrong:
+                hint = f"Add {', '.join(map(repr, wrong))} to DATABASES, or correct the name."
+            yield Error(f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {what}.', hint=hint, id="outbox.E044")
 
 
-@register("outbox")
-def check_replicas(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_replicas() -> Iterable[CheckMessage]:
     """
     W021: Routers read the outbox from another database than they write it to, or allow its tables in a replica.
 
     A replica lags, so its data about a message may be old. Let `db_for_read` return the same as `db_for_write` for each app of
     the outbox, and `allow_migrate` return False for replicas, so that no relay searches for messages there.
     """
-    found: list[CheckMessage] = []
     for app in database.own_apps():
         model = next(iter(app.get_models()), None)
         if model is None:
             continue
         reads, writes = router.db_for_read(model), router.db_for_write(model)
         if reads != writes:
-            found.append(
-                Caution(
-                    f"The routers read the models of the app {app.label} from {reads!r} and write them to {writes!r}.",
-                    hint=f'Let db_for_read() return the primary where model._meta.app_label is "{app.label}".',
-                    id="outbox.W021",
-                )
-            )
+            text = f"The routers read the models of the app {app.label} from {reads!r} and write them to {writes!r}."
+            hint = f'Let db_for_read() return the primary where model._meta.app_label is "{app.label}".'
+            yield Caution(text, hint=hint, id="outbox.W021")
     for alias in database.outbox_databases():
         if primary := connections[alias].settings_dict["TEST"]["MIRROR"]:
-            found.append(
-                Caution(
-                    f"Database {alias!r} is a replica of {primary!r}, but the routers allow the outbox's tables there, so "
-                    "relays search it for messages.",
-                    hint=f"Let allow_migrate() return False for {alias!r}.",
-                    id="outbox.W021",
-                )
-            )
-    return found
+            replica = f"Database {alias!r} is a replica of {primary!r}"
+            text = f"{replica}, but the routers allow the outbox's tables there, so relays search it for messages."
+            yield Caution(text, hint=f"Let allow_migrate() return False for {alias!r}.", id="outbox.W021")
 
 
-@register("outbox")
-def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_business_rows() -> Iterable[CheckMessage]:
     """
     W022: Routers write the outbox to a database without other rows of the project.
 
@@ -113,20 +93,17 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
         for model in apps.get_models()
         if model._meta.managed and not f"{model.__module__}.".startswith(NOT_PROJECT_APPS)
     }
-    if not homes or home in homes:
-        return []
-    return [
-        Caution(
+    if homes and home not in homes:
+        yield Caution(
             f"The routers write messages to {home!r} and all other models to {', '.join(map(repr, sorted(homes)))}: "
             "a message and your rows cannot share a transaction.",
             hint="Let db_for_write() and allow_migrate() put the app outbox in the database of those models.",
             id="outbox.W022",
         )
-    ]
 
 
-@register("outbox")
-def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_autocommit() -> Iterable[CheckMessage]:
     """
     E059: A database of the outbox has `AUTOCOMMIT: False`.
 
@@ -144,8 +121,8 @@ def check_autocommit(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_prepared_statements(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_prepared_statements() -> Iterable[CheckMessage]:
     """
     W023: Statements are prepared on a database behind a pooler in transaction mode.
 

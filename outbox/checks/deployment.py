@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -13,17 +13,18 @@ from django.core.checks import Warning as Caution
 from django.db import Error as DatabaseError
 
 from outbox import conf, database, failpoints
-from outbox.brokers.base import Problem
 from outbox.brokers.capabilities import TransactionalSends
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
+from outbox.findings import Finding, broker_away
 from outbox.logs import line_of
 
 
-@register("outbox", deploy=True)
-def check_durability(**kwargs: Any) -> list[CheckMessage]:
+@check(deploy=True)
+def check_durability() -> Iterable[CheckMessage]:
     """
     E032: Topics use a broker that is for tests.
 
@@ -39,64 +40,49 @@ def check_durability(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox", deploy=True)
-def check_failpoints(**kwargs: Any) -> list[CheckMessage]:
+@check(deploy=True)
+def check_failpoints() -> Iterable[CheckMessage]:
     """
     W033: Failpoints are set.
 
     They end processes on purpose, for tests. Remove the environment variable. (With `--deploy`.)
     """
-    if not os.environ.get(failpoints.VARIABLE):
-        return []
-    text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
-    return [Caution(text, hint="Remove the environment variable.", id="outbox.W033")]
+    if os.environ.get(failpoints.VARIABLE):
+        text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
+        yield Caution(text, hint="Remove the environment variable.", id="outbox.W033")
 
 
 @register("outbox", deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    W051: A broker cannot be reached, or it is weaker than its page promises.
+    Return what the brokers of topics find at their servers, as the doctor does, where a database is named.
 
-    Only asked together with `--database`. The hint says what to change at the server or in OPTIONS. (With `--deploy`.)
+    Ids: `outbox.broker_away`, `outbox.misconfigured`, `outbox.broker_weak`, `outbox.clock`.
     """
     if not databases:
         return []
+    brokers = {topic.broker: broker for _, topic, broker in known_topics()}
     return [
-        problem for alias in sorted({topic.broker for _, topic, _ in known_topics()}) for problem in _problems_of_server(alias)
+        finding
+        for alias, broker in sorted(brokers.items())
+        if not broker.check_settings(conf.settings().brokers[alias].options)  # which another check reports
+        for finding in ask_broker(alias)
     ]
 
 
-def _problems_of_server(alias: str) -> Iterator[CheckMessage]:
-    broker_class, options = conf.broker_class(alias), conf.settings().brokers[alias].options
-    if broker_class.check_settings(options):  # another check reports it
-        return
-    try:
-        found = ask_broker(alias)
-    except BrokerUnavailable as error:
-        yield Caution(error.message, hint=error.hint, id="outbox.W051")
-        return
-    for problem in found:
-        yield Caution(f"Broker {alias!r}: {problem.text}", hint=problem.hint, id="outbox.W051")
-
-
-def ask_broker(alias: str) -> list[Problem]:
-    """
-    Return the problems that a broker finds at its server.
-
-    Raises:
-        BrokerUnavailable: the server cannot be reached.
-    """
+def ask_broker(alias: str) -> list[Finding]:
+    """Return what a broker finds at its server."""
     try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
             if TransactionalSends.has(broker):
                 TransactionalSends.of(broker).checked_lanes = dict.fromkeys(_sources(), conf.settings().relay.lanes)
-            return broker.check()
+            found = broker.check()
     except BrokerUnavailable as error:
-        raise BrokerUnavailable(
-            f"Broker {alias!r} cannot be reached: {line_of(error)}",
-            hint=f'Start it, or correct OUTBOX["BROKERS"]["{alias}"]["OPTIONS"]. Messages wait meanwhile; none is lost.',
-        ) from error
+        return [broker_away(alias, "It cannot be reached.", line_of(error))]
+    for finding in found:
+        finding.obj = f"broker {alias!r}"
+    return found
 
 
 def _sources() -> Iterator[str]:

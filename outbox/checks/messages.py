@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import msgspec.inspect
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf
+from outbox.checks.decorators import check
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.half_first import topic_problem
 from outbox.half_first.build import built_types
@@ -21,8 +21,8 @@ PLAIN = (str, int, float, bool, list, dict, type(None))
 """The types of values decoded from JSON."""
 
 
-@register("outbox")
-def check_topics(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topics() -> Iterable[CheckMessage]:
     """
     E005: A message type has no topic.
 
@@ -32,11 +32,21 @@ def check_topics(**kwargs: Any) -> list[CheckMessage]:
 
     Add the topic, or correct the name; the text has the most similar one.
     """
-    return [problem for kind in message_types().values() for problem in _problems_of_topic(kind)]
+    for kind in message_types().values():
+        if not kind._meta.topic:
+            hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.'
+            yield Error(f"Message type {_name(kind)} has no topic, so it cannot be published.", hint=hint, id="outbox.E005")
+            continue
+        try:
+            conf.topic_settings(kind._meta.topic)
+        except UnknownTopic as error:
+            yield Error(f"Message type {_name(kind)}: {error.message}", hint=error.hint, id="outbox.E006")
+        except ConfigurationError:  # E001 or E003 reports it
+            continue
 
 
-@register("outbox")
-def check_keys(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_keys() -> Iterable[CheckMessage]:
     """
     E013: `Meta.key` or `Meta.mask` of a message type is not a field of it.
 
@@ -47,11 +57,32 @@ def check_keys(**kwargs: Any) -> list[CheckMessage]:
 
     Order is kept by key. Set one in Meta, unless every call has `publish(..., key=...)`.
     """
-    return [problem for kind in message_types().values() for problem in _problems_of_key(kind)]
+    for kind in message_types().values():
+        key, topic = kind._meta.key, kind._meta.topic
+        if key and not hasattr(kind, key):
+            fields = ", ".join(kind.__struct_fields__) or "none"
+            yield Error(
+                f"Message type {_name(kind)} has Meta.key = {key!r}, which is not a field of it.",
+                hint=f"Its fields are: {fields}.",
+                id="outbox.E013",
+            )
+        for name in kind._meta.mask:
+            if name not in kind.__struct_fields__:
+                yield Error(
+                    f"Message type {_name(kind)} masks {name!r}, which is not a field of it, so this hides nothing.",
+                    hint=f"Its fields are: {', '.join(kind.__struct_fields__) or 'none'}.",
+                    id="outbox.E013",
+                )
+        if not key and topic and _type_of(topic) is TopicType.FIFO:
+            yield Caution(
+                f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order by key.",
+                hint='Add `key = "..."` to its class Meta. If each publish() has key=, silence this check.',
+                id="outbox.W014",
+            )
 
 
-@register("outbox")
-def check_fields(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_fields() -> Iterable[CheckMessage]:
     """
     E047: A field of a message type has a type that JSON cannot represent.
 
@@ -61,8 +92,8 @@ def check_fields(**kwargs: Any) -> list[CheckMessage]:
     return [problem for kind in message_types().values() for problem in _problems_of_fields(kind)]
 
 
-@register("outbox")
-def check_annotations(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_annotations() -> Iterable[CheckMessage]:
     """
     W060: A message type has an attribute without an annotation.
 
@@ -83,79 +114,47 @@ def check_annotations(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_upgrades(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_upgrades() -> Iterable[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
 
     A body is upgraded step by step: each version from the oldest one up to the one before `Meta.version` needs an upgrade. The
     version before the current one always does: its messages may wait in the database, at the broker or as dead letters.
     """
-    found: list[CheckMessage] = []
     for kind in message_types().values():
         steps, version = kind._upgrades, kind._meta.version
         for step in sorted(step for step in steps if step >= version):
             text = f"Message type {_name(kind)} is at version {version} but has an upgrade from version {step}."
-            found.append(Error(text, hint=f"Raise Meta.version to {step + 1}, or remove the upgrade.", id="outbox.E015"))
+            yield Error(text, hint=f"Raise Meta.version to {step + 1}, or remove the upgrade.", id="outbox.E015")
         if version > 1 and not steps:
             text = (
                 f"Message type {_name(kind)} is at version {version} and has no upgrade from version {version - 1}, whose "
                 "messages would become dead letters."
             )
             hint = f"Add @{kind.__name__}.upgrade_from({version - 1}); if no such message exists, return the body as it is."
-            found.append(Error(text, hint=hint, id="outbox.E015"))
+            yield Error(text, hint=hint, id="outbox.E015")
         for step in sorted(set(range(min(steps, default=version), version)) - set(steps)):
             text = f"Message type {_name(kind)} has an upgrade from version {min(steps)}, but not from version {step}."
-            found.append(Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015"))
-    return found
+            yield Error(text, hint=f"Add @{kind.__name__}.upgrade_from({step}).", id="outbox.E015")
 
 
-@register("outbox")
-def check_half_first(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_half_first() -> Iterable[CheckMessage]:
     """
     E035: A function for `half_first` returns a message type whose topic has no half messages.
 
     Set the topic's type to transaction, on a broker with half messages, or publish in the transaction. Only functions with an
     annotation are checked; others raise an error at the first call.
     """
-    return [problem for name, kind in built_types() for problem in _problems_of_half_first(name, kind)]
-
-
-def _problems_of_topic(kind: type[Message]) -> Iterator[CheckMessage]:
-    if not kind._meta.topic:
-        hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.'
-        yield Error(f"Message type {_name(kind)} has no topic, so it cannot be published.", hint=hint, id="outbox.E005")
-        return
-    try:
-        conf.topic_settings(kind._meta.topic)
-    except UnknownTopic as error:
-        yield Error(f"Message type {_name(kind)}: {error.message}", hint=error.hint, id="outbox.E006")
-    except ConfigurationError:  # E001 or E003 reports it
-        return
-
-
-def _problems_of_key(kind: type[Message]) -> Iterator[CheckMessage]:
-    key, topic = kind._meta.key, kind._meta.topic
-    if key and not hasattr(kind, key):
-        fields = ", ".join(kind.__struct_fields__) or "none"
-        yield Error(
-            f"Message type {_name(kind)} has Meta.key = {key!r}, which is not a field of it.",
-            hint=f"Its fields are: {fields}.",
-            id="outbox.E013",
-        )
-    for name in kind._meta.mask:
-        if name not in kind.__struct_fields__:
-            yield Error(
-                f"Message type {_name(kind)} masks {name!r}, which is not a field of it, so this hides nothing.",
-                hint=f"Its fields are: {', '.join(kind.__struct_fields__) or 'none'}.",
-                id="outbox.E013",
-            )
-    if not key and topic and _type_of(topic) is TopicType.FIFO:
-        yield Caution(
-            f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order by key.",
-            hint='Add `key = "..."` to its class Meta. If each publish() has key=, silence this check.',
-            id="outbox.W014",
-        )
+    for name, kind in built_types():
+        try:
+            problem = topic_problem(kind._meta.topic) if kind._meta.topic else None
+        except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
+            continue
+        if problem:
+            text = f"{name} returns {kind.__name__} for half_first, but {problem[0]}"
+            yield Error(text, hint=problem[1], id="outbox.E035")
 
 
 def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
@@ -192,16 +191,6 @@ def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
     for one in (*inner, *getattr(node, "types", ()), *getattr(node, "item_types", ()), *getattr(node, "fields", ())):
         if isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
             yield from _foreign_types(one, seen)
-
-
-def _problems_of_half_first(name: str, kind: type[Message]) -> Iterator[CheckMessage]:
-    try:
-        problem = topic_problem(kind._meta.topic) if kind._meta.topic else None
-    except (UnknownTopic, ConfigurationError):  # E001, E003 or E006 reports it
-        return
-    if problem:
-        text = f"{name} returns {kind.__name__} for half_first, but {problem.text}"
-        yield Error(text, hint=problem.hint, id="outbox.E035")
 
 
 def _type_of(topic: str) -> TopicType | None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
 
 import psycopg
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import ERROR, CheckMessage, Error
 from django.core.checks import Warning as Caution
-from django.db import Error as DatabaseError
 from django.db import NotSupportedError, connections, router
 
-from outbox import conf, database
+from outbox import database
+from outbox.checks.decorators import LIMITS, check_each_database
+from outbox.checks.settings import known_topics
+from outbox.database import Connection
 from outbox.database.connections import SCHEMA
-from outbox.database.identity import problem_of_project, read_identity
-from outbox.errors import ConfigurationError
+from outbox.database.identity import read_identity
+from outbox.errors import ConfigurationError, NotMigrated, OtherProject
+from outbox.findings import Finding
 from outbox.message import TopicType
 
 # All schemas with tables of the outbox.
@@ -28,52 +31,51 @@ TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_
 ENCODING = "SELECT current_setting('server_encoding')"
 
 
-@register("outbox", Tags.database)
-def check_version(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_version(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E024: The PostgreSQL server is too old.
 
     The outbox needs PostgreSQL 14 (`idle_session_timeout`), and Django may need a newer version, which the text names.
     """
-
-    def check(alias: str) -> list[CheckMessage]:
-        try:
-            connections[alias].check_database_version_supported()
-        except NotSupportedError as error:
-            text = f"Database {alias!r}: {error}"
-            return [Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")]
-        return []
-
-    return _check_each(databases, check)
+    try:
+        connections[alias].check_database_version_supported()
+    except NotSupportedError as error:
+        text = f"Database {alias!r}: {error}"
+        yield Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")
 
 
-@register("outbox", Tags.database)
-def check_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
-    W057: A database lacks tables of the outbox.
+    database_unfit: A database lacks tables of the outbox, is a replica, hides their rows, or they belong to another project.
 
-    Nothing can be published, relayed or consumed there: run `manage.py migrate`. Where routers do not allow the models of the
-    outbox in a database, it needs no tables.
+    Nothing can be published, relayed or consumed there: run `manage.py migrate`, or do what the hint says. Where routers do not
+    allow the models of the outbox in a database, it needs no tables. Each project has a database or a schema of its own; where
+    two settings modules are one project, set the same `OUTBOX["PROJECT"]`.
     """
-    if "".join(sys.argv[1:2]).startswith("migrate"):  # it, and migrate_schemas, run the checks before they make the tables
-        return []
+    is_migrating = "".join(sys.argv[1:2]).startswith(
+        "migrate"
+    )  # it, and migrate_schemas, run the checks before they make the tables
+    subject, hint = f"database {alias!r}", database.explain_migrate(alias)
+    try:
+        with suppress(ConfigurationError):  # E001 reports it
+            database.ensure_fit(alias, connection)
+    except NotMigrated as error:
+        if isinstance(error, OtherProject) or not is_migrating:
+            yield Finding(
+                "outbox.database_unfit", subject, error.message.replace(f"Database {alias!r}", "It"), error.hint, level=ERROR
+            )
+        return
+    models = [model for app in database.outbox_apps() for model in app.get_models() if model._meta.managed]
+    wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
+    missing = sorted(wanted - {name for (name,) in connection.execute(TABLES)})
+    if missing and not is_migrating:
+        yield Finding("outbox.database_unfit", subject, f"It lacks the tables {', '.join(missing)}.", hint, level=ERROR)
 
-    def check(alias: str) -> list[CheckMessage]:
-        models = [model for app in database.outbox_apps() for model in app.get_models() if model._meta.managed]
-        wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
-        with database.connect(alias) as connection:
-            missing = wanted - {name for (name,) in connection.execute(TABLES)}
-        if not missing:
-            return []
-        hint = database.explain_missing(alias) if missing == wanted else database.explain_migrate(alias)
-        what = "has no tables of the outbox" if missing == wanted else f"lacks the tables {', '.join(sorted(missing))}"
-        return [Caution(f"Database {alias!r} {what}.", hint=hint, id="outbox.W057")]
 
-    return _check_each(databases, check)
-
-
-@register("outbox", Tags.database)
-def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_encoding(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E055: The database is not encoded in UTF-8.
 
@@ -81,25 +83,17 @@ def check_encoding(databases: Sequence[str] | None = None, **kwargs: Any) -> lis
     counted, so its message would be retried for ever. Django expects UTF-8, too: create a database with `ENCODING 'UTF8'`, and
     move the tables there.
     """
-
-    def check(alias: str) -> list[CheckMessage]:
-        with database.connect(alias) as connection:
-            (encoding,) = connection.execute(ENCODING).fetchone() or ("",)
-        if encoding == "UTF8":
-            return []
-        return [
-            Error(
-                f"Database {alias!r} is encoded in {encoding}, which cannot store all keys, headers and errors.",
-                hint="Move the tables to a database that was created with ENCODING 'UTF8', which Django expects, too.",
-                id="outbox.E055",
-            )
-        ]
-
-    return _check_each(databases, check)
+    (encoding,) = connection.execute(ENCODING).fetchone() or ("",)
+    if encoding != "UTF8":
+        yield Error(
+            f"Database {alias!r} is encoded in {encoding}, which cannot store all keys, headers and errors.",
+            hint="Move the tables to a database that was created with ENCODING 'UTF8', which Django expects, too.",
+            id="outbox.E055",
+        )
 
 
-@register("outbox", Tags.database)
-def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_pooler(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     W025: The database is behind a pooler in transaction mode, and no alias bypasses it.
 
@@ -107,122 +101,72 @@ def check_pooler(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     session of their own, for locks and LISTEN, and do not start: add the line that the hint shows. If none of them runs with
     these settings, silence this check.
     """
-
-    def check(alias: str) -> list[CheckMessage]:
-        if not database.is_behind_transaction_pooler(database.direct_alias(alias)):
-            return []
-        return [Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")]
-
-    return _check_each(databases, check)
+    if database.is_behind_transaction_pooler(database.direct_alias(alias)):
+        yield Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")
 
 
-@register("outbox", Tags.database)
-def check_direct_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_direct_databases(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E045: An alias of `OUTBOX["DIRECT_DATABASES"]` is another database than the one whose pooler it should bypass.
 
     Relays would search there and find no messages. Correct its NAME, HOST or PORT in DATABASES.
     """
-
-    def check(alias: str) -> list[CheckMessage]:
-        direct = database.direct_alias(alias)
-        if direct == alias or _source_of(direct) == _source_of(alias):
-            return []
-        return [
-            Error(
-                f"{direct!r} should bypass the pooler of database {alias!r}, but is another database.",
-                hint=f"Correct DATABASES[{direct!r}], so that it connects to the database with the messages of {alias!r}.",
-                id="outbox.E045",
-            )
-        ]
-
-    return _check_each(databases, check)
+    direct = database.direct_alias(alias)
+    if direct != alias and _source_of(direct) != _source_of(alias):
+        yield Error(
+            f"{direct!r} should bypass the pooler of database {alias!r}, but is another database.",
+            hint=f"Correct DATABASES[{direct!r}], so that it connects to the database with the messages of {alias!r}.",
+            id="outbox.E045",
+        )
 
 
-@register("outbox", Tags.database)
-def check_projects(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """
-    E053: The tables of the outbox in a database belong to another project.
-
-    Nothing can be published, relayed or consumed there: the other project's relays would not know this one's topics. Give each
-    project a database or a schema of its own. Where two settings modules are one project, set the same `OUTBOX["PROJECT"]`.
-    """
-
-    try:
-        conf.settings()
-    except ConfigurationError:  # E001 reports it
-        return []
-
-    def check(alias: str) -> list[CheckMessage]:
-        with database.connect(alias) as connection:
-            problem = problem_of_project(alias, read_identity(connection))
-        return [Error(problem[0], hint=problem[1], id="outbox.E053")] if problem else []
-
-    return _check_each(databases, check)
-
-
-@register("outbox", Tags.database)
-def check_idle_transactions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_idle_transactions(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     W049: There are ordered topics, and the database does not end idle transactions.
 
     A publisher of a key waits until the previous publisher of the key has committed. If that process is frozen in its
     transaction, all later publishers of the key wait as long. Let PostgreSQL end such a transaction.
     """
-    try:
-        has_order = any(conf.topic_settings(name).type is TopicType.FIFO for name in conf.settings().topics)
-    except ConfigurationError:  # E001 or E003 reports it
-        return []
-    if not has_order:
-        return []
-
-    def check(alias: str) -> list[CheckMessage]:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(IDLE_TRANSACTIONS)
-            if cursor.fetchone() != ("0",):
-                return []
-        return [
-            Caution(
-                f"Database {alias!r} does not end idle transactions. A publisher that is frozen in one blocks all other "
-                "publishers of its key.",
-                hint=f'Set DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c idle_in_transaction_session_timeout=60s", or, '
-                "in PostgreSQL, ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s'.",
-                id="outbox.W049",
-            )
-        ]
-
-    return _check_each(databases, check)
+    if not any(topic.type is TopicType.FIFO for _, topic, _ in known_topics()):
+        return
+    with connections[alias].cursor() as cursor:  # as publishers have it
+        cursor.execute(IDLE_TRANSACTIONS)
+        if cursor.fetchone() != ("0",):
+            return
+    yield Caution(
+        f"Database {alias!r} does not end idle transactions. A publisher that is frozen in one blocks all other "
+        "publishers of its key.",
+        hint=f'Set DATABASES[{alias!r}]["OPTIONS"]["options"] = "-c idle_in_transaction_session_timeout=60s", or, '
+        "in PostgreSQL, ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s'.",
+        id="outbox.W049",
+    )
 
 
-@register("outbox", Tags.database)
-def check_schemas(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_schemas(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     E034: The outbox has tables in a schema that no database in settings uses.
 
     No relay sees messages that were written there with another search_path. Keep the outbox out of tenants' schemas
     (django-tenants: in SHARED_APPS only), or add an alias to DATABASES for each, with its search_path in OPTIONS.
     """
-
-    def check(alias: str) -> list[CheckMessage]:
-        with database.connect(alias) as connection:
-            schemas = {schema for (schema,) in connection.execute(SCHEMAS)}
-        lost = schemas - {_schema_of(other) for other in database.outbox_databases() if _place(other) == _place(alias)}
-        if not lost:
-            return []
+    schemas = {schema for (schema,) in connection.execute(SCHEMAS)}
+    lost = schemas - {_schema_of(other) for other in database.outbox_databases() if _place(other) == _place(alias)}
+    if lost:
         text = f"Database {alias!r} has tables of the outbox in the schemas {', '.join(sorted(lost))}, which no relay reads."
         hint = (
             "Drop them and keep the outbox in a schema that all connections see, or add an alias to DATABASES for each, with its "
             "search_path in OPTIONS."
         )
-        return [Error(text, hint=hint if _schema_of(alias) else database.explain_missing(alias), id="outbox.E034")]
-
-    return _check_each(databases, check)
+        yield Error(text, hint=hint if _schema_of(alias) else database.explain_missing(alias), id="outbox.E034")
 
 
 def _source_of(alias: str) -> str | None:
     """Return the stable id of a database's outbox; None if it has none."""
     try:
-        with database.connect(alias) as connection:
+        with database.connect(alias, settings=LIMITS) as connection:
             return read_identity(connection).source
     except psycopg.errors.UndefinedTable:
         return None
@@ -237,14 +181,3 @@ def _schema_of(alias: str) -> str | None:
 def _place(alias: str) -> tuple[str, ...]:
     settings = connections[alias].settings_dict
     return tuple(str(settings[name]) for name in ("HOST", "PORT", "NAME"))
-
-
-def _check_each(aliases: Sequence[str] | None, check: Callable[[str], list[CheckMessage]]) -> list[CheckMessage]:
-    """Check the outbox's databases among those given; one that cannot be reached is skipped, as Django's checks do."""
-    found: list[CheckMessage] = []
-    for alias in set(aliases or ()) & set(database.outbox_databases()):
-        try:
-            found.extend(check(alias))
-        except (DatabaseError, psycopg.Error):
-            continue
-    return found

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
+from outbox.checks.decorators import check
 from outbox.errors import ConfigurationError
 from outbox.message import TopicType
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
 
 
-@register("outbox")
-def check_settings(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_settings() -> Iterable[CheckMessage]:
     """
     E001: `OUTBOX` has an unknown name or a wrong value.
 
@@ -27,12 +27,11 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     try:
         conf.settings()
     except ConfigurationError as error:
-        return [Error(error.message, hint=error.hint, id="outbox.E001")]
-    return []
+        yield Error(error.message, hint=error.hint, id="outbox.E001")
 
 
-@register("outbox")
-def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topic_names() -> Iterable[CheckMessage]:
     """
     E002: A topic has a name that some brokers do not accept.
 
@@ -45,8 +44,8 @@ def check_topic_names(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_brokers(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_brokers() -> Iterable[CheckMessage]:
     """
     E003: A BACKEND cannot be imported, or is not a broker.
 
@@ -56,23 +55,20 @@ def check_brokers(**kwargs: Any) -> list[CheckMessage]:
 
     The hint is the broker's own; docs/reference/settings.md lists the options of each.
     """
-    found: list[CheckMessage] = []
     for alias, broker in known_settings().brokers.items():
         try:
             backend = conf.broker_class(alias)
         except ConfigurationError as error:
             hint = f"{_topics_hint(alias)} {error.hint}".strip()
-            found.append(Error(error.message, hint=hint, id="outbox.E003"))
+            yield Error(error.message, hint=hint, id="outbox.E003")
             continue
         for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
-            text = f'OUTBOX["BROKERS"]["{alias}"]: {problem.text}'
-            kind, number = (Error, "outbox.E004") if problem.is_error else (Caution, "outbox.W048")
-            found.append(kind(text, hint=problem.hint, id=number))
-    return found
+            problem.obj = f'OUTBOX["BROKERS"]["{alias}"]'
+            yield problem
 
 
-@register("outbox")
-def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_topic_types() -> Iterable[CheckMessage]:
     """
     E008: A topic has a type that its broker does not support.
 
@@ -82,7 +78,23 @@ def check_topic_types(**kwargs: Any) -> list[CheckMessage]:
 
     Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.
     """
-    return [problem for name, topic, broker in known_topics() for problem in _problems_of_type(name, topic, broker)]
+    for name, topic, broker in known_topics():
+        offered = {
+            TopicType.FIFO: (broker.supports_order, "keeps no order"),
+            TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
+            TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
+        }
+        is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
+        if is_offered:
+            continue
+        text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
+        if topic.type is TopicType.TRANSACTION:
+            yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
+        else:
+            hint = "Set another type or another broker for the topic."
+            if topic.type is TopicType.DELAY:
+                hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
+            yield Error(text, hint=hint, id="outbox.E008")
 
 
 def known_settings() -> conf.Settings:
@@ -99,25 +111,6 @@ def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)
             yield name, topic, conf.broker_class(topic.broker)
-
-
-def _problems_of_type(name: str, topic: conf.TopicSettings, broker: type[Broker]) -> Iterator[CheckMessage]:
-    offered = {
-        TopicType.FIFO: (broker.supports_order, "keeps no order"),
-        TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
-        TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
-    }
-    is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
-    if is_offered:
-        return
-    text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
-    if topic.type is TopicType.TRANSACTION:
-        yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
-    else:
-        hint = "Set another type or another broker for the topic."
-        if topic.type is TopicType.DELAY:
-            hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
-        yield Error(text, hint=hint, id="outbox.E008")
 
 
 def _topics_hint(alias: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
 
 from outbox import conf
 from outbox.brokers.base import Broker
 from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.validation import problem_of_retention
+from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings, known_topics
 from outbox.consuming.register import groups
 from outbox.message import TopicType
@@ -20,32 +21,28 @@ from outbox.message import TopicType
 MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
 
 
-@register("outbox")
-def check_leases(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_leases() -> Iterable[CheckMessage]:
     """
     W019: The lease is shorter than the longest send of a batch plus 5 s.
 
     Nothing is lost, but while a broker is that slow, two relays take the batch from each other again and again. Raise
     `OUTBOX["RELAY"]["LEASE"]`, or lower the time-outs in the broker's OPTIONS.
     """
-    found: list[CheckMessage] = []
     lease = known_settings().relay.lease
     for alias, broker, options in _brokers_in_use():
         needed = max(broker.limits(options, topic).send for topic in conf.topics_of(alias)) + MARGIN
         if lease < needed:
-            found.append(
-                Caution(
-                    f'OUTBOX["RELAY"]["LEASE"] is {_seconds(lease)}, but a send to broker {alias!r} may take '
-                    f"{_seconds(needed - MARGIN)}: meanwhile another relay takes the batch.",
-                    hint=f"Set it to {_seconds(needed)} or more, or lower the time-outs in the broker's OPTIONS.",
-                    id="outbox.W019",
-                )
+            yield Caution(
+                f'OUTBOX["RELAY"]["LEASE"] is {_seconds(lease)}, but a send to broker {alias!r} may take '
+                f"{_seconds(needed - MARGIN)}: meanwhile another relay takes the batch.",
+                hint=f"Set it to {_seconds(needed)} or more, or lower the time-outs in the broker's OPTIONS.",
+                id="outbox.W019",
             )
-    return found
 
 
-@register("outbox")
-def check_retention(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_retention() -> Iterable[CheckMessage]:
     """
     E020: Batches are pruned while brokers may still check back about their half messages.
 
@@ -65,26 +62,24 @@ def check_retention(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox")
-def check_inbox_retention(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_inbox_retention() -> Iterable[CheckMessage]:
     """
     W052: A broker keeps messages of a topic longer than inbox rows are kept.
 
     Set `OUTBOX["RETENTION"]` to the topic's `RETENTION` or more, or lower that of the topic.
     """
-    found: list[CheckMessage] = []
     for alias, broker, options in _brokers_in_use():
         for topic in conf.topics_of(alias):
             kept = broker.limits(options, topic).redelivery
             setting = f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"]'
             subject = f"Broker {alias!r} keeps messages of topic {topic.name!r} for {kept} ({setting})"
             if kept and (problem := problem_of_retention(subject, kept, topic.remembered, f"lower {setting}")):
-                found.append(Caution(problem.text, hint=problem.hint, id="outbox.W052"))
-    return found
+                yield Caution(problem.msg, hint=problem.hint, id="outbox.W052")
 
 
-@register("outbox")
-def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_time_limits() -> Iterable[CheckMessage]:
     """
     W050: A handler's `time_limit` is longer than its broker lets a delivery be held.
 
@@ -97,15 +92,13 @@ def check_time_limits(**kwargs: Any) -> list[CheckMessage]:
         for alias, broker, options in _brokers_in_use()
         for topic in conf.topics_of(alias)
     }
-    found: list[CheckMessage] = []
     for one in [one for group in groups().values() for one in group.consumers.values()]:
         longest = longest_of.get(one.topic)
         if longest is not None and one.time_limit is not None and longest < one.time_limit:
             alias = topics[one.topic].broker
             text = f"{one.name} has time_limit={one.time_limit}, but broker {alias!r} lets a delivery be held for {longest}."
             hint = f"Lower it to {longest}, or raise the limit in the broker's OPTIONS and on the server."
-            found.append(Caution(text, hint=hint, id="outbox.W050"))
-    return found
+            yield Caution(text, hint=hint, id="outbox.W050")
 
 
 def _is_two_phase(topic: conf.TopicSettings, broker: type[Broker]) -> bool:
@@ -117,7 +110,7 @@ def _brokers_in_use() -> Iterator[tuple[str, type[Broker], Mapping[str, Any]]]:
     classes = {topic.broker: broker for _, topic, broker in known_topics()}
     for alias, broker in sorted(classes.items()):
         options = known_settings().brokers[alias].options
-        if not any(problem.is_error for problem in broker.check_settings(options)):
+        if not any(problem.is_serious() for problem in broker.check_settings(options)):
             yield alias, broker, options
 
 

@@ -23,7 +23,6 @@ from outbox.brokers.base import (
     HalfStatus,
     Limits,
     Outgoing,
-    Problem,
     SendGuarantee,
     SendResult,
     ServerResource,
@@ -42,6 +41,7 @@ from outbox.embedded.results import results_of
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences, resources, write_topics
 from outbox.errors import BrokerUnavailable
+from outbox.findings import Finding, misconfigured
 from outbox.logs import get_logger
 from outbox.message import Half, Header, Resolution, TopicType
 
@@ -85,7 +85,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         self._receives = itertools.count()
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         return problems(options)
 
     @classmethod
@@ -115,7 +115,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         with tables_there(settings.database):
             return monitoring.list_stored(connection, topics, reads_from_first=settings.start == "earliest")
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         """Return problems of the options, and differences between the stored topics and settings."""
         problems = self.check_settings(self.options)
         if not problems:
@@ -124,7 +124,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
                     problems = differences(connection, self.topics)
                 except UndefinedTable:
                     missing = no_tables(self._settings.database)
-                    problems = [Problem(missing.message, missing.hint)]
+                    problems = [misconfigured(missing.message, missing.hint)]
         return problems
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:

@@ -10,8 +10,8 @@ import msgspec
 from django.apps import apps
 from django.db import connections, router
 
-from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_options
+from outbox.findings import Finding, wrong_option
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 MAX_INTERVALS = 16  # the limit of doubling in checks.TAKE_DUE_HALVES
@@ -39,7 +39,7 @@ class EmbeddedOptions(BrokerOptions, frozen=True):
         return self.check_after + self.check_interval * sum(waits)
 
 
-def problems(raw: Mapping[str, Any]) -> list[Problem]:
+def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return problems of the options: wrong names and types first; without any, wrong values."""
     if found := problems_with(EmbeddedOptions, raw):
         return found
@@ -47,7 +47,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
     if options.database not in connections.settings:
         known = ", ".join(sorted(connections.settings))
         found.append(
-            Problem(
+            wrong_option(
                 f'OPTIONS["DATABASE"] is {options.database!r}, which is not in DATABASES.',
                 f'Choices are: {known}. The default is "default".',
             )
@@ -56,7 +56,7 @@ def problems(raw: Mapping[str, Any]) -> list[Problem]:
         apps.get_model("outbox", "MessageRow")  # E007 reports its database
     ):
         found.append(
-            Problem(
+            wrong_option(
                 f'OPTIONS["DATABASE"] is {options.database!r}, which is not PostgreSQL.',
                 'Name a PostgreSQL database of DATABASES. The default is "default".',
             )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from outbox.brokers.base import Problem, ServerResource
+from outbox.brokers.base import ServerResource
 from outbox.brokers.validation import known_topic
 from outbox.database import Connection
+from outbox.findings import Finding, misconfigured, weak
 from outbox.ids import topic_number
 from outbox.message import TopicSpec, TopicType
 
@@ -92,21 +93,20 @@ def _read_topics(connection: Connection, names: Iterable[str]) -> dict[str, Stor
     return {name: StoredTopic(id_, name, TopicType(kind), queues) for id_, name, kind, queues in rows}
 
 
-def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Problem]:
+def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Finding]:
     """Return the differences between topics in settings and in the tables."""
     problems = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]
         if wrong := _difference(spec, stored):
             problems.append(
-                Problem(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
+                misconfigured(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
             )
         if spec.queues != stored.queues:
             problems.append(
-                Problem(
+                weak(
                     f"Topic {spec.name!r} has {spec.queues} queues in settings and {stored.queues} in the broker.",
                     "The number of queues of a topic cannot change, because keys would move between queues. Correct QUEUES.",
-                    is_error=False,
                 )
             )
     return problems

@@ -22,7 +22,6 @@ from django.db import transaction as django_transaction
 
 from outbox import conf
 from outbox.brokers.capabilities import HalfMessages
-from outbox.brokers.types import Problem
 from outbox.database.guarded import close_broken, guarded_transaction, refuse_manual, require_alive
 from outbox.errors import BrokenTransaction, BrokerUnavailable, ConfigurationError, HalfNotStored, NotOutermost
 from outbox.failpoints import failpoint
@@ -56,10 +55,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             committed, since its connection was left inside a statement or transaction. The check-back finds out.
     """
     if problem := topic_problem(draft.topic):
-        raise ConfigurationError(
-            f"{draft.subject} cannot go half first: {problem.text}",
-            hint=problem.hint,
-        )
+        raise ConfigurationError(f"{draft.subject} cannot go half first: {problem[0]}", hint=problem[1])
     _close_left(draft, using)
     topic = topic_id(draft.topic, using)
     if is_paused(topic, using):
@@ -91,17 +87,17 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             message.settle()
 
 
-def topic_problem(topic: str) -> Problem | None:
-    """Return why messages of a topic cannot go half first, as the end of a sentence; None where they can."""
+def topic_problem(topic: str) -> tuple[str, str] | None:
+    """Return why messages of a topic cannot go half first, as the end of a sentence, and what to do; None where they can."""
     settings = conf.topic_settings(topic)
     broker = conf.broker_class(settings.broker)
     if settings.type is not TopicType.TRANSACTION:
-        return Problem(
+        return (
             f"topic {topic!r} is of type {settings.type}.",
             "Use the type transaction, on a broker with half messages, or publish() the message in the transaction.",
         )
     if not HalfMessages.has(broker):
-        return Problem(
+        return (
             f"topic {topic!r} is on broker {settings.broker!r} ({broker.__name__}), which has no half messages.",
             "Use another broker for the topic, or publish() the message in the transaction.",
         )

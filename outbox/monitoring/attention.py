@@ -1,17 +1,16 @@
 """
-The list of what needs attention, for health, `outbox_status`, metrics and the overview.
+The list of what needs attention, for health, `outbox_status`, metrics, the overview and the doctor.
 
-Each entry has its cause and the next step. It disappears when its cause does.
+Each finding has its cause and the next step. It disappears when its cause does.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
-from psycopg import pq
+from psycopg.pq import TransactionStatus
 
 from outbox import conf
 from outbox.checks.celery import CONSUME as CONSUME_TASK
@@ -19,86 +18,33 @@ from outbox.checks.celery import SWEEP as SWEEP_TASK
 from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
-from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP, Handling
-from outbox.extensions import Extension, extensions
-from outbox.findings import Finding
+from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP
+from outbox.findings import Finding, Needs, broker_away, rule, rules
 from outbox.ids import first_id_at
-from outbox.logs import line_of
 from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import Status, TopicStatus, read_status
-from outbox.monitoring.text import age, count
+from outbox.monitoring.status import Status, read_status
+from outbox.monitoring.text import age, count, wait
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
-LATE_AFTER = timedelta(minutes=1)
-PAUSED_FOR = timedelta(days=1)  # after which a pause may be forgotten
-STUCK_AFTER = timedelta(minutes=5)  # where it is unknown since when a message waits
-SLOW_AFTER = timedelta(minutes=10)  # of work in the backlog, at the pace of the last minutes
-
-
-# Transactions keep dead rows of all tables, beside which deferred messages are found slowly.
-LONG_TRANSACTIONS = """
-SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
-    extract(epoch FROM clock_timestamp() - xact_start)::float8
-FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-    AND xact_start < clock_timestamp() - %s ORDER BY xact_start
-"""
-LONG_TRANSACTION = timedelta(minutes=10)
-BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds
-
-HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
-
-
-class AttentionKind(enum.StrEnum):
-    """The ids of findings about the running system, beside those of extensions."""
-
-    READ_ONLY = "outbox.read_only"
-    NO_RELAY = "outbox.no_relay"
-    NO_CHECKER = "outbox.no_checker"
-    NO_CONSUMER = "outbox.no_consumer"
-    NO_HANDLER = "outbox.no_handler"
-    NO_WORKER = "outbox.no_worker"
-    NO_BEAT = "outbox.no_beat"
-    PROCESS_SILENT = "outbox.process_silent"
-    PROCESS_FAILS = "outbox.process_fails"
-    BROKER_AWAY = "outbox.broker_away"
-    MISCONFIGURED = "outbox.misconfigured"
-    UNKNOWN_TOPIC = "outbox.unknown_topic"
-    LATE = "outbox.late"
-    SEND_FAILS = "outbox.send_fails"
-    REJECTED = "outbox.rejected"
-    PARKED = "outbox.parked"
-    PAUSED = "outbox.paused"
-    GROUP_STUCK = "outbox.group_stuck"
-    GROUP_SLOW = "outbox.group_slow"
-    GROUP_FAILS = "outbox.group_fails"
-    DEAD_LETTERS = "outbox.dead_letters"
-    MOST_DEFERRED = "outbox.most_deferred"
-    GIVEN_UP = "outbox.given_up"
-    BLOCKED = "outbox.blocked"
-    LONG_TRANSACTION = "outbox.long_transaction"
-    GAP = "outbox.gap"
-    IGNORED = "outbox.ignored"
-    CODE_DIFFERS = "outbox.code_differs"
-    NO_MAINTENANCE = "outbox.no_maintenance"
-    EXTENSION_FAILS = "outbox.extension_fails"
-
+LATE_SECONDS = 60.0
+PAUSED_SECONDS = 86_400.0  # after which a pause may be forgotten
+STUCK_SECONDS = 300.0  # where it is unknown since when a message waits
+SLOW_MINUTES = 10  # of work in the backlog, at the pace of the last minutes
 
 # A database without writes has no heartbeats, and nothing is sent or handled.
 FOLLOW_FROM_READ_ONLY = {
-    AttentionKind.NO_RELAY,
-    AttentionKind.NO_CHECKER,
-    AttentionKind.NO_CONSUMER,
-    AttentionKind.NO_WORKER,
-    AttentionKind.NO_BEAT,
-    AttentionKind.PROCESS_SILENT,
-    AttentionKind.PROCESS_FAILS,
-    AttentionKind.LATE,
-    AttentionKind.GROUP_STUCK,
-    AttentionKind.GROUP_SLOW,
+    *(
+        "outbox.no_relay",
+        "outbox.no_checker",
+        "outbox.no_consumer",
+        "outbox.no_worker",
+        "outbox.no_beat",
+        "outbox.process_silent",
+    ),
+    *("outbox.process_fails", "outbox.late", "outbox.group_stuck", "outbox.group_slow"),
 }
 
 
@@ -109,44 +55,41 @@ def read_attention(connection: Connection, alias: str) -> list[Finding]:
 
 def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
     """Yield what needs attention and is not silenced; causes come before their effects, or instead of them."""
-    for finding in _find_all(connection, status):
-        if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):
-            yield finding
+    is_free = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+    for one in rules(Needs.STATUS, Needs.DATABASE):
+        try:
+            if one.needs is Needs.STATUS:
+                found = list(one.find(status))
+            else:
+                with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
+                    found = list(one.find(status, connection))
+        except Exception as error:
+            if connection.closed:
+                raise  # the database is away
+            found = [one.failed(error)]
+        for finding in found:
+            if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):
+                yield finding
 
 
-def _find_all(connection: Connection, status: Status) -> Iterator[Finding]:
-    yield from _read_only(status)
-    away = list(_brokers(status))
-    yield from away
-    yield from _relays(status)
-    yield from _untaken(connection, status)
-    yield from _beat(status)
-    yield from _failing(status, {broker.obj for broker in away})
-    yield from _silent(status)
-    for topic in status.topics:
-        yield from _topic(topic, status)
-    for group in status.groups:
-        yield from _group(group, status)
-    yield from _deferred(status)
-    for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
-        yield Finding(AttentionKind.BLOCKED, session.subject, session.cause, session.step)
-    yield from _long_transactions(connection)
-    yield from _records(status)
-    yield from _maintenance(connection, status)
-    for extension in extensions():
-        yield from _of_extension(extension, connection, status)
-
-
+@rule("outbox.read_only", needs=Needs.STATUS)
 def _read_only(status: Status) -> Iterator[Finding]:
-    """Yield a database without writes. No process can send heartbeats to it, so all of them seem to be gone."""
+    """
+    read_only: The database accepts no writes.
+        Set `default_transaction_read_only = off`, or see why the server is read-only, such as a full disk.
+    """
     if status.is_read_only:
         cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
         step = "Set default_transaction_read_only = off, or see why the server was made read-only, such as a full disk."
-        yield Finding(AttentionKind.READ_ONLY, f"database {status.database!r}", cause, step)
+        yield Finding("outbox.read_only", f"database {status.database!r}", cause, step)
 
 
+@rule("outbox.broker_away", needs=Needs.STATUS)
 def _brokers(status: Status) -> Iterator[Finding]:
-    """Yield each unavailable broker once, whether relays or consumer groups cannot reach it."""
+    """
+    broker_away: A relay cannot send to a broker, or it cannot be reached.
+        Start the broker, or correct its OPTIONS. Messages wait; none is lost.
+    """
     away: dict[str, tuple[str, str]] = {}
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
@@ -156,75 +99,93 @@ def _brokers(status: Status) -> Iterator[Finding]:
         if group.trouble:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
-        step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
-        yield Finding(AttentionKind.BROKER_AWAY, f"broker {alias!r}", cause, step, error=error)
+        yield broker_away(alias, cause, error)
 
 
+@rule("outbox.no_relay", "outbox.no_checker", needs=Needs.STATUS)
 def _relays(status: Status) -> Iterator[Finding]:
-    for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
-        relays = [one for one in status.processes if one.does == ("relay", alias, "")]
-        if not any(not one.is_silent for one in relays):
+    """
+    no_relay: No relay of a broker has sent a heartbeat for 8 s.
+        Start `outbox_relay`, or see that Celery's worker and beat run.
+    no_checker: The processes that answered the broker's check-backs are gone.
+        Start `outbox_relay` or `outbox_checker`.
+    """
+    for alias in _aliases():
+        relays, checkers = status.processes_of("relay", alias), status.processes_of("checker", alias)
+        if all(one.is_silent for one in relays):
             step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
-            yield Finding(AttentionKind.NO_RELAY, f"broker {alias!r}", _absence("relay", relays), step)
-        checkers = [one for one in status.processes if one.does == ("checker", alias, "")]
-        if checkers and not any(not one.is_silent for one in checkers):
-            cause = f"{_absence('checker', checkers)} Half messages whose commit was lost stay hidden."
-            yield Finding(AttentionKind.NO_CHECKER, f"broker {alias!r}", cause, "Start outbox_relay or outbox_checker.")
+            seconds, cause = _absence("relay", relays)
+            yield Finding("outbox.no_relay", f"broker {alias!r}", cause, step, seconds=seconds)
+        if checkers and all(one.is_silent for one in checkers):
+            seconds, cause = _absence("checker", checkers)
+            cause += " Half messages whose commit was lost stay hidden."
+            step = "Start outbox_relay or outbox_checker."
+            yield Finding("outbox.no_checker", f"broker {alias!r}", cause, step, seconds=seconds)
 
 
-def _untaken(connection: Connection, status: Status) -> Iterator[Finding]:
+def _aliases() -> list[str]:
+    return sorted({topic.broker for topic in conf.settings().topics.values()})
+
+
+def _absence(kind: str, known: list[ProcessStatus]) -> tuple[float | None, str]:
+    if not known:
+        return None, f"No {kind} is running."
+    seconds = known[0].silent_seconds
+    return seconds, f"No {kind} is running: the last heartbeat came {age(seconds)} ago, from {known[0].name}."
+
+
+HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id < %s AND topic_id <> 0)"
+
+
+@rule("outbox.no_worker", needs=Needs.DATABASE)
+def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
     """
-    Yield that no worker of Celery takes the wakeups that commits send.
-
-    A worker that takes one runs a relay, whose heartbeat is kept for `STALE_AFTER`. So messages that are older than a minute and
-    newer than that, without such a heartbeat, show that no worker takes them.
+    no_worker: Commits send wakeups to Celery, and no worker takes them; long-running relays send the messages.
+        Start a worker with `--queues outbox`, or set `CELERY_WAKEUP` to `False`. The doctor asks the workers themselves.
     """
+    # A worker that takes a wakeup runs a relay, whose heartbeat is kept for STALE_AFTER. So messages that are older than a minute
+    # and newer than that, without such a heartbeat, show that no worker takes them.
     relays = [one for one in status.processes if one.kind in ("relay", WAKEUP)]
     is_long_running = any(one.note != BY_CELERY and not one.is_silent for one in relays)
     if not is_long_running or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
-    bounds = [first_id_at(now - STALE_AFTER + LATE_AFTER), first_id_at(now - LATE_AFTER)]
-    if connection.execute(HAS_MESSAGES, bounds).fetchone() == (True,):
+    late = timedelta(seconds=LATE_SECONDS)
+    if connection.execute(HAS_MESSAGES, [first_id_at(now - STALE_AFTER + late), first_id_at(now - late)]).fetchone() == (True,):
         queue = conf.settings().celery_queue
-        cause = (
-            f"Commits send wakeups to Celery's queue {queue!r}, and no worker takes them. Long-running relays send the messages."
-        )
+        cause = "Commits send wakeups to it, and no worker of Celery takes them. Long-running relays send the messages."
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
-        yield Finding(AttentionKind.NO_WORKER, f"database {status.database!r}", cause, step)
+        yield Finding("outbox.no_worker", f"queue {queue!r}", cause, step)
 
 
+@rule("outbox.no_beat", needs=Needs.STATUS)
 def _beat(status: Status) -> Iterator[Finding]:
-    """Yield that Celery's beat sends no sweep, where wakeups alone have a worker relay."""
-    if not beat_entries(SWEEP_TASK):
-        return
-    for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
-        relays = [one for one in status.processes if one.does == ("relay", alias, "") and not one.is_silent]
-        sweeps = [one for one in status.processes if one.does == (SWEEP, alias, "")]
-        known = [one for one in relays if one.note == BY_CELERY and one.age_seconds > one.beats_within]
-        if not known or len([one for one in relays if one.note == BY_CELERY]) < len(relays):
-            continue
-        if not any(not one.is_silent for one in sweeps):
-            since = f" for {age(min(one.silent_seconds for one in sweeps))}" if sweeps else ""
+    """
+    no_beat: Celery's beat sends no sweep, though its schedule has one, and workers relay on wakeups alone.
+        Start `celery beat`.
+    """
+    for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
+        relays = status.live("relay", alias)
+        sweeps = status.processes_of(SWEEP, alias)
+        is_known = any(one.note == BY_CELERY and one.age_seconds > one.beats_within for one in relays)
+        if is_known and all(one.note == BY_CELERY for one in relays) and all(one.is_silent for one in sweeps):
+            seconds = min((one.silent_seconds for one in sweeps), default=None)
+            since = f" for {age(seconds)}" if sweeps else ""
             cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
-            yield Finding(
-                AttentionKind.NO_BEAT, f"broker {alias!r}", cause, "Start celery beat, or correct CELERY_BEAT_SCHEDULE."
-            )
+            step = "Start celery beat, or correct CELERY_BEAT_SCHEDULE."
+            yield Finding("outbox.no_beat", f"broker {alias!r}", cause, step, seconds=seconds)
 
 
-def _absence(kind: str, known: list[ProcessStatus]) -> str:
-    if not known:
-        return f"No {kind} is running."
-    last = known[0]
-    return f"No {kind} is running: the last heartbeat came {age(last.silent_seconds)} ago, from {last.name}."
-
-
-def _failing(status: Status, away: Collection[str]) -> Iterator[Finding]:
-    """Yield the loops of live processes whose last step failed, except for brokers that are away."""
+@rule("outbox.process_fails", needs=Needs.STATUS)
+def _failing(status: Status) -> Iterator[Finding]:
+    """
+    process_fails: A relay, consumer, check loop or checker runs and cannot do its work, with the server's words.
+        Correct what it names, such as a missing permission. The process tries again by itself.
+    """
     step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
+    away = {finding.obj for finding in _brokers(status)}  # its loops fail for that reason
     named: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
     for process in status.processes:
-        subject = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
         for loop, error in sorted(process.errors.items()):
             if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in away):
                 continue
@@ -234,116 +195,176 @@ def _failing(status: Status, away: Collection[str]) -> Iterator[Finding]:
             if loop not in (process.kind, "search for gaps"):
                 named.add(shared)
             cause = f"The {loop} of process {process.name} fails."
-            yield Finding(AttentionKind.PROCESS_FAILS, subject, cause, step, error=error)
+            yield Finding("outbox.process_fails", process.subject, cause, step, error=error)
 
 
+@rule("outbox.process_silent", needs=Needs.STATUS)
 def _silent(status: Status) -> Iterator[Finding]:
-    """Yield processes that were killed or are frozen, if others do their work; if none does, another entry says so."""
+    """
+    process_silent: One of several processes was killed or is frozen, and others do its work.
+        Restart it.
+    """
     for process in status.processes:
         has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
         is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
-            cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(process.silent_seconds)}."
-            where = f"group {process.consumer_group!r}" if process.consumer_group else f"broker {process.broker!r}"
-            yield Finding(AttentionKind.PROCESS_SILENT, where, cause, "It was killed or is frozen: start it again, or kill it.")
+            seconds = process.silent_seconds
+            cause = f"The {process.kind} {process.name} has sent no heartbeat for {age(seconds)}."
+            step = "It was killed or is frozen: start it again, or kill it."
+            yield Finding("outbox.process_silent", process.subject, cause, step, seconds=seconds)
 
 
-def _topic(topic: TopicStatus, status: Status) -> Iterator[Finding]:
-    subject = f"topic {topic.name!r}"
-    if topic.dead:
-        cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
-        one_topic = f"outbox_replay --unsent --topic {topic.name}"
-        step = f"See the reasons with {one_topic}; correct them, then add --all to send again, or --all --discard."
-        yield Finding(AttentionKind.REJECTED, subject, cause, step)
-    if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_FOR.total_seconds():
-        cause = f"It is {topic.pause}. {count(topic.unsent, 'message')} {'waits' if topic.unsent == 1 else 'wait'}."
-        yield Finding(AttentionKind.PAUSED, subject, cause, f"End the pause with outbox_pause {topic.name} --resume.")
-    if topic.name not in conf.settings().topics and topic.unsent:
-        verb = "waits" if topic.unsent == 1 else "wait"
-        cause = f'{count(topic.unsent, "message")} {verb}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
-        yield Finding(AttentionKind.UNKNOWN_TOPIC, subject, cause, "Restore the topic in settings until they are sent.")
-        return
-    if topic.name in status.misconfigured:
-        step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
-        cause = "The topic is not configured correctly at the broker."
-        yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step, error=status.misconfigured[topic.name])
-    elif topic.failures >= ALERT_FAILURES:
-        step = "See the error on the message's page, and correct its cause. The relay retries automatically."
-        yield Finding(AttentionKind.SEND_FAILS, subject, f"A message has failed {topic.failures} times.", step)
-    if (topic.oldest_seconds or 0) > LATE_AFTER.total_seconds() and not topic.is_paused:
-        cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
-        step = f"See why with outbox_status --message {topic.oldest_id}."
-        yield Finding(AttentionKind.LATE, subject, cause, step)
+@rule("outbox.rejected", "outbox.paused", "outbox.unknown_topic", "outbox.misconfigured", "outbox.send_fails", needs=Needs.STATUS)
+def _topics(status: Status) -> Iterator[Finding]:
+    """
+    rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
+        `outbox_replay --unsent --all`, or `--discard`.
+    paused: A topic has been paused for more than a day.
+        `outbox_pause TOPIC --resume`.
+    unknown_topic: Messages wait in a topic that the settings do not have.
+        Restore the topic until they are sent.
+    misconfigured: A topic, a group, a permission or a setting is not at the broker as it is needed, or the queue of a group was
+    deleted.
+        Correct it at the broker; restart the group's consumers, then run the audit.
+    send_fails: Sending a message has failed ten times.
+        See its page.
+    """
+    for topic in status.topics:
+        subject = f"topic {topic.name!r}"
+        if topic.dead:
+            cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
+            command = f"outbox_replay --unsent --topic {topic.name}"
+            step = f"See the reasons with {command}; correct them, then add --all to send again, or --all --discard."
+            yield Finding("outbox.rejected", subject, cause, step)
+        if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_SECONDS:
+            cause = f"It is {topic.pause}. {wait(topic.unsent)}."
+            step = f"End the pause with outbox_pause {topic.name} --resume."
+            yield Finding("outbox.paused", subject, cause, step, seconds=topic.paused_seconds)
+        if topic.name not in conf.settings().topics:
+            if topic.unsent:
+                cause = f'{wait(topic.unsent)}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
+                step = "Restore the topic in settings until they are sent."
+                yield Finding("outbox.unknown_topic", subject, cause, step, seconds=topic.oldest_seconds)
+        elif topic.name in status.misconfigured:
+            step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
+            cause = "The topic is not configured correctly at the broker."
+            yield Finding("outbox.misconfigured", subject, cause, step, error=status.misconfigured[topic.name])
+        elif topic.failures >= ALERT_FAILURES:
+            step = "See the error on the message's page, and correct its cause. The relay retries automatically."
+            yield Finding("outbox.send_fails", subject, f"A message has failed {topic.failures} times.", step)
 
 
-def _group(group: GroupStatus, status: Status) -> Iterator[Finding]:
-    subject = f"group {group.consumer_group!r}"
-    for topic, reason in sorted(group.refusals.items()):
-        cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
-        step = "Correct the settings or the queue: the doctor says how."
-        yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step, error=reason)
-    for topic, progress in sorted(group.progress.items()):
-        if progress.is_gone:
+@rule("outbox.late", needs=Needs.STATUS)
+def _late(status: Status) -> Iterator[Finding]:
+    """
+    late: A message has waited for more than a minute.
+        [Ask why](../how-to/watch.md#why-is-this-message-not-out-yet).
+    """
+    for topic in status.topics:
+        is_known = topic.name in conf.settings().topics or not topic.unsent
+        if (topic.oldest_seconds or 0) > LATE_SECONDS and not topic.is_paused and is_known:
+            cause = f"The oldest message has waited for {age(topic.oldest_seconds)}."
+            step = f"See why with outbox_status --message {topic.oldest_id}."
+            yield Finding("outbox.late", f"topic {topic.name!r}", cause, step, seconds=topic.oldest_seconds)
+
+
+@rule("outbox.misconfigured", "outbox.no_handler", "outbox.given_up", needs=Needs.STATUS)
+def _undelivered(status: Status) -> Iterator[Finding]:
+    """
+    no_handler: Messages of a topic wait for a group that has no handler here, and no consumer of another release has taken
+    them in the last hour; or deferred messages are due, and no live process has a handler.
+        Start the consumers of the release that has one, or restore it until they are handled; if it was removed for good,
+        [drop them](../how-to/deploy.md#remove-a-consumer-group).
+    given_up: The broker's server gave messages of a group up by itself, and no consumer has fetched them.
+        Start its consumers, which store them as dead letters.
+    """
+    for group in status.groups:
+        subject = f"group {group.consumer_group!r}"
+        for topic, reason in sorted(group.refusals.items()):
+            cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
+            step = "Correct the settings or the queue: the doctor says how."
+            yield Finding("outbox.misconfigured", subject, cause, step, error=reason)
+        for topic in sorted(topic for topic, progress in group.progress.items() if progress.is_gone):
             cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
             step = (
                 "Start or restart its consumers, which declare it. The lost messages are a gap when later ones have arrived; "
                 "outbox_replay --lost lists them."
             )
-            yield Finding(AttentionKind.MISCONFIGURED, subject, cause, step)
-    for topic, number in sorted(group.unhandled.items()):
-        cause = f"{count(number, 'message')} of topic {topic!r} {'waits' if number == 1 else 'wait'}, and no handler takes them."
-        step = (
-            "Start the consumers of the release that has one, or restore it until they are handled. If it was removed for good, "
-            f"drop them: outbox_forget {group.consumer_group} --topic {topic}."
-        )
-        yield Finding(AttentionKind.NO_HANDLER, subject, cause, step)
-    for topic, number in sorted(group.given_up.items()):
-        cause = f"The broker's server gave up {count(number, 'message')} of topic {topic!r}, and no consumer has fetched them."
-        step = "Start its consumers, which store them as dead letters; where they run, discard dead letters of the topic."
-        yield Finding(AttentionKind.GIVEN_UP, subject, cause, step)
-    waiting = group.backlog
-    wait = f"{count(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}"
-    consumers = _consumers(group, status)
-    if consumers and all(one.error for one in consumers):  # another entry says why
-        return
-    if group.consumers:
-        hanging = {one.handling.topic: one.handling for one in consumers if one.handling and one.hangs}
-        within_limit = {one.handling.topic for one in consumers if one.handling and one.handling.limit_seconds and not one.hangs}
-        stuck = [_hangs(subject, one) for _, one in sorted(hanging.items())]
-        for topic, progress in sorted(group.progress.items()):
-            stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
-        yield from stuck or _slow(group, subject, waiting, wait)
-    elif waiting or (group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)):
+            yield Finding("outbox.misconfigured", subject, cause, step)
+        for topic, number in sorted(group.unhandled.items()):
+            cause = f"{wait(number, topic)}, and no handler takes them."
+            step = (
+                "Start the consumers of the release that has one, or restore it until they are handled. If it was removed for "
+                f"good, drop them: outbox_forget {group.consumer_group} --topic {topic}."
+            )
+            yield Finding("outbox.no_handler", subject, cause, step)
+        for topic, number in sorted(group.given_up.items()):
+            cause = (
+                f"The broker's server gave up {count(number, 'message')} of topic {topic!r}, and no consumer has fetched them."
+            )
+            step = "Start its consumers, which store them as dead letters; where they run, discard dead letters of the topic."
+            yield Finding("outbox.given_up", subject, cause, step)
+
+
+@rule("outbox.no_consumer", needs=Needs.STATUS)
+def _consumers(status: Status) -> Iterator[Finding]:
+    """
+    no_consumer: Messages wait for a group, at the broker or deferred, and no consumer of it is running. The doctor also names
+    groups for which no message waits.
+        `outbox_consume --group NAME`.
+    """
+    for group in status.groups:
+        waiting = group.backlog
+        has_none = group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)
+        if group.consumers or not (waiting or has_none):
+            continue
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
-        cause = f"No consumer is running ({last}), and {wait if waiting or group.waiting else backlog}."
-        if not group.has_code:
-            step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
-            yield Finding(AttentionKind.NO_CONSUMER, subject, cause, step)
-            return
+        cause = f"No consumer is running ({last}), and {wait(waiting) if waiting or group.waiting else backlog}."
         by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
         or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
-        yield Finding(
-            AttentionKind.NO_CONSUMER, subject, cause, f"Start outbox_consume --group {group.consumer_group}{or_celery}."
-        )
+        step = f"Start outbox_consume --group {group.consumer_group}{or_celery}."
+        if not group.has_code:
+            step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
+        yield Finding("outbox.no_consumer", f"group {group.consumer_group!r}", cause, step, seconds=group.silent_seconds)
 
 
-def _slow(group: GroupStatus, subject: str, waiting: int, wait: str) -> Iterator[Finding]:
-    if group.per_minute and waiting > group.per_minute * SLOW_AFTER.total_seconds() / 60:
-        takes = age(60 * waiting / group.per_minute)
-        cause = f"{wait}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
-        yield Finding(AttentionKind.GROUP_SLOW, subject, cause, "Start more consumers, or set batch_size of a handler.")
+def _has_sent(group: GroupStatus, status: Status) -> bool:
+    """Return whether any message was sent to the topics of a group."""
+    return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
 
 
-def _consumers(group: GroupStatus, status: Status) -> list[ProcessStatus]:
-    """Return the live consumers of a group."""
-    return [one for one in status.processes if one.does == ("consumer", group.broker, group.consumer_group) and not one.is_silent]
-
-
-def _hangs(subject: str, one: Handling) -> Finding:
-    cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
-    step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
-    return Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
+@rule("outbox.group_stuck", "outbox.group_fails", "outbox.group_slow", needs=Needs.STATUS)
+def _progress(status: Status) -> Iterator[Finding]:
+    """
+    group_stuck: A handler has been running for a minute, and longer than its `time_limit`; or messages of a topic wait, and none
+    of them was handled for a minute; or deferred messages have been due for a minute.
+        Look for what the handler waits for, and set a `time_limit`.
+    group_fails: Messages of a topic have failed for more than a minute, whatever else the group handles.
+        Correct the handler.
+    group_slow: At the pace of the last minutes, the backlog takes more than ten minutes.
+        Start more consumers, or use `batch_size`.
+    """
+    for group in status.groups:
+        live = status.live("consumer", group.broker, group.consumer_group)
+        if not group.consumers or (live and all(one.error for one in live)):  # another finding says why
+            continue
+        subject = f"group {group.consumer_group!r}"
+        hanging = {one.handling.topic: one.handling for one in live if one.handling and one.hangs}
+        within_limit = {one.handling.topic for one in live if one.handling and one.handling.limit_seconds and not one.hangs}
+        stuck = []
+        for _, one in sorted(hanging.items()):
+            cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
+            step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
+            stuck.append(Finding("outbox.group_stuck", subject, cause, step, seconds=one.seconds))
+        for topic, progress in sorted(group.progress.items()):
+            stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
+        waiting = group.backlog
+        if not stuck and group.per_minute and waiting > group.per_minute * SLOW_MINUTES:
+            takes = age(60 * waiting / group.per_minute)
+            cause = f"{wait(waiting)}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
+            stuck.append(Finding("outbox.group_slow", subject, cause, "Start more consumers, or set batch_size of a handler."))
+        yield from stuck
 
 
 def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Finding]:
@@ -355,83 +376,116 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
     """
     waiting = group.waiting.get(topic, 0)
     deferred = group.deferred.get(topic)
-    if deferred and (deferred.failing_seconds or 0) > LATE_AFTER.total_seconds():
+    if deferred and (deferred.failing_seconds or 0) > LATE_SECONDS:
         verb = "waits" if deferred.failing == 1 else "wait"
         cause = (
             f"{count(deferred.failing, 'message')} of topic {topic!r} failed and {verb} for a retry; the first one was deferred "
             f"{age(deferred.failing_seconds)} ago."
         )
         step = "Correct the handler. Failed messages are handled again automatically."
-        yield Finding(AttentionKind.GROUP_FAILS, subject, cause, step, error=deferred.error)
+        yield Finding("outbox.group_fails", subject, cause, step, error=deferred.error, seconds=deferred.failing_seconds)
         return
     late_seconds = deferred.late_seconds if deferred and not deferred.without_code else None
-    if (late_seconds or 0) > LATE_AFTER.total_seconds() and not is_explained:
+    if (late_seconds or 0) > LATE_SECONDS and not is_explained:
         cause = f"Deferred messages of topic {topic!r} have been due for {age(late_seconds)}."
         step = "Start more consumers, or look for a handler that hangs, and set its time_limit."
-        yield Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
+        yield Finding("outbox.group_stuck", subject, cause, step, seconds=late_seconds)
         return
     late = progress.waits_seconds or 0.0
     # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
-    if waiting > group.consumers and idle > STUCK_AFTER.total_seconds():
+    if waiting > group.consumers and idle > STUCK_SECONDS:
         late = max(late, idle)
-    if late > LATE_AFTER.total_seconds() and waiting and not is_explained:
-        verb = "waits" if waiting == 1 else "wait"
-        cause = (
-            f"{count(waiting, 'message')} of topic {topic!r} {verb}, and {count(group.consumers, 'consumer')} handled none "
-            f"for {age(late)}."
-        )
+    if late > LATE_SECONDS and waiting and not is_explained:
+        cause = f"{wait(waiting, topic)}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
         step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-        yield Finding(AttentionKind.GROUP_STUCK, subject, cause, step)
+        yield Finding("outbox.group_stuck", subject, cause, step, seconds=late)
 
 
-def _has_sent(group: GroupStatus, status: Status) -> bool:
-    """Return whether any message was sent to the topics of a group."""
-    return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
-
-
+@rule("outbox.dead_letters", "outbox.no_handler", "outbox.most_deferred", needs=Needs.STATUS)
 def _deferred(status: Status) -> Iterator[Finding]:
-    """Yield what is wrong with the deferred messages of all groups, including groups that this process no longer has."""
+    """
+    dead_letters: A group gave messages up; as long as there are any.
+        Correct the cause, then `outbox_replay`, or discard.
+    most_deferred: A group has deferred half as many messages of a topic as `MOST_DEFERRED`; from all of it on, it does not
+    receive the topic until half of them are gone.
+        Correct the handler, or start more consumers.
+    """
     most = conf.settings().consumer.most_deferred
-    for deferred in status.deferred:
-        if deferred.reason:
-            continue
+    for deferred in (one for one in status.deferred if not one.reason):  # also of groups that this process no longer has
         name, topic = deferred.consumer_group, deferred.topic
         subject = f"group {name!r}"
         if deferred.dead:
             cause = f"{count(deferred.dead, 'message')} of topic {topic!r} failed for good."
             step = f"Correct the cause, then run outbox_replay --group {name}, or discard them."
-            yield Finding(AttentionKind.DEAD_LETTERS, subject, cause, step, error=deferred.error_of_dead)
+            error, seconds = deferred.error_of_dead, deferred.dead_seconds
+            yield Finding("outbox.dead_letters", subject, cause, step, error=error, seconds=seconds)
         if deferred.without_code:
             cause = f"{count(deferred.without_code, 'deferred message')} of topic {topic!r}, and no live process has a handler."
             step = (
                 "Start the consumers of the release that has one. If it was removed for good, discard them: outbox_replay "
                 f"--group {name} --topic {topic} --discard --all."
             )
-            yield Finding(AttentionKind.NO_HANDLER, subject, cause, step)
+            yield Finding("outbox.no_handler", subject, cause, step)
         if deferred.counted * 2 >= most:
             limit = "its consumers do not receive the topic until half of them are gone"
             limit = limit if deferred.counted >= most else f"at {most:,}, consumers do not receive the topic"
             cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {limit}."
             step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MOST_DEFERRED"].'
-            yield Finding(AttentionKind.MOST_DEFERRED, subject, cause, step, error=deferred.error)
+            yield Finding("outbox.most_deferred", subject, cause, step, error=deferred.error)
 
 
-def _long_transactions(connection: Connection) -> Iterator[Finding]:
-    """Yield the oldest transaction, where it has been open for long."""
+BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds
+
+# Transactions keep dead rows of all tables, beside which deferred messages are found slowly.
+LONG_TRANSACTION = timedelta(minutes=10)
+LONG_TRANSACTIONS = """
+SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - %s ORDER BY xact_start
+"""
+
+
+@rule("outbox.blocked", "outbox.long_transaction", needs=Needs.DATABASE)
+def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
+    """
+    blocked: A session has locks of the outbox for which others have waited for more than 5 s: publishers of a key, relays,
+    consumers. The finding names it, and who waits.
+        Commit or roll back there, or end it with the command named.
+    long_transaction: A transaction has been open for more than 10 minutes: it keeps dead rows, beside which deferred messages are
+    found slowly.
+        End it.
+    """
+    for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
+        yield Finding("outbox.blocked", session.subject, session.cause, session.step, seconds=session.waiting_seconds)
     row = connection.execute(LONG_TRANSACTIONS, [LONG_TRANSACTION]).fetchone()
     if row is not None:
         pid, application, user, state, seconds = row
         cause = f"A transaction of {user} ({application or 'no name'}, {state}) has been open for {age(seconds)}."
         step = f"It slows down consumers. End it, by SELECT pg_terminate_backend({pid}) if need be."
-        yield Finding(AttentionKind.LONG_TRANSACTION, f"session {pid}", cause, step)
+        yield Finding("outbox.long_transaction", f"session {pid}", cause, step, seconds=seconds)
 
 
+@rule("outbox.gap", "outbox.ignored", "outbox.parked", "outbox.code_differs", needs=Needs.STATUS)
 def _records(status: Status) -> Iterator[Finding]:
+    """
+    gap: Numbers did not arrive, and the broker has no more of them for the group.
+        [See them, and deliver them again](../how-to/replay.md#messages-that-a-group-lost-or-ignored): `outbox_replay --lost`.
+    ignored: Messages of a type came in the last hour, and no group of the database handled them: those that read the topic had no
+    handler.
+        Add or restore a handler, then [`outbox_replay --ignored
+        --all`](../how-to/replay.md#messages-that-a-group-lost-or-ignored).
+    parked: The broker sends no more check-backs about half messages.
+        Check back about them in the admin.
+    code_differs: The processes of a group have had different code for an hour.
+        Deploy the same code to all.
+    """
     for gap in status.gaps:
         cause = f"{count(gap.numbers, 'message')} of topic {gap.topic!r} did not arrive, in {count(gap.gaps, 'gap')}."
         step = f"See them with outbox_replay --lost --group {gap.consumer_group}; add --all to deliver them to the group again."
-        yield Finding(AttentionKind.GAP, f"group {gap.consumer_group!r}", cause, step)
+        yield Finding("outbox.gap", f"group {gap.consumer_group!r}", cause, step, seconds=gap.seconds)
     for ignored in status.ignored:
         if any(one.using != status.database and ignored.topic in one.topics for one in groups().values()):
             continue  # another database may have the row of a group that has handled them
@@ -440,17 +494,22 @@ def _records(status: Status) -> Iterator[Finding]:
             f"{'it' if ignored.messages == 1 else 'them'}: {', '.join(sorted(ignored.groups))} had no handler."
         )
         step = "Add or restore a handler of the type, deploy it, and deliver them with outbox_replay --ignored --all."
-        yield Finding(AttentionKind.IGNORED, f"topic {ignored.topic!r}", cause, step)
+        yield Finding("outbox.ignored", f"topic {ignored.topic!r}", cause, step)
     for topic, parked in status.parked.items():
         cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
-        yield Finding(AttentionKind.PARKED, f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
+        yield Finding("outbox.parked", f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
-        yield Finding(AttentionKind.CODE_DIFFERS, f"group {group!r}", cause, "Deploy the same code to all of them.")
+        yield Finding("outbox.code_differs", f"group {group!r}", cause, "Deploy the same code to all of them.")
 
 
-def _maintenance(connection: Connection, status: Status) -> Iterator[Finding]:
-    """Yield what the maintenance has left undone, and its error if a relay knows one."""
+@rule("outbox.no_maintenance", needs=Needs.DATABASE)
+def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
+    """
+    no_maintenance: The partition of tomorrow is missing, days are kept two days past their retention, or the maintenance fails.
+        Check that a relay, or beat's `outbox-maintenance`, runs; where relays do not own the tables, [run `outbox_maintenance`
+        as their owner](../how-to/deploy.md#roles).
+    """
     errors = {one.errors[MAINTENANCE] for one in status.processes if MAINTENANCE in one.errors and not one.is_silent}
     causes = ["The maintenance fails."] if errors else []
     if status.lacks_tomorrow:
@@ -458,27 +517,13 @@ def _maintenance(connection: Connection, status: Status) -> Iterator[Finding]:
     if status.overdue:
         days = count(len(status.overdue), "day")
         causes.append(f"Messages of {days} are kept past their retention, from {status.overdue[0]} on.")
+    subject, step = f"database {status.database!r}", "Check that outbox_relay runs, or beat's entry outbox-maintenance"
     if causes:
         run = f"run outbox_maintenance as {partitions.rights(connection).owner!r}, the owner of the tables"
-        step = f"Check that outbox_relay runs, or beat's entry outbox-maintenance; or {run}, which prints the error."
-        subject, error = f"database {status.database!r}", " ".join(sorted(errors))
-        yield Finding(AttentionKind.NO_MAINTENANCE, subject, " ".join(causes), step, error=error)
+        error = " ".join(sorted(errors))
+        yield Finding(
+            "outbox.no_maintenance", subject, " ".join(causes), f"{step}; or {run}, which prints the error.", error=error
+        )
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
-        step = "Check that outbox_relay runs, or beat's entry outbox-maintenance."
-        yield Finding(AttentionKind.NO_MAINTENANCE, f"database {status.database!r}", cause, step)
-
-
-def _of_extension(extension: Extension, connection: Connection, status: Status) -> list[Finding]:
-    """Return what an extension finds; where it fails, that, and nothing else of the list is lost."""
-    is_free = connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE
-    try:
-        with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
-            return list(extension.find_attention(connection, status.database))
-    except Exception as error:
-        if connection.closed:
-            raise  # the database is away
-        subject = f"extension {type(extension).__qualname__} in database {status.database!r}"
-        cause = "It fails when it is asked what needs attention."
-        step = "Correct what its error names; where its tables are missing, run manage.py migrate."
-        return [Finding(AttentionKind.EXTENSION_FAILS, subject, cause, step, error=line_of(error))]
+        yield Finding("outbox.no_maintenance", subject, cause, f"{step}.")

@@ -21,6 +21,7 @@ SELECT consumer_group, topic, coalesce(reason, '') AS reason,
     extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE is_waiting AND due_at < clock_timestamp()))::float8
         AS late_seconds,
     extract(epoch FROM clock_timestamp() - min(deferred_at) FILTER (WHERE is_failing))::float8 AS failing_seconds,
+    extract(epoch FROM clock_timestamp() - min(dead_at))::float8 AS dead_seconds,
     coalesce(max(fingerprint) FILTER (WHERE is_failing), '') AS error,
     coalesce(max(fingerprint) FILTER (WHERE dead_at IS NOT NULL), '') AS error_of_dead
 FROM (
@@ -51,6 +52,7 @@ class DeferredCount:
         counted: those that count for MOST_DEFERRED.
         late_seconds: seconds since the first one was due; None if none is.
         failing_seconds: seconds since the first one that fails was deferred.
+        dead_seconds: seconds since the first one that is dead was given up.
         error, error_of_dead: the error of one that fails, and of one that is dead.
     """
 
@@ -68,6 +70,7 @@ class DeferredCount:
     bytes: int
     late_seconds: float | None
     failing_seconds: float | None
+    dead_seconds: float | None
     error: str
     error_of_dead: str
 

@@ -7,7 +7,7 @@ It sends nothing and takes no lane. What `outbox_status` says needs attention is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,18 +20,18 @@ from django.db.migrations.executor import MigrationExecutor
 from outbox import conf, database
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.check_backs.ask import explain, probe
-from outbox.checks import TAG
-from outbox.checks.celery import CONSUME, beat_entries, wakeup_app
+from outbox.checks.celery import CONSUME, OR_NO_WAKEUPS, beat_entries, wakeup_app
+from outbox.checks.decorators import TAG
 from outbox.checks.deployment import ask_broker
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
 from outbox.extensions import extensions
-from outbox.findings import Finding
+from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, Needs, broker_away, rule, rules
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
-from outbox.monitoring.attention import AttentionKind, find_attention
+from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.monitoring.text import count
@@ -39,15 +39,27 @@ from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
+STATEMENT_SECONDS = 30  # of each statement; locks are waited for for two seconds
+UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
+
 
 def check() -> Iterator[Finding]:
     """Check the configuration, then what it refers to; yield each finding that is not silenced as soon as it is known."""
     configuration = list(check_configuration())
     yield from configuration
-    if any(finding.is_serious() for finding in configuration):  # the checks below need valid settings
+    if any(finding.is_serious() for finding in configuration):  # the rules below need valid settings
         return
-    for rule in (check_databases, check_brokers, check_processes, check_stored_messages, check_wakeups, check_endpoint):
-        yield from (finding for finding in rule() if not finding.is_silenced())
+    told: set[tuple[object, object]] = set()  # ids and subjects of earlier rules
+    for one in rules(Needs.SERVERS):
+        found = []
+        try:
+            for finding in one.find():
+                if not finding.is_silenced() and (finding.id, finding.obj) not in told:
+                    found.append(finding)
+                    yield finding
+        except Exception as error:
+            yield one.failed(error)
+        told |= {(finding.id, finding.obj) for finding in found if finding.id}
 
 
 def _ok(subject: str, text: str) -> Finding:
@@ -55,20 +67,21 @@ def _ok(subject: str, text: str) -> Finding:
 
 
 def check_configuration() -> Iterator[Finding]:
-    """Yield the messages of the system checks that the project has not silenced."""
+    """Yield what the system checks say of settings."""
+    yield from _run_checks(TAG) or [_ok("configuration", "the system checks found no problems")]
+
+
+def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Finding]:
+    """Return the messages of system checks that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
-    problems = [
-        problem
-        for problem in checks.run_checks(tags=[TAG, checks.Tags.database], databases=database.outbox_databases())
+    return [
+        Finding(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or "", level=problem.level)
+        for problem in checks.run_checks(tags=[tag], databases=databases)
         if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
-    for problem in problems:
-        yield Finding(str(problem.id), "configuration", problem.msg, problem.hint or "", level=problem.level)
-    if not problems:
-        yield _ok("configuration", "the system checks found no problems")
 
 
-CONNECT_SECONDS = 5  # to a database, or to Celery's server
+CONNECT_SECONDS = 5  # to Celery's server
 CLOCK_DIFFERENCE = timedelta(seconds=5)  # message ids contain the time of this host, leases that of the database
 
 VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
@@ -80,21 +93,44 @@ WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND setting = 
 """
 
 
+@rule(
+    *("outbox.clock", "outbox.unsafe_database"),
+    errors=("outbox.database_away", "outbox.migrations", "outbox.missing_grants"),
+    needs=Needs.SERVERS,
+)
 def check_databases() -> Iterator[Finding]:
-    """Check each database that may hold messages."""
-    for alias in database.outbox_databases():
+    """
+    database_away: A database cannot be reached.
+        Start it, or correct `DATABASES`.
+    migrations: Migrations are missing.
+        Run `migrate`.
+    missing_grants: The role lacks privileges.
+        Run the statements of the hint as the owner of the tables.
+    clock: The clock of a database, or of a broker, and that of this host are more than some seconds apart.
+        Synchronize them with a time server.
+    unsafe_database: A crash of PostgreSQL may lose committed messages together with your rows.
+        Set what the hint names to on.
+    """
+    aliases = database.outbox_databases()
+    yield from _run_checks(checks.Tags.database, aliases)
+    for alias in aliases:
         subject = f"database {alias!r}"
         try:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 found = list(_check_database(subject, alias, connection))
-        except (NotMigrated, TablesLocked) as error:
-            text = error.message.removeprefix(f"Database {alias!r} ").rstrip(".")
-            yield Finding("outbox.database_unfit", subject, text, error.hint, level=checks.ERROR)
+        except NotMigrated:  # the system check names it
+            pass
+        except TablesLocked as error:
+            yield _locked(alias, error)
         except (ConfigurationError, psycopg.Error) as error:
             text = f"cannot be reached: {line_of(error)}"
-            yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.", level=checks.ERROR)
+            yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.")
         else:
             yield from found
+
+
+def _locked(alias: str, error: TablesLocked) -> Finding:
+    return Finding("outbox.blocked", f"database {alias!r}", error.message, error.hint)
 
 
 def _check_database(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
@@ -108,9 +144,7 @@ def _check_database(subject: str, alias: str, connection: Connection) -> Iterato
         yield Finding("outbox.clock", subject, text, "Synchronize both with a time server (NTP).")
     for label, missing in _missing_migrations(alias).items():
         text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding(
-            "outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.", level=checks.ERROR
-        )
+        yield Finding("outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.")
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
         yield Finding("outbox.unsafe_database", subject, text, f"Set {name} = on, unless this server is for tests.")
@@ -160,7 +194,7 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
     grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
     hint = f"As the owner of the tables, run: {grants}"
-    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint, level=checks.ERROR)
+    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint)
 
 
 def _grant(privilege: str, relations: list[str], role: str) -> str:
@@ -173,8 +207,14 @@ def _named(relations: list[str]) -> str:
     return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
 
 
+@rule("outbox.broker_away", "outbox.misconfigured", "outbox.broker_weak", "outbox.restored", needs=Needs.SERVERS)
 def check_brokers() -> Iterator[Finding]:
-    """Check each broker that has topics."""
+    """
+    broker_weak: A broker works, and keeps less than its page promises.
+        The hint says what to change at the server or in OPTIONS.
+    restored: A database was restored, or lost commits, so relays send again.
+        Warn readers that are not groups of the outbox.
+    """
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
             yield from _check_broker(f"broker {alias!r}", alias, len(topics))
@@ -182,17 +222,14 @@ def check_brokers() -> Iterator[Finding]:
 
 def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
     began = time.monotonic()
-    try:
-        problems = ask_broker(alias)
-    except BrokerUnavailable as error:
-        text = error.message.removeprefix(f"Broker {alias!r} ")
-        yield Finding(AttentionKind.BROKER_AWAY, subject, text, error.hint, level=checks.ERROR)
-        return
-    for problem in problems:
-        yield Finding("outbox.W051", subject, problem.text, problem.hint)
-    if not any(problem.is_error for problem in problems):
+    found = ask_broker(alias)
+    for finding in found:
+        if finding.id == BROKER_AWAY:
+            finding.level = checks.ERROR
+    yield from found
+    if all(finding.id == BROKER_WEAK for finding in found):
         yield from _check_lanes(subject, alias)
-    if not problems:
+    if not found:
         took = time.monotonic() - began
         text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
         yield _ok(subject, text)
@@ -212,10 +249,10 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
                     if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
                         continue
                     waiting = sum(one.unsent for one in read_status(connection, using).topics if one.broker == alias)
-            except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases reports it
+            except UNREADABLE:  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
-                yield Finding(AttentionKind.BROKER_AWAY, subject, error.message, error.hint)
+                yield broker_away(alias, "It cannot be reached.", line_of(error))
                 return
             yield Finding(
                 "outbox.restored",
@@ -226,9 +263,49 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             )
 
 
-STATEMENT_SECONDS = 30
+WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
+
+NO_WORKERS_HINT = (
+    'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
+    "False, and empty the queue with Celery's command purge."
+)
 
 
+@rule("outbox.celery_away", "outbox.no_worker", needs=Needs.SERVERS)
+def check_wakeups() -> Iterator[Finding]:
+    """
+    celery_away: The server that wakeups go to cannot be reached.
+        Start it, or set `CELERY_WAKEUP` to `False`.
+    """
+    for app in wakeup_app():
+        try:
+            with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
+                connection.connect()
+                found = [_ok("wakeups", f"Celery's server {connection.as_uri()} can be reached")]
+                found += _untaken(app, connection, conf.settings().celery_queue)
+        except Exception as error:  # transports raise errors of their own
+            text = f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}"
+            step = f"Start it, or correct CELERY_BROKER_URL. {OR_NO_WAKEUPS}"
+            found = [Finding("outbox.celery_away", "wakeups", text, step)]
+        yield from found
+
+
+def _untaken(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
+    """Yield why wakeups are not taken. Workers that do not answer may take them, unless tasks wait."""
+    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
+    queues, tasks = workers.active_queues() or {}, workers.registered() or {}
+    takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
+    waiting = count_waiting(connection, queue)
+    if not takers and (queues or waiting):
+        text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
+        yield Finding("outbox.no_worker", f"queue {queue!r}", text, NO_WORKERS_HINT)
+    elif ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
+        text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
+        hint = 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.'
+        yield Finding("outbox.no_worker", f"queue {queue!r}", text, hint)
+
+
+@rule("outbox.no_consumer", "outbox.blocked", needs=Needs.SERVERS)
 def check_processes() -> Iterator[Finding]:
     """Check the heartbeats of relays and consumers, then yield what needs attention."""
     read: dict[str, Status] = {}
@@ -239,49 +316,43 @@ def check_processes() -> Iterator[Finding]:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
                 status = read_status(connection, alias)
                 for finding in find_attention(connection, status):
-                    if len(aliases) > 1 and "database" not in finding.obj:
+                    if len(aliases) > 1 and not finding.obj.startswith(("database", "queue")):
                         finding.obj += f" of database {alias!r}"
                     attention.append(finding)
         except TablesLocked as error:
-            yield Finding(AttentionKind.BLOCKED, f"processes of database {alias!r}", f"unknown. {error.message}", error.hint)
-        except (NotMigrated, psycopg.Error):  # check_databases reports it
+            yield _locked(alias, error)
+        except UNREADABLE:  # check_databases reports it
             pass
         else:
             read[alias] = status
     for target in relay_targets():
-        if target.database in read:
-            yield from _sending(f"relay of {target}", _errors(read[target.database], "relay", target.broker, ""))
+        live = read[target.database].live("relay", target.broker) if target.database in read else []
+        if not all(one.error for one in live):
+            yield _ok(f"relay of {target}", "sends heartbeats")
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
-        is_missed = any(one.id == AttentionKind.NO_CONSUMER and one.obj.startswith(subject) for one in attention)
-        for alias in group.brokers:
-            if group.using in read and group.name not in by_beat:
-                live = _errors(read[group.using], "consumer", alias, group.name)
-                yield from _sending(f"consumer of {subject}, broker {alias!r}", live)
-                if not live and not is_missed:  # no message waits for it
-                    hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
-                    yield Finding(AttentionKind.NO_CONSUMER, subject, f"No consumer is running for broker {alias!r}.", hint)
+        is_missed = any(one.id == "outbox.no_consumer" and one.obj.startswith(subject) for one in attention)
+        for alias in group.brokers if group.using in read and group.name not in by_beat else ():
+            live = read[group.using].live("consumer", alias, group.name)
+            if not all(one.error for one in live):
+                yield _ok(f"consumer of {subject}, broker {alias!r}", "sends heartbeats")
+            if not live and not is_missed:  # no message waits for it
+                hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
+                yield Finding("outbox.no_consumer", subject, f"No consumer is running for broker {alias!r}.", hint)
     yield from attention
 
 
-def _errors(status: Status, *does: str) -> list[str]:
-    """Return for each live process what keeps it from its work; "" if nothing does."""
-    return [process.error for process in status.processes if process.does == does and not process.is_silent]
-
-
-def _sending(subject: str, live: list[str]) -> Iterator[Finding]:
-    """Yield that a process works; what needs attention has the others."""
-    if not all(live):
-        yield _ok(subject, "sends heartbeats")
-
-
+@rule("outbox.unreadable", needs=Needs.SERVERS)
 def check_stored_messages() -> Iterator[Finding]:
-    """Read a sample of the messages that consumers are still to get, as they will."""
+    """
+    unreadable: A stored message cannot be read by this code: of a sample of those that consumers are still to get.
+        What the hint says.
+    """
     for alias in stored.databases():
         try:
             readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
-        except (NotMigrated, TablesLocked, psycopg.Error):  # check_databases or check_brokers reports it
+        except UNREADABLE:  # check_databases or check_brokers reports it
             continue
         subject = f"messages in database {alias!r}"
         if readings.read and not readings.unreadable:
@@ -289,58 +360,18 @@ def check_stored_messages() -> Iterator[Finding]:
         yield from (Finding("outbox.unreadable", subject, text, hint) for text, hint in readings.problems())
 
 
-WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
-
-NO_WORKERS_HINT = (
-    'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
-    "False, and empty the queue with Celery's command purge."
-)
-
-
-def check_wakeups() -> Iterator[Finding]:
-    """Connect to Celery's server, as a wakeup does, and ask the workers there whether they take wakeups."""
-    for app in wakeup_app():
-        try:
-            with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
-                connection.connect()
-                server = connection.as_uri()
-                problems = _untaken(app, connection, conf.settings().celery_queue)
-        except Exception as error:  # transports raise errors of their own
-            hint = (
-                'Start it, or correct CELERY_BROKER_URL. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = False.'
-            )
-            yield Finding(
-                "outbox.celery_away", "wakeups", f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}", hint
-            )
-        else:
-            yield _ok("wakeups", f"Celery's server {server} can be reached")
-            yield from (Finding(AttentionKind.NO_WORKER, "wakeups", text, hint) for text, hint in problems)
-
-
-def _untaken(app: Any, connection: Any, queue: str) -> list[tuple[str, str]]:
-    """Return why wakeups are not taken, and what to do. Workers that do not answer may take them, unless tasks wait."""
-    workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
-    queues, tasks = workers.active_queues() or {}, workers.registered() or {}
-    takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
-    waiting = count_waiting(connection, queue)
-    if not takers and (queues or waiting):
-        return [
-            (f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it", NO_WORKERS_HINT)
-        ]
-    if ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
-        text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
-        return [(text, 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.')]
-    return []
-
-
+@rule(errors=["outbox.check_back_endpoint"], needs=Needs.SERVERS)
 def check_endpoint() -> Iterator[Finding]:
-    """Verify that the check-back endpoint accepts our signature, if settings have its URL."""
+    """
+    check_back_endpoint: The check-back endpoint, of which settings have the URL, does not accept our signature.
+        What the hint says.
+    """
     settings = conf.settings().check_back
     if not settings.url:
         return
     try:
         probe(settings.url, settings.secrets[0])
     except Exception as error:  # of the network, of the server, of its reply
-        yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error), level=checks.ERROR)
+        yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error))
     else:
         yield _ok("check-back endpoint", f"{settings.url} accepts our signature")

@@ -70,6 +70,11 @@ class ProcessStatus:
         return f"{self.host}:{self.pid}"
 
     @property
+    def subject(self) -> str:
+        """The subject of a finding about it."""
+        return f"group {self.consumer_group!r}" if self.consumer_group else f"broker {self.broker!r}"
+
+    @property
     def error(self) -> str:
         """What keeps it from its work; "" if nothing does."""
         return self.errors.get(self.kind, "")

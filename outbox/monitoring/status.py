@@ -90,7 +90,8 @@ GROUP BY m.id, t.name, m.headers
 """
 
 GAPS = """
-SELECT consumer_group, topic, count(*) AS gaps, sum(last_number - first_number + 1)::bigint AS numbers
+SELECT consumer_group, topic, count(*) AS gaps, sum(last_number - first_number + 1)::bigint AS numbers,
+    extract(epoch FROM clock_timestamp() - min(found_at))::float8 AS seconds
 FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
@@ -182,12 +183,13 @@ class IgnoredType:
 
 @dataclass(frozen=True, slots=True)
 class GapStatus:
-    """The number of open gaps of a group in a topic, and of the numbers missing in them."""
+    """The number of open gaps of a group in a topic, of the numbers missing in them, and for how long the first one is known."""
 
     consumer_group: str
     topic: str
     gaps: int
     numbers: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,14 @@ class Status:
     risks: list[str] = field(default_factory=list)
     promises: dict[str, Promise] = field(default_factory=dict)
     is_read_only: bool = False
+
+    def processes_of(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
+        """Return the processes that do something, the newest heartbeat first."""
+        return [process for process in self.processes if process.does == (kind, broker, group)]
+
+    def live(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
+        """Return those of them that are not silent."""
+        return [process for process in self.processes_of(kind, broker, group) if not process.is_silent]
 
 
 def read_status(connection: Connection, alias: str) -> Status:

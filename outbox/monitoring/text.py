@@ -16,3 +16,9 @@ def age(seconds: float | None) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: 1 message, 1,200 messages."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def wait(number: int, topic: str = "") -> str:
+    """Return that messages wait, of a topic if it is given: 1 message waits, 2 messages of topic 'orders' wait."""
+    of_topic = f" of topic {topic!r}" if topic else ""
+    return f"{count(number, 'message')}{of_topic} {'waits' if number == 1 else 'wait'}"

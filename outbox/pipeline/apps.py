@@ -15,4 +15,5 @@ class PipelineAppConfig(AppConfig):
     outbox_extension = "outbox.pipeline.extension.PipelineExtension"
 
     def ready(self) -> None:
-        import_module("outbox.pipeline.checks")  # models cannot be imported before the apps are loaded
+        for name in ("attention", "checks"):  # models cannot be imported before the apps are loaded
+            import_module(f"outbox.pipeline.{name}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outbox.database import Connection
-from outbox.findings import Finding
+from outbox.findings import Finding, Needs, rule
+from outbox.monitoring.status import Status
 from outbox.monitoring.text import age, count
-
-AUDIT = "outbox_pipeline.audit"
 
 HAS_TABLES = "SELECT to_regclass('outbox_audit_finding') IS NOT NULL"
 
@@ -27,8 +26,12 @@ WHERE id = (SELECT max(id) FROM outbox_audit_run WHERE state IN ('done', 'failed
 """
 
 
-def find(connection: Connection, alias: str) -> Iterator[Finding]:
-    """Yield what needs attention after audits of a database."""
+@rule("outbox_pipeline.audit", needs=Needs.DATABASE)
+def _audits(status: Status, connection: Connection) -> Iterator[Finding]:
+    """
+    outbox_pipeline.audit: There are open findings of the last audit, or it ended without an answer.
+        Review them on the findings page; correct the error, and run the audit again.
+    """
     if connection.execute(HAS_TABLES).fetchone() != (True,):
         return
     row = connection.execute(OPEN_FINDINGS).fetchone()
@@ -36,8 +39,9 @@ def find(connection: Connection, alias: str) -> Iterator[Finding]:
         number, first, run, seconds = row
         cause = f"{count(number, 'finding')} of audit {run}, {age(seconds)} ago. The first: {first.rstrip('.')}."
         step = "Review the findings in the admin: send lost messages again, or acknowledge the finding."
-        yield Finding(AUDIT, f"database {alias!r}", cause, step)
+        yield Finding("outbox_pipeline.audit", f"database {status.database!r}", cause, step, seconds=seconds)
     failed = connection.execute(FAILED_AUDIT).fetchone()
     if failed:
         cause = f"Audit {failed[0]} failed: {failed[1].rstrip('.')}."
-        yield Finding(AUDIT, f"database {alias!r}", cause, "Fix the cause, then run outbox_audit again.")
+        step = "Fix the cause, then run outbox_audit again."
+        yield Finding("outbox_pipeline.audit", f"database {status.database!r}", cause, step)

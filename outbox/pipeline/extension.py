@@ -11,10 +11,7 @@ from django.http import HttpRequest, HttpResponse
 
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
-from outbox.database import Connection
 from outbox.extensions import Extension, Page
-from outbox.findings import Finding
-from outbox.pipeline import attention
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.conf import settings
 from outbox.pipeline.models import ArchivedDay, AuditFinding, AuditRun
@@ -34,9 +31,6 @@ class PipelineExtension(Extension):
         kind = conf.broker_class(broker)
         is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))  # else read by the audit
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
-
-    def find_attention(self, connection: Connection, alias: str) -> Iterable[Finding]:
-        return attention.find(connection, alias)
 
     def has_archive(self) -> bool:
         return settings().archive is not None

@@ -92,7 +92,7 @@ class Claims:
         self.late_scans = FullScanTimer(self.clock)
 
     def note_round(self, claimed: int, sent: int, seconds: float) -> None:
-        """Let the next claim grow after a full round that was quick and sent all of its messages; otherwise shrink it again."""
+        """Double the limit after a full round that was quick and sent all of its messages; otherwise reset it."""
         is_worth_more = self.limit <= claimed == sent and seconds < QUICK_SECONDS
         grown = min(2 * self.limit, GROWTH * self.batch_size, max(MAX_LIMIT, self.batch_size))
         self.limit = grown if is_worth_more else self.batch_size

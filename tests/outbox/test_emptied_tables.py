@@ -22,7 +22,7 @@ from outbox.embedded.models import EmbeddedMessage
 from outbox.errors import NotMigrated
 from outbox.ids import topic_number
 from outbox.models import MessageState, Ticket, Topic
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.status import read_status
 from outbox.monitoring.timeline import read_timeline
 from outbox.monitoring.why import why
@@ -144,7 +144,7 @@ class TestMessagesOfATopicWithoutARow:
         operator.execute("TRUNCATE outbox_topic")
 
         status = read_status(database.raw("default"), "default")
-        found = [one for one in read_attention(database.raw("default"), "default") if one.id == AttentionKind.UNKNOWN_TOPIC]
+        found = [one for one in read_attention(database.raw("default"), "default") if one.id == "outbox.unknown_topic"]
 
         names = {"apples": f"#{topic_number('apples')}", "plums": f"#{topic_number('plums')}"}
         assert {one.name: (one.waiting, one.delayed) for one in status.topics} == {

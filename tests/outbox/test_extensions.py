@@ -14,9 +14,10 @@ from django.db.transaction import atomic
 from django.urls import path, reverse
 from prometheus_client import CollectorRegistry
 
-from outbox import database
+from outbox import database, findings
 from outbox.database import partitions
 from outbox.extensions import Extension, extensions
+from outbox.findings import RULES
 from outbox.monitoring.attention import read_attention
 from outbox.monitoring.doctor import _check_grants, check_configuration
 from outbox.monitoring.metrics import OutboxCollector
@@ -79,7 +80,7 @@ def ids(problems):
 
 class TestThePage:
     def test_quotes_the_app(self):
-        files = [f"tests/third_app/{name}.py" for name in ("apps", "extension")]
+        files = [f"tests/third_app/{name}.py" for name in ("apps", "extension", "findings")]
 
         assert all(is_quoted(block, *files) for block in python_blocks("how-to/extend.md"))
 
@@ -104,8 +105,6 @@ class TestAnExtension:
         assert not [*bare.tables, *bare.pages]
         assert bare.retention_hold is None
         assert not bare.has_archive()
-        with database.connect("default") as connection:
-            assert not [*bare.find_attention(connection, "default")]
 
 
 class TestTables:
@@ -156,7 +155,7 @@ class TestTables:
         with without_table():
             problems = run_checks(tags=["database"], databases=["default"])
 
-        [lacking] = [one for one in problems if one.id == "outbox.W057"]
+        [lacking] = [one for one in problems if one.id == "outbox.database_unfit"]
         assert "third_app_copy" in lacking.msg
 
 
@@ -182,7 +181,7 @@ class TestAttention:
     def test_is_on_the_list(self):
         [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id == "third_app.no_copies"]
 
-        assert str(entry) == "Database 'default': (third_app.no_copies) No message was copied. Start the copier."
+        assert entry.line == "Database 'default': (third_app.no_copies) No message was copied. Start the copier."
 
     def test_disappears_with_its_cause(self, copy):
         copy.objects.create(message_id=uuid.uuid4(), copied_at=NOW)
@@ -194,8 +193,8 @@ class TestAttention:
         with without_table():
             found = read_attention(database.raw("default"), "default")
 
-        assert [one.id for one in found] == [*before, "outbox.extension_fails"]
-        assert found[-1].obj == "extension ThirdAppExtension in database 'default'"
+        assert [one.id for one in found] == [*before, "outbox.rule_fails"]
+        assert found[-1].obj == "rule third_app.no_copies"
         assert 'relation "third_app_copy" does not exist' in found[-1].error
 
     @pytest.mark.parametrize("error", [psycopg.errors.QueryCanceled("canceling statement"), Silent()], ids=["time-out", "odd"])
@@ -203,11 +202,12 @@ class TestAttention:
         def fail(*arguments):
             raise error
 
-        monkeypatch.setattr("tests.third_app.extension.ThirdAppExtension.find_attention", fail)
+        [place] = [place for place, one in enumerate(RULES) if one.ids == ("third_app.no_copies",)]
+        monkeypatch.setattr(findings, "RULES", [*RULES[:place], RULES[place]._replace(find=fail), *RULES[place + 1 :]])
 
         [*_, entry] = read_attention(database.raw("default"), "default")
 
-        assert entry.id == "outbox.extension_fails"
+        assert entry.id == "outbox.rule_fails"
 
     def test_may_be_read_within_a_transaction_which_goes_on(self):
         with without_table(), atomic():
@@ -215,7 +215,7 @@ class TestAttention:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
 
-        assert entry.id == "outbox.extension_fails"
+        assert entry.id == "outbox.rule_fails"
 
     def test_is_counted_by_id_and_subject(self):
         collected = CollectorRegistry()

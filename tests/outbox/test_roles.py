@@ -22,7 +22,7 @@ from outbox.consuming.worker import Worker
 from outbox.database import partitions
 from outbox.errors import ConfigurationError, InboxRefused
 from outbox.models import DeadMessage, Duplicate, MessageRow, Process, State
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.doctor import check_databases
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.loops import RelayThread, RepeatingThread
@@ -194,7 +194,7 @@ class TestARoleWithTheGrantsOfThePage:
         with as_role():
             maintain("default")
         with database.connect("default") as own:
-            attention = [str(one) for one in read_attention(own, "default") if one.id is AttentionKind.NO_MAINTENANCE]
+            attention = [one.line for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
 
         assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
         assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
@@ -231,7 +231,7 @@ class TestARelayThatMayNotCreatePartitions:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.id is AttentionKind.NO_MAINTENANCE]
+            return [one.line for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
 
     def _as_owner(self) -> None:
         ours = connections["default"]
@@ -296,7 +296,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
     def _named(self) -> list[str]:
         with database.connect("default") as own:
-            return [str(one) for one in read_attention(own, "default") if one.id is AttentionKind.PROCESS_FAILS]
+            return [one.line for one in read_attention(own, "default") if one.id == "outbox.process_fails"]
 
 
 class TestADoctor:
@@ -326,7 +326,7 @@ class TestADoctor:
             after = concerns()
 
         assert level == "error"
-        assert text.startswith("hides the rows of outbox_source, outbox_ticket from role")
+        assert text.startswith("It hides the rows of outbox_source, outbox_ticket from role")
         assert after == []
 
     def test_accepts_row_level_security_with_a_policy(self, granted, as_owner):

@@ -15,7 +15,7 @@ from django.db.backends.signals import connection_created
 from outbox import atomic as outbox_atomic
 from outbox import consumer, database, publish
 from outbox.check_backs.loop import CheckLoop
-from outbox.checks.servers import check_schemas, check_tables
+from outbox.checks.servers import check_fit, check_schemas
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError, NotMigrated
@@ -247,7 +247,7 @@ class TestASchemaForEachTenant:
             call_command("migrate", "outbox", database="signalled", verbosity=0)
             with pytest.raises(NotMigrated) as refused:
                 relay("signalled")
-            (warning,) = check_tables(databases=["signalled"])
+            (warning,) = check_fit(databases=["signalled"])
             (lost,) = check_schemas(databases=["signalled"])
         finally:
             connections["signalled"].close()

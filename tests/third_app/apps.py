@@ -1,3 +1,5 @@
+from importlib import import_module
+
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import Tags, register
@@ -17,5 +19,6 @@ class ThirdAppConfig(AppConfig):
     outbox_extension = "tests.third_app.extension.ThirdAppExtension"
 
     def ready(self):
+        import_module("tests.third_app.findings")
         register(check_place, "outbox")
         register(check_copies, "outbox", Tags.database)

@@ -1,10 +1,8 @@
 from datetime import timedelta
 
-from django.db import router
 from django.http import HttpResponse
 
 from outbox.extensions import Extension, Page, RetentionHold
-from outbox.findings import Finding
 from tests.third_app.models import Copy
 
 
@@ -12,12 +10,6 @@ class ThirdAppExtension(Extension):
     tables = {"third_app_copy": "copied_at < %(before)s"}
     retention_hold = RetentionHold("not copied yet", lambda: timedelta(days=7), grace=timedelta(days=2))
     pages = (Page(95, "Copies", Copy, "third_app_copy_changelist"),)
-
-    def find_attention(self, connection, alias):
-        if not router.allow_migrate_model(alias, Copy):
-            return
-        if connection.execute("SELECT EXISTS (SELECT FROM third_app_copy)").fetchone() == (False,):
-            yield Finding("third_app.no_copies", f"database {alias!r}", "No message was copied.", "Start the copier.")
 
     def has_archive(self):
         return True

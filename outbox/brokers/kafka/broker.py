@@ -17,7 +17,6 @@ from outbox.brokers.base import (
     GroupPosition,
     Limits,
     Outgoing,
-    Problem,
     SendGuarantee,
     SendResult,
     SendStatus,
@@ -39,6 +38,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, GroupOwners
 from outbox.brokers.validation import known_topic, send_valid, validate
 from outbox.errors import BrokerUnavailable
+from outbox.findings import BROKER_WEAK, Finding, wrong_option
 
 T = TypeVar("T")
 
@@ -81,10 +81,10 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
             self.lacks = (*self.lacks, TransactionalSends)
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return what is wrong with the OPTIONS, without a connection, and topics whose names Kafka does not take."""
         wrong = [
-            Problem(
+            wrong_option(
                 f"Kafka has no topic of the name {topic.name!r}.",
                 "A name has 1 to 249 letters, digits, dots, underscores and hyphens.",
             )
@@ -105,13 +105,13 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         send = timedelta(seconds=2 * FLUSH_SECONDS + ANSWER_SECONDS)
         return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         if found := self.check_settings(self.options, list(self.topics.values())):
             return found
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}
         found = [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
-        if not any(problem.is_error for problem in found):
+        if all(finding.id == BROKER_WEAK for finding in found):
             for source, lanes in self.checked_lanes.items():
                 found += [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
         return found

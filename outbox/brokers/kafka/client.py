@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from outbox.brokers.base import Problem
 from outbox.brokers.kafka.options import MESSAGE_BYTES, KafkaOptions
+from outbox.findings import Finding, risky_option, wrong_option
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -128,7 +128,7 @@ def reader_settings(options: KafkaOptions, name: str, errors: ConnectionErrors |
     }
 
 
-def problems_of_client(options: KafkaOptions) -> list[Problem]:
+def problems_of_client(options: KafkaOptions) -> list[Finding]:
     """Return what the client does not take in CLIENT, and by which names. It connects to nothing."""
     text = _refusal(options)
     if not text:
@@ -136,8 +136,8 @@ def problems_of_client(options: KafkaOptions) -> list[Problem]:
     names = [name for name in options.client if not _refusal(options, without=name)]
     subject = " or ".join(f'OPTIONS["CLIENT"]["{name}"]' for name in names) or 'OPTIONS["CLIENT"]'
     hint = "Its names and values are those of librdkafka."
-    is_error = ".location" not in text  # certificates may be missing where the check runs
-    return [Problem(f"Kafka's client does not take {subject}: {text}.", hint, is_error=is_error)]
+    found = risky_option if ".location" in text else wrong_option  # certificates may be missing where the check runs
+    return [found(f"Kafka's client does not take {subject}: {text}.", hint)]
 
 
 def _refusal(options: KafkaOptions, *, without: str = "") -> str:

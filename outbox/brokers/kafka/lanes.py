@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation
 
-from outbox.brokers.base import Outgoing, Problem, SendResult, SendStatus
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.kafka.client import (
     ANSWER_SECONDS,
     RETRY_BACKOFF,
@@ -37,6 +37,7 @@ from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.sender import ProducerLost, open_transactional, produce
 from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
+from outbox.findings import Finding, misconfigured
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -99,7 +100,7 @@ class KafkaLanes:
             return None
         return read_marker(self._options, self._name, topic, lane, is_fenced=False)
 
-    def problems(self, source: str) -> list[Problem]:
+    def problems(self, source: str) -> list[Finding]:
         """
         Return what keeps this user from sending transactions of an outbox, asked with a transactional id that no lane has.
 
@@ -109,7 +110,7 @@ class KafkaLanes:
         try:
             self._fence(source, "check")
         except BrokerMisconfigured as error:
-            return [Problem(error.message, error.hint)]
+            return [misconfigured(error.message, error.hint)]
         return []
 
     def is_open(self, lane: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from outbox.brokers.base import Problem
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
+from outbox.findings import Finding, wrong_option
 
 MESSAGE_BYTES = 1_048_588  # the largest record of a topic, unless its max.message.bytes is set
 
@@ -55,20 +55,20 @@ class KafkaOptions(BrokerOptions, frozen=True):
         return any(self.client.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
 
 
-def problems(raw: Mapping[str, Any]) -> list[Problem]:
+def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the options: names and types first, then values."""
     if found := problems_with(KafkaOptions, raw):
         return found
     options = read_options(KafkaOptions, raw)
     found = [
-        Problem(f'OPTIONS["SERVERS"] has {server!r}, which is not host:port.', 'Write it like "kafka-1:9092".')
+        wrong_option(f'OPTIONS["SERVERS"] has {server!r}, which is not host:port.', 'Write it like "kafka-1:9092".')
         for server in options.servers
         if (read_address(server) or (None, None))[1] is None
     ]
     if not options.servers:
-        found.append(Problem('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
+        found.append(wrong_option('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
     found.extend(
-        Problem(f'OPTIONS["CLIENT"] sets {name!r}, which the outbox sets itself.', why)
+        wrong_option(f'OPTIONS["CLIENT"] sets {name!r}, which the outbox sets itself.', why)
         for name, why in RESERVED.items()
         if name in options.client
     )

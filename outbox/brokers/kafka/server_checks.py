@@ -8,7 +8,6 @@ from contextlib import closing
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 
-from outbox.brokers.base import Problem
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, client_settings, member_settings
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
@@ -17,6 +16,7 @@ from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.topics import describe_topics, may, read_settings
 from outbox.brokers.owners import NO_OWNER, GroupOwners, OwnedByAnother
 from outbox.errors import BrokerMisconfigured
+from outbox.findings import Finding, misconfigured, weak
 
 REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of a broker may lose what was confirmed
 STATE = "__transaction_state"  # where Kafka records which transactions are committed
@@ -33,7 +33,7 @@ class KafkaServerChecks:
         self._options = options
         self._name = name
 
-    def problems_of_topics(self, topics: Sequence[str]) -> list[Problem]:
+    def problems_of_topics(self, topics: Sequence[str]) -> list[Finding]:
         """Return what is wrong with topics of messages. Raises BrokerUnavailable."""
         nodes = self._count_nodes()
         found = describe_topics(self._options, self._name, topics)
@@ -41,10 +41,10 @@ class KafkaServerChecks:
         missing = {topic: one for topic, one in found.items() if isinstance(one, KafkaError)}
         problems = [*_problems_of_missing(missing), *_problems_of_permissions(there)]
         if nodes == 1:
-            problems.append(Problem(ONE_NODE, ONE_NODE_HINT, is_error=False))
+            problems.append(weak(ONE_NODE, ONE_NODE_HINT))
         return [*problems, *self._problems_of_durability(there, nodes)]
 
-    def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: GroupOwners) -> list[Problem]:
+    def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: GroupOwners) -> list[Finding]:
         """
         Return what is wrong with the topics and the owners of consumer groups. Raises BrokerUnavailable.
 
@@ -55,14 +55,14 @@ class KafkaServerChecks:
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
         found = describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs}))
         there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
-        problems: list[Problem] = []
+        problems: list[Finding] = []
         if unread := [topic for topic, one in there.items() if not may(one, AclOperation.READ)]:
-            problems.append(Problem(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
+            problems.append(misconfigured(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
         return [*problems, *self._problems_of_owners(pairs, there, owners)]
 
     def _problems_of_owners(
         self, pairs: Sequence[tuple[str, str]], there: Mapping[str, TopicDescription], owners: GroupOwners
-    ) -> Iterator[Problem]:
+    ) -> Iterator[Finding]:
         for topic, group in pairs:
             ours = owners.get(group)
             if ours is not NO_OWNER and topic in there:
@@ -71,11 +71,11 @@ class KafkaServerChecks:
                     try:
                         require_owner(group, committed_notes(consumer, places), ours)
                     except OwnedByAnother as error:
-                        yield Problem(*error.args)
+                        yield misconfigured(*error.args)
                     except BrokerMisconfigured as error:
-                        yield Problem(error.message, error.hint)
+                        yield misconfigured(error.message, error.hint)
 
-    def problems_of_lanes(self, source: str, lanes: int) -> list[Problem]:
+    def problems_of_lanes(self, source: str, lanes: int) -> list[Finding]:
         """
         Return what is wrong with the transactions of an outbox. Raises BrokerUnavailable.
 
@@ -87,11 +87,11 @@ class KafkaServerChecks:
         nodes = self._count_nodes()
         found = describe_topics(self._options, self._name, [topic, STATE])
         there = {name: one for name, one in found.items() if not isinstance(one, KafkaError)}
-        problems: list[Problem] = []
+        problems: list[Finding] = []
         marker = found[topic]
         if isinstance(marker, KafkaError):
             if marker.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                problems.append(Problem(f"This user may not see the marker topic {topic!r}.", ALLOW))
+                problems.append(misconfigured(f"This user may not see the marker topic {topic!r}.", ALLOW))
         else:
             problems += _problems_of_marker(topic, marker, lanes)
         return [*problems, *self._problems_of_durability(there, nodes), *self._problems_of_cleanup(there, topic)]
@@ -104,73 +104,75 @@ class KafkaServerChecks:
         except (KafkaException, TimeoutError) as error:
             raise call_error(error, "say which nodes it has", errors.last(admin)) from error
 
-    def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Problem]:
+    def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Finding]:
         """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
         settings = read_settings(self._options, self._name, list(topics))
         replicas = {topic: min(len(partition.replicas) for partition in found.partitions) for topic, found in topics.items()}
         in_sync = {topic: int(found["min.insync.replicas"]) for topic, found in settings.items() if found}
         if blocked := [topic for topic, least in in_sync.items() if least > replicas[topic]]:
-            yield Problem(
+            yield misconfigured(
                 f"{_named(blocked)} cannot be written to: min.insync.replicas is higher than the number of replicas.",
                 "Add replicas, or lower min.insync.replicas.",
             )
         if unclean := [topic for topic, found in settings.items() if found.get("unclean.leader.election.enable") == "true"]:
-            yield Problem(
+            yield weak(
                 f"{_named(unclean)} may lose confirmed messages, or leave transactions open: unclean leader elections are on.",
                 "Set unclean.leader.election.enable=false.",
-                is_error=False,
             )
         if nodes > 1:
             if few := [topic for topic, count in replicas.items() if count < REPLICAS]:
-                yield Problem(
+                yield weak(
                     f"{_named(few)} may lose confirmed messages with a node: fewer than {REPLICAS} replicas.",
                     f"Raise the number of replicas to {REPLICAS}.",
-                    is_error=False,
                 )
-            if weak := [topic for topic, least in in_sync.items() if least < IN_SYNC and topic not in few]:
-                yield Problem(
-                    f"{_named(weak)} may lose confirmed messages with a node: one replica is enough to confirm them.",
+            if thin := [topic for topic, least in in_sync.items() if least < IN_SYNC and topic not in few]:
+                yield weak(
+                    f"{_named(thin)} may lose confirmed messages with a node: one replica is enough to confirm them.",
                     f"Set min.insync.replicas={IN_SYNC}.",
-                    is_error=False,
                 )
         if unknown := [topic for topic, found in settings.items() if not found and topic != STATE]:
-            yield Problem(
+            yield weak(
                 f"The settings of {_named(unknown, 'topic')} were not checked: this user may not see them.",
                 "Allow it DescribeConfigs on them.",
-                is_error=False,
             )
 
-    def _problems_of_cleanup(self, topics: Mapping[str, TopicDescription], marker: str) -> Iterator[Problem]:
+    def _problems_of_cleanup(self, topics: Mapping[str, TopicDescription], marker: str) -> Iterator[Finding]:
         policy = read_settings(self._options, self._name, [marker])[marker].get("cleanup.policy", "") if marker in topics else ""
         if policy not in ("", "compact"):
-            yield Problem(
+            yield misconfigured(
                 f"Marker topic {marker!r} has cleanup.policy={policy}: Kafka deletes markers, which decide what was sent.",
                 "Set cleanup.policy=compact.",
             )
 
 
-def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Problem]:
+def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
     hidden = [topic for topic, error in topics.items() if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED]
     if missing := [topic for topic in topics if topic not in hidden]:
-        yield Problem(f"Kafka has no {_named(missing, 'topic')}.", "Run manage.py outbox_topics --create. Their messages wait.")
+        yield misconfigured(
+            f"Kafka has no {_named(missing, 'topic')}.", "Run manage.py outbox_topics --create. Their messages wait."
+        )
     if hidden:
-        yield Problem(f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it.")
+        yield misconfigured(
+            f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it."
+        )
 
 
-def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Problem]:
+def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Finding]:
     if denied := [topic for topic, one in topics.items() if not may(one, AclOperation.WRITE)]:
-        yield Problem(f"This user may not write to {_named(denied, 'topic')}.", "Allow it Write there. Messages wait meanwhile.")
+        yield misconfigured(
+            f"This user may not write to {_named(denied, 'topic')}.", "Allow it Write there. Messages wait meanwhile."
+        )
 
 
-def _problems_of_marker(topic: str, found: TopicDescription, lanes: int) -> Iterator[Problem]:
+def _problems_of_marker(topic: str, found: TopicDescription, lanes: int) -> Iterator[Finding]:
     count = len(found.partitions)
     if count <= lanes:
-        yield Problem(
+        yield misconfigured(
             f"Marker topic {topic!r} has {count} partitions, so no relay can use lanes {count} to {lanes}.",
             f'Give it {lanes + 1} partitions or more, or lower OUTBOX["RELAY"]["LANES"].',
         )
     if not (may(found, AclOperation.READ) and may(found, AclOperation.WRITE)):
-        yield Problem(f"This user may not read and write marker topic {topic!r}: no relay can open a lane.", ALLOW)
+        yield misconfigured(f"This user may not read and write marker topic {topic!r}: no relay can open a lane.", ALLOW)
 
 
 def _named(topics: Sequence[str], what: str = "Topic") -> str:

@@ -19,7 +19,6 @@ from outbox.brokers.base import (
     HalfStatus,
     Limits,
     Outgoing,
-    Problem,
     SendResult,
     SendStatus,
     StoredCopy,
@@ -34,6 +33,7 @@ from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import HalfRecord, LaneKey, MemoryGroup, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
+from outbox.findings import Finding
 from outbox.message import Half, Resolution
 
 POLL_SECONDS = 0.02  # because a test's clock moves without a notification
@@ -66,7 +66,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         return problems_with(MemoryOptions, options)
 
     @classmethod

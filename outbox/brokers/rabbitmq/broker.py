@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import amqp
 from amqp.exceptions import ChannelError
 
-from outbox.brokers.base import Backlog, Delivery, Limits, Outgoing, Problem, SendResult, SendStatus, ServerResource, TopicSpec
+from outbox.brokers.base import Backlog, Delivery, Limits, Outgoing, SendResult, SendStatus, ServerResource, TopicSpec
 from outbox.brokers.capabilities import GivesUp, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
@@ -27,6 +27,7 @@ from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, Rabb
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
+from outbox.findings import Finding, wrong_option
 from outbox.logs import get_logger
 
 logger = get_logger(__name__)
@@ -66,13 +67,15 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return what is wrong with the OPTIONS, else topics that cannot be served, and groups of topics that are not there."""
         if found := problems(options):
             return found
         names = {topic.name for topic in topics}
         found = [
-            Problem(f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic.")
+            wrong_option(
+                f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic."
+            )
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
@@ -82,7 +85,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 text = (
                     f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, and RabbitMQ declares no queue with it.'
                 )
-                found.append(Problem(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
+                found.append(wrong_option(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
         return found
 
     @classmethod
@@ -99,7 +102,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             redelivery=topic.retention,
         )
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
         if found := self.check_settings(self.options, list(self.topics.values())):
             return found

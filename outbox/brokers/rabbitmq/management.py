@@ -15,9 +15,9 @@ import urllib.request
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from outbox.brokers.base import Problem
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.topology import group_queues, queue_name
+from outbox.findings import Finding, misconfigured, weak
 
 COLUMNS = ("name", "members", "online", "policy", "operator_policy", "effective_policy_definition")
 ENOUGH_MEMBERS = 3  # survive the loss of one node
@@ -37,7 +37,7 @@ POLICY_EFFECTS = {
 }
 
 
-def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, str]]) -> Iterator[Problem]:
+def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, str]]) -> Iterator[Finding]:
     """
     Return which queues are not bound, what policies change in them, and which have too few members.
 
@@ -51,7 +51,7 @@ def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, s
         bindings = _listed_by(options, "bindings", ("source", "destination"))
     except (OSError, ValueError) as error:
         hint = 'Correct OPTIONS["MANAGEMENT_URL"], or give USER the tag management: rabbitmqctl set_user_tags USER management'
-        yield Problem(f"The management API of RabbitMQ does not answer: {error}.", hint, is_error=False)
+        yield weak(f"The management API of RabbitMQ does not answer: {error}.", hint)
         return
     bound = {(binding["source"], binding["destination"]) for binding in bindings}
     for topic, group in groups:
@@ -60,14 +60,14 @@ def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, s
             hint = (
                 "Find out who removed the binding, and resend what was missed. The relay binds the queue with the next message."
             )
-            yield Problem(text, hint, is_error=False)
+            yield weak(text, hint)
     names = {name for topic, group in groups for name in group_queues(topic, group)}
     ours = [queue for queue in queues if queue["name"] in names]
     yield from _problems_of_policies(ours)
     yield from _problems_of_members(ours, min(len(options.nodes), ENOUGH_MEMBERS))
 
 
-def _problems_of_policies(queues: list[dict[str, Any]]) -> Iterator[Problem]:
+def _problems_of_policies(queues: list[dict[str, Any]]) -> Iterator[Finding]:
     for key, effect in POLICY_EFFECTS.items():
         changed = [queue for queue in queues if key in (queue.get("effective_policy_definition") or {})]
         if not changed:
@@ -75,23 +75,23 @@ def _problems_of_policies(queues: list[dict[str, Any]]) -> Iterator[Problem]:
         policies = {str(queue[kind]) for queue in changed for kind in ("policy", "operator_policy") if queue.get(kind)}
         names = ", ".join(sorted(repr(name) for name in policies))
         value = changed[0]["effective_policy_definition"][key]
-        yield Problem(
+        yield misconfigured(
             f"A policy ({names}) sets {key}={value!r} for {_listed(changed)}: {effect}.",
             "Change the pattern of the policy, so that it does not match these queues.",
         )
 
 
-def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[Problem]:
+def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[Finding]:
     if few := [queue for queue in queues if len(queue.get("members", ())) < wanted]:
         count = min(len(queue.get("members", ())) for queue in few)
-        yield Problem(
+        yield misconfigured(
             f"{_listed(few)}: {count} member{'' if count == 1 else 's'}, where {wanted} nodes can have one. If a node is lost, "
             "messages are lost or wait for it.",
             "Add members: rabbitmq-queues grow NODE all",
         )
     if lost := [queue for queue in queues if 2 * len(queue.get("online", ())) <= len(queue.get("members", ()))]:
         text = f"{_listed(lost)}: most members are offline, so nothing is sent there and nothing is received."
-        yield Problem(text, "Start the nodes that are down.")
+        yield misconfigured(text, "Start the nodes that are down.")
 
 
 def _listed_by(options: RabbitMQOptions, what: str, columns: Collection[str]) -> list[dict[str, Any]]:

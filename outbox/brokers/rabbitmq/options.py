@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from outbox.brokers.base import Problem, TopicSpec
+from outbox.brokers.base import TopicSpec
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
+from outbox.findings import Finding, risky_option, wrong_option
 
 LONGEST_HEARTBEAT = timedelta(seconds=65_535)
 LONGEST_NAME = 127  # a queue's name has topic and group, and 255 bytes at most
@@ -41,35 +42,35 @@ class RabbitMQOptions(BrokerOptions, frozen=True):
     max_length: Annotated[int, msgspec.Meta(ge=1, le=9223372036854775807)] | None = None
 
 
-def problems(raw: Mapping[str, Any]) -> list[Problem]:
+def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the options: names and types first, then values."""
     if found := problems_with(RabbitMQOptions, raw):
         return found
     options = read_options(RabbitMQOptions, raw)
     found = [
-        Problem(f'OPTIONS["NODES"] has {node!r}, which is not host:port.', 'Write it like "rabbit-1:5672".')
+        wrong_option(f'OPTIONS["NODES"] has {node!r}, which is not host:port.', 'Write it like "rabbit-1:5672".')
         for node in options.nodes
         if read_address(node) is None
     ]
     if not options.nodes:
-        found.append(Problem('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
+        found.append(wrong_option('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
     if options.heartbeat > LONGEST_HEARTBEAT:
         text = f'OPTIONS["HEARTBEAT"] is {options.heartbeat}, which AMQP cannot express.'
-        found.append(Problem(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
+        found.append(wrong_option(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
     if not options.virtual_host:
-        found.append(Problem('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
+        found.append(wrong_option('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
     found.extend(
-        Problem(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {LONGEST_NAME} bytes.")
+        wrong_option(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {LONGEST_NAME} bytes.")
         for topic, names in options.groups.items()
         for name in names
         if not 0 < len(name.encode()) <= LONGEST_NAME
     )
     if options.management_url and not URL.fullmatch(options.management_url):
         text = f'OPTIONS["MANAGEMENT_URL"] is {options.management_url!r}, which is not a URL.'
-        found.append(Problem(text, 'Write it like "http://rabbit-1:15672".'))
+        found.append(wrong_option(text, 'Write it like "http://rabbit-1:15672".'))
     if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
-        found.append(Problem(text, "Give the path of a PEM file, and TLS=True."))
+        found.append(wrong_option(text, "Give the path of a PEM file, and TLS=True."))
     return found
 
 
@@ -79,14 +80,14 @@ def with_groups(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Rabbit
     return replace(options, groups=named)
 
 
-def unlike_registered(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Iterator[Problem]:
+def unlike_registered(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Iterator[Finding]:
     """Yield groups of GROUPS that seem to be misspelt, because a group with a @consumer has a similar name."""
     for topic in topics:
         for name in set(options.groups.get(topic.name, ())) - topic.groups:
             if close := difflib.get_close_matches(name, topic.groups, n=1):
                 text = f'OPTIONS["GROUPS"]["{topic.name}"] names the group {name!r}, in which no @consumer of this project is.'
                 hint = f"Did you mean {close[0]!r}? It needs no entry. Messages wait in the queue of {name!r} for its consumers."
-                yield Problem(text, hint, is_error=False)
+                yield risky_option(text, hint)
 
 
 def addresses(options: RabbitMQOptions) -> list[str]:

@@ -10,9 +10,9 @@ from functools import partial
 import amqp
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from outbox.brokers.base import Problem
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.client import describe
+from outbox.findings import Finding, misconfigured
 from outbox.message import TopicSpec
 
 # No number, so the server refuses the subscription, but only after it has checked the permission.
@@ -45,12 +45,14 @@ class Permissions:
         self._virtual_host = virtual_host
         self._topics = sorted(topics)
 
-    def problem(self, what: str, error: AccessRefused) -> Problem:
+    def problem(self, what: str, error: AccessRefused) -> Finding:
         """Return what cannot be done without a permission. `what`: begins the sentence."""
         text = describe(error)
         kind = "queue" if "access to queue" in text else "exchange"
         missing = MISSING.get((str(error.method_name), kind), "configure, write or read")
-        return Problem(f"{what}: user {self._user!r} lacks the permission to {missing}: {text}.", f"Grant it: {self.command()}")
+        return misconfigured(
+            f"{what}: user {self._user!r} lacks the permission to {missing}: {text}.", f"Grant it: {self.command()}"
+        )
 
     def command(self) -> str:
         """Return the command that grants all that is needed."""
@@ -58,7 +60,7 @@ class Permissions:
         written = rf"{ours}|amq\.default"
         return f"rabbitmqctl set_permissions -p {self._virtual_host} {self._user} '^({ours})$' '^({written})$' '^({ours})$'"
 
-    def problems_of_groups(self, channel: amqp.Channel, groups: Sequence[tuple[TopicSpec, str]]) -> Iterator[Problem]:
+    def problems_of_groups(self, channel: amqp.Channel, groups: Sequence[tuple[TopicSpec, str]]) -> Iterator[Finding]:
         """Return which topics cannot be written to, and which queues cannot be read."""
         for topic in self._topics:
             unbind = partial(channel.exchange_unbind, topic, topic, routing_key=uuid.uuid4().hex)  # there is no such binding
@@ -68,7 +70,7 @@ class Permissions:
                 consume = partial(channel.basic_consume, queue, arguments=REFUSED)
                 yield from self._refused(f"Group {group!r} of topic {spec.name!r}", consume)
 
-    def _refused(self, what: str, ask: Callable[[], object]) -> Iterator[Problem]:
+    def _refused(self, what: str, ask: Callable[[], object]) -> Iterator[Finding]:
         try:
             ask()
         except AccessRefused as error:

@@ -18,7 +18,6 @@ import amqp
 from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
-from outbox.brokers.base import Problem
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, connect, describe
@@ -27,6 +26,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
+from outbox.findings import Finding, away, misconfigured, weak
 from outbox.message import TopicSpec
 
 MIN_VERSION = (3, 10)
@@ -72,7 +72,7 @@ class ServerChecks:
         self._owners = owners
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Finding]:
         """Return what is wrong. Raises BrokerUnavailable."""
         try:
             with self._connection.use():  # if no node answers, that is the problem
@@ -92,20 +92,20 @@ class ServerChecks:
     def _groups(self) -> list[tuple[TopicSpec, str]]:
         return [(topic, group) for topic in self._topics for group in self._options.groups.get(topic.name, ())]
 
-    def _problems_of_nodes(self) -> Iterator[Problem]:
+    def _problems_of_nodes(self) -> Iterator[Finding]:
         clusters: dict[str, list[str]] = {}  # name -> its nodes
         for address in addresses(self._options):
             try:
                 properties, frame_bytes = self._introduced(address)
             except LOST as error:
                 hint = 'Start it, or remove it from OPTIONS["NODES"]. Until then fewer nodes are left to fail over to.'
-                yield Problem(f"Node {address} does not answer: {describe(error)}.", hint, is_error=False)
+                yield weak(f"Node {address} does not answer: {describe(error)}.", hint)
                 continue
             yield from problems_of_node(address, properties, frame_bytes)
             clusters.setdefault(str(properties.get("cluster_name", "")), []).append(address)
         if len(clusters) > 1:
             parts = "; ".join(f"{name or 'one without a name'}: {', '.join(nodes)}" for name, nodes in clusters.items())
-            yield Problem(
+            yield misconfigured(
                 f'OPTIONS["NODES"] names nodes of {len(clusters)} clusters ({parts}). Messages go to the one that answers first, '
                 "and consumers of another one never get them.",
                 "Join the nodes to one cluster, or name the nodes of one cluster only.",
@@ -119,7 +119,7 @@ class ServerChecks:
             connection.close()
         return properties, connection.frame_max
 
-    def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Problem]:
+    def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Finding]:
         """Declare what is missing, and return what was, or exists with other arguments. What exists is not bound again."""
         for topic in self._topics:
             queues = {group: topology.queue_name(topic.name, group) for group in self._options.groups.get(topic.name, ())}
@@ -143,25 +143,25 @@ class ServerChecks:
                 elif group not in there and not is_missing:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
                     hint = "If the group is not new, find out who deleted the queue, and resend what it has missed."
-                    yield Problem(text, hint, is_error=False)
+                    yield weak(text, hint)
             if is_missing and there:
                 text = f"Topic {topic.name!r} was missing and has been declared: its groups get nothing that was sent meanwhile."
-                yield Problem(text, "Find out who deleted the exchange, and resend what was missed.", is_error=False)
+                yield weak(text, "Find out who deleted the exchange, and resend what was missed.")
 
-    def _problems_of_owners(self, channel: amqp.Channel) -> Iterator[Problem]:
+    def _problems_of_owners(self, channel: amqp.Channel) -> Iterator[Finding]:
         """Return the groups of this project whose queues belong to another one."""
         for group in self._owners.groups():
             for topic in self._topics:
                 try:
                     self._owners.require(channel, [topic.name], group)
                 except OwnedByAnother as error:
-                    yield Problem(*error.args)
+                    yield misconfigured(*error.args)
                 except AccessRefused as error:
                     yield self._permissions.problem(f"Group {group!r} of topic {topic.name!r}", error)
 
     def _declared(
         self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None
-    ) -> Problem | None:
+    ) -> Finding | None:
         """
         Declare something; return what is wrong.
 
@@ -177,13 +177,13 @@ class ServerChecks:
                 only_type()
             except ChannelError as other:
                 error = other if "'x-queue-type'" in describe(other) else error
-            return Problem(f"{what} cannot be declared: {describe(error)}.", _hint_for(error))
+            return misconfigured(f"{what} cannot be declared: {describe(error)}.", _hint_for(error))
         return None
 
-    def _problems_of_publishing(self) -> list[Problem]:
+    def _problems_of_publishing(self) -> list[Finding]:
         """Publish to where no queue is bound, which shows permissions and alarms."""
         try:
-            return [] if self._is_returned() else [Problem(ALARM, ALARM_HINT)]
+            return [] if self._is_returned() else [away(ALARM, ALARM_HINT)]
         except AccessRefused as error:
             return [self._permissions.problem("The default exchange", error)]
 
@@ -206,7 +206,7 @@ class ServerChecks:
         return False
 
 
-def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int) -> Iterator[Problem]:
+def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int) -> Iterator[Finding]:
     """
     Return what a node lacks.
 
@@ -218,9 +218,9 @@ def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int)
     product, version = str(properties.get("product", "")), str(properties.get("version", ""))
     if product != "RabbitMQ":
         text = f"Node {node} is {product or 'a server without a name'} {version}, not RabbitMQ: nothing here was tested with it."
-        yield Problem(text, "Use RabbitMQ 3.10 or later.", is_error=False)
+        yield weak(text, "Use RabbitMQ 3.10 or later.")
     elif _numbers(version) < MIN_VERSION:
-        yield Problem(
+        yield misconfigured(
             f"Node {node} runs RabbitMQ {version}, and 3.10 is needed. Quorum queues of earlier versions know neither a "
             "message's time to live nor at-least-once dead lettering, so no queue can be declared.",
             "Upgrade it, and then run `rabbitmqctl enable_feature_flag all`.",
@@ -229,9 +229,9 @@ def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int)
     for name, loss in CAPABILITIES.items():
         if not capabilities.get(name):
             hint = "Use RabbitMQ 3.10 or later, without a proxy that hides it."
-            yield Problem(f"Node {node} does not offer {name}: {loss}.", hint)
+            yield misconfigured(f"Node {node} does not offer {name}: {loss}.", hint)
     if 0 < frame_bytes < MIN_FRAME_BYTES:
-        yield Problem(
+        yield misconfigured(
             f"Node {node} has frame_max = {frame_bytes}: a message whose headers do not fit into one frame ends the "
             "connection, and is sent again for ever.",
             f"Set frame_max = {MIN_FRAME_BYTES}, the default, in rabbitmq.conf.",

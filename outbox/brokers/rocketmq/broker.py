@@ -19,7 +19,6 @@ from outbox.brokers.base import (
     HalfStatus,
     Limits,
     Outgoing,
-    Problem,
     SendGuarantee,
     SendResult,
     SendStatus,
@@ -50,6 +49,7 @@ from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
+from outbox.findings import Finding, away, misconfigured
 from outbox.message import Half, Resolution, TopicType
 
 SUBSCRIBE = "Subscribe to it with a consumer group of your own."
@@ -109,7 +109,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._listener: CheckBackListener | None = None
 
     @classmethod
-    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Problem]:
+    def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return what is wrong with the OPTIONS, else what is missing there for half messages: the brokers' own ports."""
         return problems(options) or problems_of_topics(read_options(RocketMQOptions, options), topics)
 
@@ -128,7 +128,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             check_back=settings.check_horizon,
         )
 
-    def check(self) -> list[Problem]:
+    def check(self) -> list[Finding]:
         """
         Return what is wrong with the options, the topics on the server, its brokers and its consumer groups.
 
@@ -258,14 +258,14 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._receiver.close()
         self._client.close()
 
-    def _problems_of_owners(self) -> Iterator[Problem]:
+    def _problems_of_owners(self) -> Iterator[Finding]:
         for group in self._owners.groups():
             try:
                 self._owners.require(group)
             except OwnedByAnother as error:
-                yield Problem(*error.args)
+                yield misconfigured(*error.args)
             except UNANSWERED as error:
-                yield Problem(f"The name servers do not tell the owner of group {group!r}: {error}.", "Correct NAME_SERVERS.")
+                yield away(f"The name servers do not tell the owner of group {group!r}: {error}.", "Correct NAME_SERVERS.")
 
     def _require_ports(self, what: str) -> None:
         if not self._client.ports.are_known:
@@ -276,17 +276,17 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     def _specs_of(self, messages: Sequence[Outgoing]) -> list[TopicSpec]:
         return [self.topics[message.topic] for message in messages]
 
-    def _problem_of(self, topic: TopicSpec) -> Problem | None:
+    def _problem_of(self, topic: TopicSpec) -> Finding | None:
         try:
             queues = self._client.run(self._client.routes.of(topic.name))
         except (StatusError, grpc.aio.AioRpcError) as error:
             outcome = status_of(error)
             if outcome.status is not SendStatus.MISCONFIGURED:
                 raise BrokerUnavailable(outcome.reason) from error
-            return Problem(f"Topic {topic.name!r}: {outcome.reason}", "Create it: manage.py outbox_topics --create")
+            return misconfigured(f"Topic {topic.name!r}: {outcome.reason}", "Create it: manage.py outbox_topics --create")
         if wrong_type(topic, queues):
             kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.proto.accept_message_types})
-            return Problem(
+            return misconfigured(
                 f"Topic {topic.name!r} has type {topic.type} in settings, but accepts {kinds} on the server.",
                 "A topic keeps its type. Correct TYPE, or give the topic another name.",
             )

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
-from outbox.brokers.base import Problem
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.group_checks import problems_of_groups
 from outbox.brokers.rocketmq.options import RocketMQOptions
@@ -18,6 +17,7 @@ from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingErro
 from outbox.brokers.rocketmq.settlement import MAX_INVISIBLE
 from outbox.brokers.validation import problem_of_retention
 from outbox.errors import BrokerUnavailable
+from outbox.findings import Finding, away, misconfigured, risky_option, weak, wrong_option
 from outbox.message import TopicSpec, TopicType
 
 MAX_BATCH_INTERVAL = timedelta(seconds=1)
@@ -42,21 +42,21 @@ UNCONFIRMED = (
 )
 
 
-def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) -> list[Problem]:
+def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) -> list[Finding]:
     """Return what is missing in OPTIONS for topics of type transaction, or risky for them."""
     two_phase = ", ".join(sorted(topic.name for topic in topics if topic.type is TopicType.TRANSACTION))
     if not two_phase:
         return []
     if options.unconfirmed_ends:
-        return [Problem(f"Topics of type transaction ({two_phase}): {UNCONFIRMED}", NO_PORTS_HINT, is_error=False)]
+        return [risky_option(f"Topics of type transaction ({two_phase}): {UNCONFIRMED}", NO_PORTS_HINT)]
     if not (options.name_servers or options.broker_addresses):
-        return [Problem(f"Topics of type transaction ({two_phase}): {NO_PORTS}", NO_PORTS_HINT)]
+        return [wrong_option(f"Topics of type transaction ({two_phase}): {NO_PORTS}", NO_PORTS_HINT)]
     return []
 
 
 async def problems_of_brokers(
     client: RocketMQClient, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time
-) -> list[Problem]:
+) -> list[Finding]:
     """
     Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups.
 
@@ -65,13 +65,13 @@ async def problems_of_brokers(
     """
     if client.options.unconfirmed_ends or not client.ports.are_known:
         return []
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     served: dict[str, list[TopicSpec]] = {}  # host:port -> the topics that are there
     for topic in topics:
         try:
             addresses = await client.ports.addresses(topic.name)
         except ConnectionError as error:
-            return [Problem(str(error), "Correct NAME_SERVERS, or allow connections to the port.")]
+            return [away(str(error), "Correct NAME_SERVERS, or allow connections to the port.")]
         for address in addresses.values():
             served.setdefault(address, []).append(topic)
     for address, there in served.items():
@@ -81,7 +81,7 @@ async def problems_of_brokers(
 
 async def _problems_of(
     client: RocketMQClient, address: str, topics: Sequence[TopicSpec], now: Callable[[], float]
-) -> list[Problem]:
+) -> list[Finding]:
     try:
         config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())
@@ -98,11 +98,11 @@ async def _problems_of(
         hint = (
             "Correct NAME_SERVERS or BROKER_ADDRESSES, allow connections to the port, or grant ACCESS_KEY permissions (ACL 2.0)."
         )
-        return [Problem(f"Broker {address} cannot be checked: {error}.", hint)]
+        return [away(f"Broker {address} cannot be checked: {error}.", hint)]
     return problems
 
 
-def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Problem]:
+def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Finding]:
     """Return which settings of a broker contradict OPTIONS, or can lose or duplicate messages."""
     timeout, interval, batch = (
         timedelta(milliseconds=int(settings[name]))
@@ -110,62 +110,58 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
     )
     horizon = timeout + interval * int(settings["transactionCheckMax"])
     if timeout < options.commit_window:
-        yield Problem(
+        yield weak(
             f"Broker {broker} asks about half messages after {timeout} (transactionTimeOut), and COMMIT_WINDOW is "
             f"{options.commit_window}: the first check-backs come before they can be answered.",
             "Set transactionTimeOut to COMMIT_WINDOW or more.",
-            is_error=False,
         )
     if options.check_horizon <= horizon:
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} sends check-backs for {horizon} (transactionTimeOut + transactionCheckMax x "
             f"transactionCheckInterval), but CHECK_HORIZON is {options.check_horizon}: rows may be pruned that an answer needs.",
             f"Set CHECK_HORIZON to more than {horizon}.",
         )
     if batch > MAX_BATCH_INTERVAL and int(settings["transactionOpMsgMaxSize"]) > 1:
-        yield Problem(
+        yield weak(
             f"Broker {broker} records ends of half messages only every {batch} (transactionOpBatchInterval), and meanwhile asks "
             "about committed ones.",
             "Set transactionOpMsgMaxSize=1 and transactionOpBatchInterval=3600000, so that it records them at once.",
-            is_error=False,
         )
     yield from _problems_of_the_store(broker, settings)
 
 
-def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator[Problem]:
+def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator[Finding]:
     if settings.get("rejectTransactionMessage") == "true":
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} rejects half messages (rejectTransactionMessage=true).", "Set rejectTransactionMessage=false."
         )
     if settings.get("transientStorePoolEnable") == "true":
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} confirms a message before it is in the page cache (transientStorePoolEnable=true): a broker "
             "that is killed loses confirmed messages.",
             "Set transientStorePoolEnable=false.",
         )
     if settings.get("messageIndexEnable") == "false":
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} has no message index (messageIndexEnable=false): half messages whose end was not answered are "
             "looked up by reading queues, and check-backs make duplicates.",
             "Set messageIndexEnable=true.",
         )
     elif settings.get("messageIndexSafe") == "false":
-        yield Problem(
+        yield weak(
             f"Broker {broker} loses part of its message index when it is killed (messageIndexSafe=false): half messages whose "
             "end was not answered are then looked up by reading queues, and check-backs may make duplicates.",
             "Set messageIndexSafe=true.",
-            is_error=False,
         )
     if settings.get("flushDiskType") == "ASYNC_FLUSH" and settings.get("brokerRole") == "ASYNC_MASTER":
-        yield Problem(
+        yield weak(
             f"Broker {broker} confirms messages before they are on disk or on a replica (flushDiskType=ASYNC_FLUSH, "
             "brokerRole=ASYNC_MASTER): a power failure loses them.",
             "Set flushDiskType=SYNC_FLUSH or brokerRole=SYNC_MASTER if no message may be lost.",
-            is_error=False,
         )
 
 
-def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequence[TopicSpec]) -> Iterator[Problem]:
+def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequence[TopicSpec]) -> Iterator[Finding]:
     """Return a problem if a broker keeps messages longer than their inbox rows are kept."""
     hours = int(settings["fileReservedTime"])
     needed = timedelta(hours=hours) + CLEAN_UP_INTERVAL + MAX_INVISIBLE
@@ -186,18 +182,20 @@ def _needed(topic: str) -> list[tuple[Request, str]]:
     ]
 
 
-def _problem_of_a_right(broker: str, need: str, answer: RemotingAnswer) -> Iterator[Problem]:
+def _problem_of_a_right(broker: str, need: str, answer: RemotingAnswer) -> Iterator[Finding]:
     if answer.code == requests.NO_PERMISSION:
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} denies ACCESS_KEY a permission: {need}. Its answer: {answer.text}",
             "Grant it (ACL 2.0). Without it no message is lost, but half messages whose end was not answered stay unsettled.",
         )
 
 
-def problems_of_clock(broker: str, ahead_seconds: float) -> Iterator[Problem]:
+def problems_of_clock(broker: str, ahead_seconds: float) -> Iterator[Finding]:
     """Return a problem if a broker's clock differs from ours."""
     if abs(ahead_seconds) > MAX_CLOCK_DIFFERENCE.total_seconds():
-        yield Problem(
+        yield Finding(
+            "outbox.clock",
+            "",
             f"The clocks of broker {broker} and of this machine differ by {abs(ahead_seconds):.0f} s: the broker asks about half "
             "messages too early, which makes duplicates.",
             "Synchronize both clocks with NTP.",

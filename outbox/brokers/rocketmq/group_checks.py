@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outbox.brokers.base import Problem
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request
 from outbox.brokers.rocketmq.settlement import ORDERED
+from outbox.findings import Finding, misconfigured, weak
 from outbox.message import TopicSpec
 
 # A returned message is redelivered after 2 s; on a fifo topic at once, which can be 300 times a second. So this many returns take
@@ -25,7 +25,7 @@ MIN_RETRIES = 1_000_000
 NOT_FOUND_CODES = {requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}  # deleted since it was listed
 
 
-async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequence[TopicSpec]) -> list[Problem]:
+async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequence[TopicSpec]) -> list[Finding]:
     """
     Return what is wrong with the consumer groups of topics on a broker (host:port).
 
@@ -39,7 +39,7 @@ async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequen
             return [_unknown(broker, f"Get on Topic:{topic.name}")]
         if answer.code not in NOT_FOUND_CODES:
             topic_of |= dict.fromkeys(json.loads(answer.checked().body)["groupList"], topic.name)
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     for group, name in sorted(topic_of.items()):
         answer = await client.ports.ask(broker, Request(requests.GET_GROUP_CONFIG, {"group": group}))
         if answer.code == requests.NO_PERMISSION:
@@ -49,7 +49,7 @@ async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequen
     return problems
 
 
-def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str, Any]) -> Iterator[Problem]:
+def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str, Any]) -> Iterator[Finding]:
     """
     Return what is wrong with the settings of a group.
 
@@ -60,21 +60,19 @@ def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str
     is_ordered = group.endswith(ORDERED)
     command = f"mqadmin updateSubGroup -b {broker} -g {group} -r {MIN_RETRIES}{' -o true' if is_ordered else ''}"
     if (retries := int(settings["retryMaxTimes"])) < MIN_RETRIES:
-        yield Problem(
+        yield weak(
             f"Broker {broker} gives a message up after {retries + 1} deliveries to group {group} of topic "
             f"{topic} (retryMaxTimes={retries}), even if it never failed: the broker counts every return.",
             f"{command} (no change is needed for a group of another program)",
-            is_error=False,
         )
     if is_ordered and not settings["consumeMessageOrderly"]:
-        yield Problem(
+        yield misconfigured(
             f"Broker {broker} does not keep order for group {group} of topic {topic} (consumeMessageOrderly=false).", command
         )
 
 
-def _unknown(broker: str, right: str) -> Problem:
-    return Problem(
+def _unknown(broker: str, right: str) -> Finding:
+    return weak(
         f"Broker {broker} denies ACCESS_KEY a permission: {right}. Without it, retryMaxTimes of the groups cannot be checked.",
         "Grant it (ACL 2.0). Only this check needs it.",
-        is_error=False,
     )

@@ -145,7 +145,7 @@ def _as_text(status: Status, attention: Sequence[Finding]) -> str:
         *([_groups(status.groups)] if status.groups else []),
         *([_failures(status.failures)] if status.failures else []),
         *([f"~ {risk}" for risk in status.risks]),
-        "\n".join(["Needs attention:", *(f"! {one_line(str(finding))}" for finding in attention)])
+        "\n".join(["Needs attention:", *(f"! {one_line(finding.line)}" for finding in attention)])
         if attention
         else "Nothing needs attention.",
     ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
-from django.core.checks import CheckMessage, Error, Tags, register
-from django.db import Error as DatabaseError
-from django.db import connections, transaction
+import psycopg
+from django.core.checks import CheckMessage, Error
 
-from outbox import database
+from outbox.checks.decorators import check, check_each_database
+from outbox.database import Connection
 from outbox.errors import ConfigurationError
 from outbox.pipeline.business import business_of, place_of, problems_with
 from outbox.pipeline.checks.settings import pipeline_settings
@@ -19,8 +18,8 @@ REFUSALS = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "4280
 """SQLSTATE of errors in a condition itself: syntax, column, function, type."""
 
 
-@register("outbox")
-def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
+@check()
+def check_business_rows() -> Iterable[CheckMessage]:
     """
     E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that the audit cannot use.
 
@@ -35,32 +34,23 @@ def check_business_rows(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register("outbox", Tags.database)
-def check_conditions(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@check_each_database
+def check_conditions(alias: str, connection: Connection) -> Iterable[CheckMessage]:
     """
     E056: PostgreSQL refuses the SQL in `WHERE` of an entry of `OUTBOX["PIPELINE"]["AUDIT"]`.
 
     Correct it; the table's alias is `b`. Where a table is missing, `migrate` comes first.
     """
-    found: list[CheckMessage] = []
-    for alias in sorted(set(databases or ()) & set(database.outbox_databases())):
-        for name, entry in pipeline_settings().audit.items():
-            try:
-                query = of_business(business_of(name, entry)).query
-            except ConfigurationError:  # E038 reports it
-                continue
-            if entry.where and (error := _refusal(alias, query)):
-                text = f"{place_of(name)} has WHERE {entry.where!r}, which database {alias!r} refuses: {error}"
-                found.append(Error(text, hint="Correct the SQL; the table's alias is b.", id="outbox.E056"))
-    return found
-
-
-def _refusal(alias: str, query: str) -> str:
-    """Return why a database refuses a query; "" where it plans it, or cannot be asked."""
-    try:
-        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-            cursor.execute(f"EXPLAIN {query}")
-    except DatabaseError as error:
-        refused = getattr(error.__cause__, "sqlstate", None) in REFUSALS
-        return str(error).strip().splitlines()[0] if refused else ""
-    return ""
+    for name, entry in pipeline_settings().audit.items():
+        try:
+            query = of_business(business_of(name, entry)).query
+        except ConfigurationError:  # E038 reports it
+            continue
+        try:
+            if entry.where:
+                connection.execute(f"EXPLAIN {query}")
+        except psycopg.Error as error:
+            if error.sqlstate in REFUSALS:
+                refused = f"database {alias!r} refuses: {str(error).strip().splitlines()[0]}"
+                text = f"{place_of(name)} has WHERE {entry.where!r}, which {refused}"
+                yield Error(text, hint="Correct the SQL; the table's alias is b.", id="outbox.E056")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from outbox.ids import first_id, uuid7
-from outbox.monitoring.attention import AttentionKind
 from tests.journeys.attention.stage import ROLE, UNREACHABLE, Stage
 from tests.waiting import wait_until
 
@@ -54,9 +53,9 @@ class Situation:
     in_suite: bool = False
 
     @property
-    def id(self) -> AttentionKind | None:
+    def id(self) -> str | None:
         """The id of its entry; None where the database cannot be asked, or nothing is named."""
-        return None if self.entry in (UNREACHABLE, NOTHING) else AttentionKind(self.entry.split(" ", 1)[0])
+        return None if self.entry in (UNREACHABLE, NOTHING) else self.entry.split(" ", 1)[0]
 
 
 SITUATIONS: list[Situation] = []
@@ -208,7 +207,7 @@ def consuming_worker_killed(stage: Stage) -> Iterator[None]:
 
 @situation(
     "No worker takes the wakeups, and a relay sends the messages",
-    "outbox.no_worker of database 'default'",
+    "outbox.no_worker of queue 'outbox'",
     within=90,
     do="start a worker for the queue, or set `CELERY_WAKEUP` to `False`",
     needs=("redis",),
@@ -833,7 +832,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def _alert(kind: AttentionKind | None) -> str:
+def _alert(kind: str | None) -> str:
     """Return the rule of docs/monitoring/alerts.yml that fires at an id, or without a database."""
     if kind is None:
         return "OutboxDatabaseDown"

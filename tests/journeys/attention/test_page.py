@@ -2,22 +2,23 @@
 
 from pathlib import Path
 
-from outbox.monitoring.attention import AttentionKind
+from outbox.findings import RULE_FAILS, Needs, rules
 from tests.journeys.attention.situations import SITUATIONS, table
 
 # Kinds that no situation here leads to: only RocketMQ asks checkers, an extension that fails is tested beside the others
 # (tests/outbox/test_extensions.py), as are sessions that block others (tests/outbox/monitoring/test_blocking.py), and the rest
 # come beside a cause, or only after very many messages or minutes.
 ELSEWHERE = {
-    AttentionKind.NO_CHECKER,
-    AttentionKind.EXTENSION_FAILS,
-    AttentionKind.IGNORED,
-    AttentionKind.LATE,
-    AttentionKind.SEND_FAILS,
-    AttentionKind.MOST_DEFERRED,
-    AttentionKind.GIVEN_UP,
-    AttentionKind.BLOCKED,
-    AttentionKind.LONG_TRANSACTION,
+    "outbox.no_checker",
+    "outbox_pipeline.audit",
+    RULE_FAILS,
+    "outbox.ignored",
+    "outbox.late",
+    "outbox.send_fails",
+    "outbox.most_deferred",
+    "outbox.given_up",
+    "outbox.blocked",
+    "outbox.long_transaction",
 }
 
 
@@ -31,7 +32,8 @@ class TestThePage:
 
 class TestTheTable:
     def test_has_a_situation_for_each_kind_of_entry(self):
-        assert {*AttentionKind} - {one.id for one in SITUATIONS} == ELSEWHERE
+        live = {number for one in rules(Needs.STATUS, Needs.DATABASE) for number in one.ids} | {RULE_FAILS}
+        assert live - {one.id for one in SITUATIONS} == ELSEWHERE
 
     def test_has_each_situation_once(self):
         names = [one.name for one in SITUATIONS]

@@ -197,13 +197,13 @@ CHECKED = [
     ),
     checked(
         "a task's topic is in TOPICS",
-        '(outbox.E004) OUTBOX["BROKERS"]["celery"]: Topic \'orders\' cannot go there',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) Topic \'orders\' cannot go there',
         (SETTINGS, "", 'OUTBOX["TOPICS"] = {"orders": {"BROKER": "celery"}}'),
         page="celery-tasks.md",
     ),
     checked(
         "the project imports no Celery app",
-        '(outbox.E004) OUTBOX["BROKERS"]["celery"]: There is no Celery app here.',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) There is no Celery app here.',
         ("mysite/__init__.py", "from mysite.celery import app", ""),
         page="celery-tasks.md",
     ),
@@ -250,9 +250,9 @@ CHECKED = [
             CHECK: {
                 "a backend is misspelt": '"outbox.brokers.rabbitmq" does not define a "RabbitMqBroker" attribute/class.\n\t'
                 "HINT: Its topics are: typo. Correct the path.",
-                "a required option is missing": 'OUTBOX["BROKERS"]["no-nodes"]: OPTIONS has no NODES, which is required.',
+                "a required option is missing": '["no-nodes"]: (outbox.E004) OPTIONS has no NODES, which is required.',
                 "an option is unknown": (
-                    'OUTBOX["BROKERS"]["unknown"]: OPTIONS has an unknown name \'HOST\'.\n\tHINT: Choices are: NODES, USER,'
+                    "[\"unknown\"]: (outbox.E004) OPTIONS has an unknown name 'HOST'.\n\tHINT: Choices are: NODES, USER,"
                 ),
                 "a node is a URL": (
                     "OPTIONS[\"NODES\"] has 'amqp://guest@rabbit-1', which is not host:port.\n\tHINT: Write it like"
@@ -418,7 +418,10 @@ CALLED = [
 COMMANDS = [
     Play(
         {
-            CHECK_DATABASE: {"migrate was not run": "(outbox.W057) " + NO_TABLES.replace(". ", ".\n\tHINT: ", 1)},
+            CHECK_DATABASE: {
+                "migrate was not run": "(outbox.database_unfit) "
+                + NO_TABLES.replace("Database 'default'", "It").replace(". ", ".\n\tHINT: ", 1)
+            },
             call("publish(OrderPlaced(order_id=1))"): {"publish() before migrate": NO_TABLES},
             ("outbox_relay", "--once"): {"a relay before migrate": f"CommandError: {NO_TABLES}"},
             ("outbox_status",): {"the status before migrate": f"CommandError: {NO_TABLES}"},
@@ -501,7 +504,7 @@ COMMANDS = [
                 "RabbitMQ has another address": "No node of RabbitMQ could be connected to: 127.0.0.1:1: ConnectionRefusedError"
             },
             ("outbox_doctor",): {
-                "the doctor is asked about another address": 'Start it, or correct OUTBOX["BROKERS"]["default"]["OPTIONS"].'
+                "the doctor is asked about another address": "Start it, correct what its error names, or correct OUTBOX"
             },
         },
         [

@@ -133,12 +133,13 @@ class TestOverview:
         assert "messagerow" not in page.text
 
     def test_says_who_is_silent(self, overview):
-        Process.objects.create(kind="relay", host="h", pid=7, beat_at="2026-01-01T12:00:00Z")
+        Process.objects.create(kind="relay", host="h", pid=7, broker="default", beat_at="2026-01-01T12:00:00Z")
 
         page = overview().text
 
         assert "h:7" in page
         assert "silent" in page
+        assert re.search(r"Broker &#x27;default&#x27;, since Jan\. 1, 2026, [\w:. ]+:</strong> <bdi>No relay is running", page)
 
     def test_counts_the_silent_on_the_card_of_processes(self, overview):
         Process.objects.create(kind="relay", host="h", pid=7, beat_at="2026-01-01T12:00:00Z")

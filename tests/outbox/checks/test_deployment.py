@@ -2,10 +2,10 @@ import pytest
 from django.db import connections
 
 from outbox import consumer
-from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.checks.deployment import check_running_brokers
 from outbox.failpoints import VARIABLE
+from outbox.findings import weak
 from tests.check_back_secrets import SECRET
 from tests.outbox.checks.conftest import BROKERS
 
@@ -50,7 +50,7 @@ class DurableBroker(MemoryBroker):
 
 class WeakBroker(DurableBroker):
     def check(self):
-        return [Problem("The server forgets at night.", "Let it sleep less.")]
+        return [weak("The server forgets at night.", "Let it sleep less.")]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def strange_database(request, monkeypatch, django_db_blocker):
             del connections["strange"]
 
 
-class TestW051:
+class TestRunningBrokers:
     @pytest.fixture
     def asked(self, settings, found):
         """The problems found with --deploy and --database, and not without --database."""
@@ -82,16 +82,16 @@ class TestW051:
     def test_tells_what_the_running_broker_lacks(self, asked):
         (problem,) = asked(f"{__name__}.WeakBroker")
 
-        assert (problem.id, problem.hint) == ("outbox.W051", "Let it sleep less.")
-        assert problem.msg == "Broker 'default': The server forgets at night."
+        assert (problem.id, problem.hint) == ("outbox.broker_weak", "Let it sleep less.")
+        assert (problem.obj, problem.msg) == ("broker 'default'", "The server forgets at night.")
 
     @pytest.mark.django_db
     def test_tells_that_a_broker_cannot_be_reached(self, asked):
         (problem,) = asked("outbox.brokers.rabbitmq.RabbitMQBroker", NODES=["127.0.0.1:1"])
 
-        assert problem.id == "outbox.W051"
-        assert problem.msg.startswith("Broker 'default' cannot be reached: No node of RabbitMQ could be connected to")
-        assert 'OUTBOX["BROKERS"]["default"]["OPTIONS"]' in problem.hint
+        assert (problem.id, problem.obj) == ("outbox.broker_away", "broker 'default'")
+        assert problem.text.startswith("It cannot be reached. No node of RabbitMQ could be connected to")
+        assert 'OUTBOX["BROKERS"]["default"]' in problem.hint
 
     @pytest.mark.parametrize(
         "strange_database",
@@ -108,7 +108,7 @@ class TestW051:
 
         (problem,) = check_running_brokers(databases=[strange_database])
 
-        assert problem.msg == "Broker 'default': The server forgets at night."
+        assert (problem.obj, problem.msg) == ("broker 'default'", "The server forgets at night.")
 
     @pytest.mark.django_db
     def test_has_nothing_to_say_of_a_broker_that_is_well(self, asked):

@@ -23,7 +23,7 @@ class TestE024:
         assert problem.hint
 
 
-class TestW057:
+class TestDatabaseUnfit:
     @pytest.fixture
     def renamed(self):
         """Rename a table while a test runs."""
@@ -35,8 +35,8 @@ class TestW057:
     def test_finds_a_table_that_is_missing(self, found, renamed):
         (problem,) = found(databases=["default"])
 
-        assert problem.id == "outbox.W057"
-        assert problem.msg == "Database 'default' lacks the tables outbox_gap."
+        assert (problem.id, problem.obj) == ("outbox.database_unfit", "database 'default'")
+        assert problem.msg == "It lacks the tables outbox_gap."
         assert problem.hint.startswith("Run manage.py migrate --database default")
 
     @pytest.mark.parametrize("command", ["migrate", "migrate_schemas"])

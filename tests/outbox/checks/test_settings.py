@@ -4,8 +4,8 @@ import pytest
 from django.core.checks import Error
 from django.core.checks import Warning as Caution
 
-from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
+from outbox.findings import Finding, risky_option, wrong_option
 from outbox.message import Message
 from tests.outbox.checks.conftest import BROKERS, ONE_PHASE
 
@@ -14,15 +14,15 @@ class FussyBroker(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
         return [
-            Problem("COLOUR is no option.", "Take it out."),
-            Problem("SPEED is low.", "Raise it.", is_error=False),
+            wrong_option("COLOUR is no option.", "Take it out."),
+            risky_option("SPEED is low.", "Raise it."),
         ]
 
 
 class BrokerWithoutPorts(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
-        return [Problem(f"Topic {topic.name} needs PORTS.", "Give them.") for topic in topics if topic.type == "transaction"]
+        return [wrong_option(f"Topic {topic.name} needs PORTS.", "Give them.") for topic in topics if topic.type == "transaction"]
 
 
 class TestE001:
@@ -81,13 +81,16 @@ class TestE003:
         assert [(problem.id, "is not a Broker class" in problem.msg) for problem in found()] == [("outbox.E003", True)]
 
 
+OPTIONS = 'OUTBOX["BROKERS"]["default"]'
+
+
 class TestE004AndW048:
     def test_give_what_the_broker_says_of_its_options(self, settings, found):
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.FussyBroker"}}}
 
         assert found() == [
-            Error('OUTBOX["BROKERS"]["default"]: COLOUR is no option.', hint="Take it out.", id="outbox.E004"),
-            Caution('OUTBOX["BROKERS"]["default"]: SPEED is low.', hint="Raise it.", id="outbox.W048"),
+            Finding("outbox.E004", OPTIONS, "COLOUR is no option.", "Take it out."),
+            Finding("outbox.W048", OPTIONS, "SPEED is low.", "Raise it."),
         ]
 
     def test_give_what_the_broker_says_of_topics_for_which_its_options_do_not_do(self, settings, found):
@@ -95,7 +98,7 @@ class TestE004AndW048:
         settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": f"{__name__}.BrokerWithoutPorts"}}, "TOPICS": topics}
 
         assert found() == [
-            Error('OUTBOX["BROKERS"]["default"]: Topic orders needs PORTS.', hint="Give them.", id="outbox.E004"),
+            Finding("outbox.E004", OPTIONS, "Topic orders needs PORTS.", "Give them."),
         ]
 
 

@@ -76,7 +76,7 @@ def applied() -> list[str]:
     return sorted(CartEntry.objects.values_list("invoice", flat=True))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("do", "reason"),
     [
@@ -96,7 +96,7 @@ def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, s
         supervisor.see_to_it()
         return bool(errors("poisoned")) and len(applied()) == FELLOWS
 
-    wait_until(is_settled, 100)
+    wait_until(is_settled, 280)
 
     [error] = errors("poisoned")
     assert error.startswith(reason)
@@ -105,7 +105,7 @@ def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, s
         assert supervisor.started == 6, "five that were killed, and one that gave it up"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_that_kills_is_given_up_alone_though_others_run_beside_it_each_time(embedded, supervisor, monkeypatch):
     """Poison and slow fellows come back together, into the threads of one process, a message for each."""
     monkeypatch.setitem(supervisor.environment, "BATCH_SIZE", "1")
@@ -115,7 +115,7 @@ def test_that_kills_is_given_up_alone_though_others_run_beside_it_each_time(embe
         supervisor.see_to_it()
         return bool(errors("poisoned")) and len(applied()) == 6
 
-    wait_until(is_settled, 100)
+    wait_until(is_settled, 280)
 
     assert len(errors("poisoned")) == 1
     assert applied() == [f"A{number}" for number in range(6)]

@@ -18,7 +18,7 @@ from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
 from outbox.message import Header
 from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox, Process
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.testing.factories import InboxFactory
 from tests.outbox.consuming.deliveries import delivery, numbered, outgoing, run_due
 from tests.outbox.consuming.messages import Cancelled, Placed
@@ -192,7 +192,7 @@ def test_processes_that_differ_for_long_need_attention(monkeypatch):
 
     assert subscriptions.differing_groups(database.raw("default")) == ["cart"]
     found = read_attention(database.raw("default"), "default")
-    assert "group 'cart'" in [one.obj for one in found if one.id is AttentionKind.CODE_DIFFERS]
+    assert "group 'cart'" in [one.obj for one in found if one.id == "outbox.code_differs"]
 
 
 def test_subscriptions_of_a_group_name_topic_subject_and_tag():

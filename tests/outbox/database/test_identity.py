@@ -82,7 +82,7 @@ class TestOtherProject:
             worker.step(conf.settings().consumer.wait)
 
     def test_is_named_by_the_check_with_the_two_remedies(self, other_project):
-        (problem,) = [one for one in run_checks(databases=["default"]) if one.id == "outbox.E053"]
+        (problem,) = [one for one in run_checks(databases=["default"]) if one.id == "outbox.database_unfit"]
 
         assert "belong to the project 'project', and this is 'blog'" in problem.msg
         assert 'OUTBOX["PROJECT"] = "project"' in problem.hint

@@ -35,7 +35,7 @@ class TestCheckOptions:
     def test_names_what_is_wrong(self, options: dict[str, Any], said: str, hint: str):
         [problem] = EmbeddedBroker.check_settings(options)
 
-        assert problem.is_error
+        assert problem.is_serious()
         assert said in problem.text
         assert hint in problem.hint
 

@@ -1,4 +1,5 @@
 import json
+import re
 from importlib import import_module
 
 import pytest
@@ -48,13 +49,18 @@ class TestOutboxDoctor:
             "    Start it.",
         ]
 
+    def test_says_since_when(self, examined, capsys):
+        examined(Finding("outbox.slow", "broker 'default'", "is slow", "Wait.", seconds=60))
+
+        assert re.match(r"!   broker 'default', since 20\d\d-[-\dT:+]+: \(outbox.slow\) is slow\n", capsys.readouterr().out)
+
     def test_prints_one_line_of_json(self, examined, capsys):
         examined(ERROR, arguments=["--json"])
 
         (line,) = capsys.readouterr().out.splitlines()
         [found] = json.loads(line)["findings"]
         assert (found.pop("subject"), found.pop("hint")) == (ERROR.obj, ERROR.hint)
-        assert found == {"id": "outbox.away", "level": "error", "text": "is away"}
+        assert found == {"id": "outbox.away", "level": "error", "text": "is away", "since": None}
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_examines_the_shop(self, capsys, only_the_shops_types):

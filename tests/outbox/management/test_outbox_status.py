@@ -9,9 +9,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from outbox import conf, consumer
-from outbox.brokers.base import Backlog, Outgoing, Problem
+from outbox.brokers.base import Backlog, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
+from outbox.findings import risky_option
 from outbox.management import found
 from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class CarelessBroker(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
-        return [Problem(f"{topic.name} may be lost.", "Take care.", is_error=False) for topic in topics]
+        return [risky_option(f"{topic.name} may be lost.", "Take care.") for topic in topics]
 
 
 def status(*arguments):
@@ -148,6 +149,18 @@ class TestOutboxStatus:
         (database,) = json.loads(capsys.readouterr().out)["databases"]
         assert database["groups"][0]["trouble"] == "nobody answers"
         assert database["findings"][0]["id"] == "outbox.broker_away"
+
+    def test_says_since_when(self, capsys):
+        Process.objects.update(beat_at="2026-01-01T12:00:00Z")
+
+        status("--json")
+        status()
+
+        said = capsys.readouterr().out
+        (database,) = json.loads(said.partition("\n")[0])["databases"]
+        [no_relay] = [one for one in database["findings"] if one["id"] == "outbox.no_relay"]
+        assert abs(datetime.fromisoformat(no_relay["since"]) - datetime(2026, 1, 1, 12, tzinfo=UTC)) < timedelta(seconds=5)
+        assert "! Broker 'default', since 2026-01-01T1" in said
 
     def test_waits_for_no_broker_for_long(self, cart, monkeypatch, capsys):
         is_over = threading.Event()

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from outbox import database
 from outbox.database.locks import Lock
 from outbox.monitoring import attention, doctor
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.health import Health, health
 from tests.waiting import wait_until
@@ -100,7 +100,7 @@ class TestAnIdleTransaction:
         monkeypatch.setattr(attention, "BLOCKED_SECONDS", 0.01)
         lock = f"SELECT pg_advisory_xact_lock({Lock.KEY}, 17)"
         with holding(lock) as pid, waiting(lock, name="gunicorn"), database.connect("default") as own:
-            [blocked] = [one for one in read_attention(own, "default") if one.id is AttentionKind.BLOCKED]
+            [blocked] = [one for one in read_attention(own, "default") if one.id == "outbox.blocked"]
 
         assert blocked.obj == f"session {pid}"
         assert "(psql, user" in blocked.msg

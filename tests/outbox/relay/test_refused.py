@@ -12,7 +12,7 @@ from outbox import atomic, database, publish_raw
 from outbox.brokers.base import ACCEPTED, Limits
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, Process, State
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.relay.hosts import RelayTarget
 from outbox.relay.loops import RelayThread
 from tests.waiting import wait_until
@@ -69,7 +69,7 @@ def sent() -> bool:
 
 def fails() -> list[str]:
     with database.connect("default") as connection:
-        return [str(one) for one in read_attention(connection, "default") if one.id is AttentionKind.PROCESS_FAILS]
+        return [one.line for one in read_attention(connection, "default") if one.id == "outbox.process_fails"]
 
 
 class TestASendThatTakesLong:

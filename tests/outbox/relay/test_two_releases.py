@@ -11,7 +11,7 @@ import pytest
 from outbox import atomic, database, publish_raw
 from outbox.batches.claim import Scope, claim
 from outbox.models import Batch, MessageState, State, Topic
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.relay import hosts
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget
 from outbox.relay.lane import take_lane
@@ -117,7 +117,7 @@ class TestATopicThatIsRemovedOrRenamed:
         releases.run(self.NEW, "old")
 
         assert len(unsent()) == 3
-        found = [one for one in read_attention(database.raw("default"), "default") if one.id is AttentionKind.UNKNOWN_TOPIC]
+        found = [one for one in read_attention(database.raw("default"), "default") if one.id == "outbox.unknown_topic"]
         assert [one.msg for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic: no relay sends there.']
         assert not Batch.objects.exists()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outbox.brokers.base import Problem
 from outbox.brokers.kafka.broker import KafkaBroker
 from outbox.brokers.kafka.client import TRANSACTION_TIMEOUT
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.brokers.kafka.server_checks import ONE_NODE, KafkaServerChecks
+from outbox.findings import BROKER_WEAK, Finding
 from outbox.message import TopicSpec, TopicType
 from tests.outbox.brokers.kafka import cluster, secured
 from tests.outbox.brokers.kafka.secured import READ, WRITE
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 LANES = 16
 
 
-def texts(problems: list[Problem]) -> list[str]:
+def texts(problems: list[Finding]) -> list[str]:
     return [problem.text for problem in problems]
 
 
@@ -35,7 +35,7 @@ class TestTopics:
         [problem] = broker.check()
 
         assert "The cluster has one node" in problem.text
-        assert not problem.is_error
+        assert problem.id == BROKER_WEAK
 
     def test_that_are_missing_are_named(self):
         found = cluster.open_broker("a-missing", "b-missing").check()
@@ -67,12 +67,12 @@ class TestTopics:
         assert any(f"Topics {', '.join(map(repr, sorted([blocked, unclean])))} may lose" in one for one in found)
 
 
-def _with(problems: list[Problem], text: str) -> list[str]:
+def _with(problems: list[Finding], text: str) -> list[str]:
     found = texts(problems)
     return found if any(text in one for one in found) else []
 
 
-def problems_of_lanes(broker: KafkaBroker, source: str) -> list[Problem]:
+def problems_of_lanes(broker: KafkaBroker, source: str) -> list[Finding]:
     broker.checked_lanes = {source: LANES}
     return [problem for problem in broker.check() if problem.text != ONE_NODE]
 

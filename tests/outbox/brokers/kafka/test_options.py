@@ -55,4 +55,4 @@ class TestClient:
         [problem] = KafkaBroker.check_settings({**SERVERS, "CLIENT": {"security.protocol": "SSL", "ssl.ca.location": "/missing"}})
 
         assert "ssl.ca.location failed" in problem.text
-        assert not problem.is_error
+        assert not problem.is_serious()

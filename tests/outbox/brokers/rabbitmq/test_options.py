@@ -53,7 +53,7 @@ class TestCheckTopics:
 
         assert "the group 'biling'" in problem.text
         assert problem.hint.startswith("Did you mean 'billing'?")
-        assert not problem.is_error
+        assert not problem.is_serious()
 
     @pytest.mark.parametrize(("days", "is_refused"), [(3650, False), (3651, True)])
     def test_refuses_a_retention_that_no_queue_can_have(self, days: int, is_refused: bool):

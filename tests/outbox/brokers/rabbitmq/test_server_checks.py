@@ -8,9 +8,10 @@ from typing import Any
 import amqp
 import pytest
 
-from outbox.brokers.base import Outgoing, Problem, SendStatus
+from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.brokers.rabbitmq.server_checks import problems_of_node
+from outbox.findings import Finding
 from outbox.message import TopicSpec, TopicType
 from project.servers.program import HOST, free_port
 from project.servers.rabbitmq import RabbitMQ
@@ -37,7 +38,7 @@ def user(node: RabbitMQ) -> Iterator[Callable[[str, str, str], dict[str, str]]]:
     node.control("delete_user", "shop")
 
 
-def the_one(problems: list[Problem]) -> str:
+def the_one(problems: list[Finding]) -> str:
     [problem] = problems
     assert problem.hint
     return f"{problem.text} {problem.hint}"

@@ -19,7 +19,7 @@ from outbox.database.identity import read_identity
 from outbox.message import Header, read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor
-from outbox.monitoring.attention import AttentionKind, read_attention
+from outbox.monitoring.attention import read_attention
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
@@ -199,7 +199,7 @@ class TestTwoProjects:
         ours.run(until_idle=True)
         subscriptions.beat(register.group("cart"), "default")
 
-        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id is AttentionKind.MISCONFIGURED]
+        [entry] = [one for one in read_attention(database.raw("default"), "default") if one.id == "outbox.misconfigured"]
         assert f"belongs to the outbox {BLOG}" in entry.error
         assert "outbox_consume --group cart --take-over" in entry.error
         assert f"belongs to the outbox {BLOG}" in " ".join(one.text for one in doctor.check_brokers())

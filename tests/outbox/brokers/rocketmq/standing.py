@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.errors import BrokerUnavailable
+from outbox.findings import BROKER_WEAK
 
 
 def errors_of(broker: RocketMQBroker) -> list[str]:
     """Return the texts of the errors that a broker's check finds, and of the one that keeps it from being asked."""
     try:
-        return [problem.text for problem in broker.check() if problem.is_error]
+        return [problem.text for problem in broker.check() if problem.id != BROKER_WEAK]
     except BrokerUnavailable as error:
         return [str(error)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outbox.brokers.base import Broker, Problem
+from outbox.brokers.base import Broker
 from outbox.brokers.options import read_options
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.broker_checks import problems_of_clock, problems_of_retention, problems_of_settings
@@ -17,6 +17,7 @@ from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
+from outbox.findings import BROKER_WEAK, Finding
 from outbox.message import TopicSpec, TopicType
 from tests.outbox.brokers.rocketmq.port_stub import SETTINGS, PortStub
 from tests.outbox.brokers.rocketmq.stub import TOPICS
@@ -27,10 +28,10 @@ OPTIONS = read_options(RocketMQOptions, {"ENDPOINTS": "proxy:8081", "NAME_SERVER
 
 
 @pytest.fixture
-def check(open_here: OpenHere) -> Callable[..., list[Problem]]:
+def check(open_here: OpenHere) -> Callable[..., list[Finding]]:
     """Check a broker at the stubs, but for the topic that the stub of a proxy does not serve."""
 
-    def check(**options: Any) -> list[Problem]:
+    def check(**options: Any) -> list[Finding]:
         return [one for one in open_here(**options).check() if "opic 'delay'" not in one.text]
 
     return check
@@ -70,7 +71,7 @@ class TestSettings:
 
         assert "broker:10911" in problem.text
         assert words in problem.text
-        assert problem.is_error is is_error
+        assert (problem.id != BROKER_WEAK) is is_error
 
 
 class TestRetention:
@@ -118,14 +119,14 @@ class TestGroups:
         assert f"mqadmin updateSubGroup -b {port.address} -g cart -r {MIN_RETRIES} (" in plain.hint
         assert "group cart_fifo of topic fifo" in ordered.text
         assert f"-g cart_fifo -r {MIN_RETRIES} -o true (" in ordered.hint
-        assert not plain.is_error
+        assert plain.id == BROKER_WEAK
 
     def test_are_named_where_the_server_keeps_no_order(self, port: PortStub, check: Any):
         port.groups = {"fifo": {"cart_fifo": {**self.WELL}}}
 
         [problem] = check()
 
-        assert problem.is_error
+        assert problem.id != BROKER_WEAK
         assert "does not keep order for group cart_fifo" in problem.text
         assert problem.hint.endswith("-o true")
 
@@ -139,7 +140,7 @@ class TestGroups:
         [problem] = check(ACCESS_KEY="me", SECRET_KEY="secret")
 
         assert right in problem.text
-        assert not problem.is_error
+        assert problem.id == BROKER_WEAK
 
     def test_that_are_gone_meanwhile_are_ignored(self, port: PortStub, check: Any):
         port.groups = {"normal": {"cart": {**self.WELL, "retryMaxTimes": 16}}}
@@ -189,7 +190,7 @@ class TestBroker:
 
         [problem] = check(REQUEST_TIMEOUT=timedelta(milliseconds=300))
 
-        assert problem.is_error
+        assert problem.id != BROKER_WEAK
         assert f"Broker {port.address} cannot be checked" in problem.text
         assert "allow connections to the port" in problem.hint
 
@@ -206,7 +207,7 @@ class TestBroker:
 
         [problem] = check()
 
-        assert problem.is_error
+        assert problem.id != BROKER_WEAK
         assert "No name server returns the route" in problem.text
 
 
@@ -225,7 +226,7 @@ class TestRights:
         found = check(ACCESS_KEY="me", SECRET_KEY="secret")
 
         assert len(found) == len(words)
-        assert all(one.is_error and word in one.text for one, word in zip(found, words, strict=True))
+        assert all(one.id != BROKER_WEAK and word in one.text for one, word in zip(found, words, strict=True))
 
     def test_are_asked_for_by_what_changes_nothing(self, port: PortStub, check: Any):
         half = port.log.append_half("transaction", "m.1")
@@ -246,7 +247,7 @@ class TestTopicsOfTypeTransaction:
     def test_need_the_brokers_own_ports(self):
         [problem] = RocketMQBroker.check_settings({"ENDPOINTS": "proxy:8081"}, TOPICS)
 
-        assert problem.is_error
+        assert problem.is_serious()
         assert "transaction" in problem.text
         assert "NAME_SERVERS" in problem.hint
 
@@ -260,7 +261,7 @@ class TestTopicsOfTypeTransaction:
     def test_may_be_lost_with_unconfirmed_ends(self, options: dict[str, Any]):
         [problem] = RocketMQBroker.check_settings({"ENDPOINTS": "proxy:8081", "UNCONFIRMED_ENDS": True, **options}, TOPICS)
 
-        assert not problem.is_error
+        assert not problem.is_serious()
         assert "lost" in problem.text
 
     def test_are_checked_with_the_broker(self, check: Any):

@@ -3,11 +3,11 @@ from uuid import uuid4
 import pytest
 
 from outbox import database
-from outbox.brokers.base import Problem
 from outbox.brokers.memory import MemoryBroker
 from outbox.brokers.memory.store import forget
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
+from outbox.findings import misconfigured
 from outbox.monitoring.doctor import check_brokers
 from tests.factories import TicketFactory, TopicFactory
 
@@ -32,17 +32,17 @@ class TestBrokers:
         assert text.startswith("MemoryBroker, 3 topics as in settings")
 
     def test_say_what_they_find(self, about, monkeypatch):
-        monkeypatch.setattr(MemoryBroker, "check", lambda self: [Problem("Topic 'orders' is missing.", "Create it.")])
+        monkeypatch.setattr(MemoryBroker, "check", lambda self: [misconfigured("Topic 'orders' is missing.", "Create it.")])
 
         assert about(check_brokers, BROKER) == [("warning", "Topic 'orders' is missing.")]
 
     def test_are_named_when_they_are_away(self, about, monkeypatch):
         def away(self):
-            raise BrokerUnavailable("It is away.\nIs it?")
+            raise BrokerUnavailable("It is away.\nIt is.")
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(check_brokers, BROKER) == [("error", "cannot be reached: It is away. Is it?")]
+        assert about(check_brokers, BROKER) == [("error", "It cannot be reached. It is away. It is.")]
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_name_a_database_that_lacks_what_was_sent(self, about, settings, unnamed):

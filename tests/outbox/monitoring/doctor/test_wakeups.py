@@ -53,14 +53,16 @@ class TestWakeups:
         said = ("warning", "0 tasks in Celery's queue 'outbox', and no worker that answers takes from it")
         workers(queue)
 
-        wait_until(lambda: (said in about(check_wakeups, "wakeups")) is (queue == "another"))
+        wait_until(lambda: (said in about(check_wakeups, "queue 'outbox'")) is (queue == "another"))
 
     def test_are_named_when_workers_do_not_know_their_task(self, app, about, workers):
         app.tasks.pop(tasks.relay.name)
         workers("outbox")
 
         said = "take from queue 'outbox' and discard outbox.tasks.relay, which they do not know"
-        wait_until(lambda: [text for level, text in about(check_wakeups, "wakeups") if level == "warning" and said in text])
+        wait_until(
+            lambda: [text for level, text in about(check_wakeups, "queue 'outbox'") if level == "warning" and said in text]
+        )
 
     def test_are_not_looked_at_where_none_are_sent(self, app, about, settings):
         settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}

@@ -1,0 +1,30 @@
+"""Prepare a database after its migrations."""
+
+from __future__ import annotations
+
+from outbox.database import connect, ensure_fit, has_outbox_tables, is_outbox_database, raw
+from outbox.database.identity import adopt
+from outbox.database.partitions import make_days
+from outbox.errors import NotMigrated, OtherProject
+from outbox.logs import get_logger
+from outbox.topics import write_topics
+
+logger = get_logger(__name__)
+
+
+def prepare_database(*, using: str, **kwargs: object) -> None:
+    """
+    Store the project of the tables, write topic rows, and create the partitions of the message table ahead.
+
+    Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
+    """
+    if is_outbox_database(using) and has_outbox_tables(using):
+        adopt(raw(using))
+        try:
+            with connect(using) as own:  # a signal may have led Django's connection to another schema
+                ensure_fit(using, own)
+        except (NotMigrated, OtherProject) as error:
+            logger.error(str(error))
+            return
+        write_topics(using)
+        make_days(using)

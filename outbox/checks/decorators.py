@@ -1,0 +1,52 @@
+"""Register functions that yield problems as Django's system checks, with the tag of the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import update_wrapper
+from typing import Any
+
+import psycopg
+from django.core.checks import CheckMessage, Tags, register
+from django.db import Error as DatabaseError
+
+from outbox import database
+from outbox.database import Connection
+
+TAG = "outbox"  # manage.py check --tag outbox
+
+LIMITS = {"lock_timeout": "2s", "statement_timeout": "5s"}
+
+Check = Callable[..., list[CheckMessage]]
+
+
+def check(*tags: str, deploy: bool = False) -> Callable[[Callable[[], Iterable[CheckMessage]]], Check]:
+    """Register a check of settings."""
+
+    def decorate(find: Callable[[], Iterable[CheckMessage]]) -> Check:
+        def checked(**kwargs: Any) -> list[CheckMessage]:
+            return list(find())
+
+        return _registered(checked, find, *tags, deploy=deploy)
+
+    return decorate
+
+
+def check_each_database(find: Callable[[str, Connection], Iterable[CheckMessage]]) -> Check:
+    """Register a check that is called with each of the outbox's databases among those given; it skips one that is away."""
+
+    def checked(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+        found: list[CheckMessage] = []
+        for alias in sorted(set(databases or ()) & set(database.outbox_databases())):
+            with suppress(DatabaseError, psycopg.Error), database.connect(alias, settings=LIMITS) as connection:
+                found.extend(find(alias, connection))
+        return found
+
+    return _registered(checked, find, Tags.database)
+
+
+def _registered(checked: Check, find: Callable[..., Iterable[CheckMessage]], *tags: str, deploy: bool = False) -> Check:
+    update_wrapper(checked, find)
+    del checked.__wrapped__  # type: ignore[attr-defined]  # Django looks at the signature
+    return register(TAG, *tags, deploy=deploy)(checked)
