@@ -26,6 +26,7 @@ version = release = _pyproject["project"]["version"]
 REPOSITORY = _pyproject["project"]["urls"]["Repository"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 nitpicky = True

@@ -11,7 +11,7 @@ from django.core.checks import Tags
 from django.core.checks.registry import registry
 
 from docs.generate import reasons
-from docs.generate.markdown import of_app, table
+from docs.generate.markdown import definitions, of_app
 from outbox.findings import ERRORS, Needs, Rule, rules
 from outbox.monitoring import doctor  # noqa: F401 (registers rules)
 
@@ -34,10 +34,10 @@ CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
 def page() -> str:
     """Make the page."""
     parts = [
-        _table(CORE),
-        *("## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)),
-        *("## What needs attention", RUNNING.strip(), _table_of(Needs.STATUS, Needs.DATABASE)),
-        *("## What only the doctor asks", DOCTOR.strip(), _table_of(Needs.SERVERS)),
+        _list(CORE),
+        *("## `outbox.pipeline`", of_app("outbox.pipeline"), _list(PIPELINE)),
+        *("## What needs attention", RUNNING.strip(), _list_of(Needs.STATUS, Needs.DATABASE)),
+        *("## What only the doctor asks", DOCTOR.strip(), _list_of(Needs.SERVERS)),
     ]
     return "\n\n".join(parts)
 
@@ -65,14 +65,17 @@ def _when(check: Any) -> str:
     return "`--database`" if Tags.database in check.tags else "always"
 
 
-def _table(package: str) -> str:
-    cells = [[_anchor(f"outbox.{number}"), *row, reasons.CHECKS[number]] for number, *row in entries(package)]
-    return table(["id", "when", "finds", "what to do", "without it"], cells)
+def _list(package: str) -> str:
+    return definitions(
+        [f"{_anchor(f'outbox.{number}')}: {when}", what, how, f"*Without it:* {reasons.CHECKS[number]}"]
+        for number, when, what, how in entries(package)
+    )
 
 
-def _table_of(*needs: Needs) -> str:
-    rows = [[_anchor(name), "error" if name in ERRORS else "warning", *row] for name, *row in entries_of(*needs)]
-    return table(["id", "level", "finds", "what to do"], rows)
+def _list_of(*needs: Needs) -> str:
+    return definitions(
+        [f"{_anchor(name)}: {'error' if name in ERRORS else 'warning'}", what, how] for name, what, how in entries_of(*needs)
+    )
 
 
 def _anchor(name: str) -> str:

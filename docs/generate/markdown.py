@@ -16,6 +16,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def definitions(entries: Iterable[Sequence[str]]) -> str:
+    """Make a list of terms, each with its paragraphs: what would be too wide as a table."""
+    return "\n\n".join("\n".join([flat(term), *(f": {flat(text)}" for text in texts)]) for term, *texts in entries)
+
+
 def code(text: str) -> str:
     """Show a text as code; nothing stays nothing."""
     return f"`{text}`" if text else ""

@@ -45,7 +45,7 @@ def page() -> str:
         parts += [f"## Tables of `{app}`", of_app(app), *(_table(model) for model in models_of(label))]
         if label in WITHOUT_MODEL:
             parts.append(_without_model(label))
-    return "\n\n".join([*parts])
+    return "\n\n".join(parts)
 
 
 def all_models() -> list[type[models.Model]]:
