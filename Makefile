@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -142,6 +142,9 @@ kafka: $(VENV)/.kafka ## run a Kafka node till Ctrl-C; needs Java and Maven (ARG
 
 rocketmq: $(VENV)/.rocketmq ## run a RocketMQ node till Ctrl-C, data in var/rocketmq; needs Java and Maven (ARGS="--help", ARGS="--nodes 3")
 	@$(BIN)/python -m project.servers.rocketmq $(ARGS)
+
+spark: $(VENV)/.spark ## run a cluster of Spark's standalone mode till Ctrl-C, two workers; needs Java (ARGS="--workers 3")
+	@$(BIN)/python -m project.servers.spark $(ARGS)
 
 bench: $(VENV)/.bench ## measure publish, relay and consume (ARGS="...")
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -19,9 +19,8 @@ from outbox import database
 from outbox.database import partitions
 from outbox.ids import topic_number
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import Archiver, ArchiveReport
+from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver, ArchiveReport
 from outbox.pipeline.spark.archive.spark import SparkWriter
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import PipelineError

@@ -102,9 +102,9 @@ def _write(plan: Plan, config: PipelineConfig, folder: str) -> dict[str, Any]:
 
 
 def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[str, Any]:
-    from outbox.pipeline.spark.audit.lanes import audit_lanes
-    from outbox.pipeline.spark.audit.run import audit
+    from outbox.pipeline.spark.audit import audit
     from outbox.pipeline.spark.history import open_history
+    from outbox.pipeline.spark.lanes import audit_lanes
     from outbox.pipeline.spark.session import build_session
 
     spark: Any = build_session(config, name="outbox bench", is_light=True)  # as the job does
@@ -183,7 +183,7 @@ def _beside_duckdb(name: str, folder: str, found: dict[str, Any]) -> list[Figure
 
 def _postgres(messages: int) -> list[Figure]:
     """Audit a day in PostgreSQL: compare its read with a bare JDBC read, and all of it with plain SQL."""
-    from outbox.pipeline.spark.audit.run import audit
+    from outbox.pipeline.spark.audit import audit
     from outbox.pipeline.spark.history import open_history
     from outbox.pipeline.spark.session import build_session
     from outbox.pipeline.spark.sources.postgres import copy_history
@@ -224,13 +224,14 @@ def _time_bare(spark: Any, config: PipelineConfig) -> float:
 
 def _read_bare(spark: Any, config: PipelineConfig) -> None:
     """Read the tables of a history over four connections, without a common snapshot, and discard the rows."""
-    from outbox.pipeline.spark.sources import jdbc, statements
+    from outbox.pipeline.spark.sources import statements
+    from outbox.pipeline.spark.sources.readers import DRIVER, jdbc_url
 
-    url, login = jdbc.jdbc_url(config.outbox.url)
+    url, login = jdbc_url(config.outbox.url)
     with database.connect("default") as connection:
         for statement in statements.OUTBOX.values():
             low, high = connection.execute(statement.bounds).fetchone() or (0, 0)
-            reader = spark.read.format("jdbc").options(url=url, driver=jdbc.DRIVER, fetchsize=10_000, **login)
+            reader = spark.read.format("jdbc").options(url=url, driver=DRIVER, fetchsize=10_000, **login)
             reader = reader.options(dbtable=f"({statement.query}) AS frame")
             if (high or 0) > (low or 0):
                 reader = reader.options(partitionColumn="part", lowerBound=low, upperBound=high + 1, numPartitions=4)

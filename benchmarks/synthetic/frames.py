@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.synthetic.plan import GROUP, SOURCE, Plan, Truth
 from outbox.pipeline.spark.findings import FindingKind, Stage
-from outbox.pipeline.spark.schemas import FRAMES
+from outbox.pipeline.spark.history import FRAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

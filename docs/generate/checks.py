@@ -28,7 +28,7 @@ IDS = r"((?:(?:[EW]\d{3}|database_unfit)(?:, )?)+)"
 ENTRY = re.compile(rf"^{IDS}: (.+?)\n\n(.+?)(?=\n\n{IDS}: |\Z)", re.DOTALL | re.MULTILINE)
 ENTRY_OF_RULE = re.compile(r"^([\w.]+): (.+?)\n {4}(.+?)(?=\n\S|\Z)", re.DOTALL | re.MULTILINE)
 
-CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks."
+CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks"
 
 
 def page() -> str:

@@ -315,7 +315,8 @@ def _consumers(status: Status) -> Iterator[Finding]:
     """
     for group in status.groups:
         waiting = group.backlog
-        has_none = group.has_code and not group.waiting and not group.trouble and _has_sent(group, status)
+        has_sent = any(topic.has_sent for topic in status.topics if topic.name in group.topics)
+        has_none = group.has_code and not group.waiting and not group.trouble and has_sent
         if group.consumers or not (waiting or has_none):
             continue
         last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
@@ -327,11 +328,6 @@ def _consumers(status: Status) -> Iterator[Finding]:
         if not group.has_code:
             step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
         yield Finding("outbox.no_consumer", f"group {group.consumer_group!r}", cause, step, seconds=group.silent_seconds)
-
-
-def _has_sent(group: GroupStatus, status: Status) -> bool:
-    """Return whether any message was sent to the topics of a group."""
-    return any(topic.has_sent for topic in status.topics if topic.name in group.topics)
 
 
 @rule("outbox.group_stuck", "outbox.group_fails", "outbox.group_slow", needs=Needs.STATUS)

@@ -191,20 +191,14 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
     if not missing:
         return
     [role] = connection.execute(ROLE).fetchone() or ("",)
-    lacks = "; ".join(f"{privilege} on {_named(relations)}" for privilege, relations in missing)
-    grants = " ".join(_grant(privilege, relations, role) for privilege, relations in missing)
-    hint = f"As the owner of the tables, run: {grants}"
-    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {lacks}", hint)
-
-
-def _grant(privilege: str, relations: list[str], role: str) -> str:
-    kind = "SEQUENCE " if privilege == "USAGE" else ""
-    return f"GRANT {privilege} ON {kind}{', '.join(relations)} TO {role};"
-
-
-def _named(relations: list[str]) -> str:
-    more = len(relations) - RELATIONS_NAMED
-    return ", ".join(relations) if more <= 0 else f"{', '.join(relations[:RELATIONS_NAMED])} and {more} more"
+    lacks, grants = [], []
+    for privilege, relations in missing:
+        more = f" and {len(relations) - RELATIONS_NAMED} more" if len(relations) > RELATIONS_NAMED else ""
+        lacks.append(f"{privilege} on {', '.join(relations[:RELATIONS_NAMED])}{more}")
+        kind = "SEQUENCE " if privilege == "USAGE" else ""
+        grants.append(f"GRANT {privilege} ON {kind}{', '.join(relations)} TO {role};")
+    hint = f"As the owner of the tables, run: {' '.join(grants)}"
+    yield Finding("outbox.missing_grants", subject, f"role {role} lacks {'; '.join(lacks)}", hint)
 
 
 @rule("outbox.broker_away", "outbox.misconfigured", "outbox.broker_weak", "outbox.restored", needs=Needs.SERVERS)
@@ -217,22 +211,17 @@ def check_brokers() -> Iterator[Finding]:
     """
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
-            yield from _check_broker(f"broker {alias!r}", alias, len(topics))
-
-
-def _check_broker(subject: str, alias: str, topics: int) -> Iterator[Finding]:
-    began = time.monotonic()
-    found = ask_broker(alias)
-    for finding in found:
-        if finding.id == BROKER_AWAY:
-            finding.level = checks.ERROR
-    yield from found
-    if all(finding.id == BROKER_WEAK for finding in found):
-        yield from _check_lanes(subject, alias)
-    if not found:
-        took = time.monotonic() - began
-        text = f"{conf.broker_class(alias).__name__}, {count(topics, 'topic')} as in settings, answers in {took * 1000:.0f} ms"
-        yield _ok(subject, text)
+            subject, began = f"broker {alias!r}", time.monotonic()
+            found = ask_broker(alias)
+            for finding in found:
+                if finding.id == BROKER_AWAY:
+                    finding.level = checks.ERROR
+            yield from found
+            if all(finding.id == BROKER_WEAK for finding in found):
+                yield from _check_lanes(subject, alias)
+            if not found:
+                took = f"answers in {(time.monotonic() - began) * 1000:.0f} ms"
+                yield _ok(subject, f"{conf.broker_class(alias).__name__}, {count(len(topics), 'topic')} as in settings, {took}")
 
 
 def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:

@@ -15,5 +15,5 @@ class PipelineAppConfig(AppConfig):
     outbox_extension = "outbox.pipeline.extension.PipelineExtension"
 
     def ready(self) -> None:
-        for name in ("attention", "checks"):  # models cannot be imported before the apps are loaded
+        for name in ("checks", "extension"):  # models cannot be imported before the apps are loaded
             import_module(f"outbox.pipeline.{name}")

@@ -14,9 +14,9 @@ from outbox.logs import get_logger
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import ArchiveFailed, ArchiveRunning
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.run import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
-from outbox.pipeline.spark.errors import BUSY
+from outbox.pipeline.spark.errors import ArchiverBusy
 from outbox.pipeline.spark.lake.lookup import ArchivedMessage, find_message
 from outbox.pipeline.spark.lake.manifest import Lake
 from outbox.pipeline.spark.process import Log, run_job
@@ -118,6 +118,6 @@ def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
     """
     result = run_job(JOB, config.to_json(), log=log)
     if result.report is None:
-        kind = ArchiveRunning if result.exit_code == BUSY else ArchiveFailed
+        kind = ArchiveRunning if result.exit_code == ArchiverBusy.exit_code else ArchiveFailed
         raise kind(f"The archive did not finish{result.failure(ERROR_PREFIX)}")
     return result.report

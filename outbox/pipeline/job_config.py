@@ -1,25 +1,214 @@
-"""The configuration of Spark jobs, made from Django's settings: one `PipelineConfig`."""
+"""
+The configuration of Spark jobs, made from Django's settings: one `PipelineConfig`.
+
+    DATABASES, OUTBOX -> PipelineConfig(outbox, brokers, kafka, business, groups, …) -> JSON -> the job
+
+    AUDIT = {"orders": {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "WHERE": "b.total > 0", "AT": "placed_at"}}
+    -> Business("orders", topic, "OrderPlaced", "shop.order", table='"shop_order"', key='b."id"::text', …)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlencode
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
+from django.db.models import DateTimeField, Field
+from django.db.models.options import Options
 
 from outbox import conf, database
 from outbox.brokers.capabilities import SpeaksKafka, StoredInDatabase
 from outbox.consuming.register import groups
 from outbox.errors import ConfigurationError
-from outbox.message import TopicType
-from outbox.pipeline.business import business_of
-from outbox.pipeline.conf import settings
-from outbox.pipeline.kafka_java import java_settings
+from outbox.message import Message, TopicType, message_type
+from outbox.pipeline.conf import PLACE, AuditSettings, settings
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.config import Archived, AuditedGroup, KafkaCluster, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, KafkaCluster, PipelineConfig, Reader, Source
+from outbox.pipeline.spark.sources.statements import of_business
+from outbox.publishing.transactions import key_text
+
+
+def place_of(name: str) -> str:
+    """Return how errors name an entry of AUDIT."""
+    return f'{PLACE}["AUDIT"]["{name}"]'
+
+
+def problems_with(entry: AuditSettings) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with an entry, and what to do."""
+    if message_type(entry.expects) is None:
+        text = f"has EXPECTS {entry.expects!r}, but no message type has this name."
+        yield text, "Write the name of the type as it is sent, and make sure that its module is imported."
+    try:
+        meta = apps.get_model(entry.model)._meta
+    except (LookupError, ValueError) as error:
+        yield f"has MODEL {entry.model!r}: {error}", 'Write "app.Model".'
+        return
+    if not _key(meta):
+        text = f"has MODEL {entry.model!r}, whose primary key has several columns."
+        yield text, "Name a model with a key of one column: the audit finds a row's messages by its key."
+    if entry.at and (problem := _problem_with_at(meta, entry.at)):
+        yield problem
+
+
+def _key(meta: Options[Any]) -> str:
+    """Return the column of a model's primary key; "" if it has several."""
+    return (meta.pk.column if meta.pk is not None else None) or ""
+
+
+def _problem_with_at(meta: Options[Any], at: str) -> tuple[str, str] | None:
+    times = sorted(field.name for field in meta.concrete_fields if isinstance(field, DateTimeField) and _owner(meta, field))
+    hint = f"Its date-time fields are {', '.join(times)}." if times else "It has no date-time field: leave AT out."
+    try:
+        field = meta.get_field(at)
+    except FieldDoesNotExist:
+        return f"has AT {at!r}, but {meta.object_name} has no such field.", hint
+    if not isinstance(field, DateTimeField):
+        return f"has AT {at!r}, which is not a date-time field of {meta.object_name}.", hint
+    if not _owner(meta, field):
+        return f"has AT {at!r}, a field of another parent than the one whose key {meta.object_name} has.", hint
+    return None
+
+
+def _owner(meta: Options[Any], field: Field[Any, Any]) -> Options[Any] | None:
+    """Return the model whose table has a field: this one, or a parent with the same key. None: a parent with another key."""
+    owner = _concrete(field.model._meta)
+    return owner if owner in (_concrete(meta), *_parents(meta)) else None
+
+
+def _parents(meta: Options[Any]) -> Iterator[Options[Any]]:
+    """Yield the models whose rows with the same key are parts of the rows of a model."""
+    current = _concrete(meta)
+    while (parent := getattr(current.pk, "remote_field", None)) is not None and parent.parent_link:
+        current = parent.model._meta
+        yield current
+
+
+def _concrete(meta: Options[Any]) -> Options[Any]:
+    """Return the model that has the table of a model; a proxy has none."""
+    return (meta.concrete_model or meta.model)._meta
+
+
+def business_of(name: str, entry: AuditSettings) -> Business:
+    """
+    Return what the jobs read for an entry.
+
+    Raises:
+        ConfigurationError: the first of its problems.
+    """
+    for text, hint in problems_with(entry):
+        raise ConfigurationError(f"{place_of(name)} {text}", hint)
+    model = apps.get_model(entry.model)
+    meta = _concrete(model._meta)
+    topic = cast("type[Message]", message_type(entry.expects))._meta.topic
+    connection = connections[router.db_for_read(model)]
+    quoted = connection.ops.quote_name
+    table, key, at = quoted(meta.db_table), quoted(_key(meta)), ""
+    kind = str(meta.pk.cast_db_type(connection))
+    if entry.at:
+        field = cast("DateTimeField[Any, Any]", meta.get_field(entry.at))
+        at, owner = quoted(str(field.column)), _owner(meta, field)
+        if owner is not None and owner is not meta:  # the column is in the table of a parent
+            join = f"{quoted(owner.db_table)} parent ON parent.{quoted(_key(owner))} = child.{key}"
+            table = f"(SELECT child.*, parent.{at} FROM {table} child JOIN {join})"  # noqa: S608
+    return Business(
+        name=name,
+        topic=topic,
+        type=entry.expects,
+        about=meta.label_lower,
+        table=table,
+        key=key_text(f"b.{key}", kind),
+        where=entry.where,
+        at=at,
+        also=sorted(model._meta.label_lower for model in apps.get_models() if meta in _parents(model._meta)),
+    )
+
+
+LOGIN = 'org.apache.kafka.common.security.{module} required username="{username}" password="{password}";'
+LOGIN_MODULES = {
+    "PLAIN": "plain.PlainLoginModule",
+    "SCRAM-SHA-256": "scram.ScramLoginModule",
+    "SCRAM-SHA-512": "scram.ScramLoginModule",
+}
+# librdkafka's names -> Java's. The first is the path of a PEM file, the second has what such a file contains.
+PEM = {
+    "ssl.truststore.certificates": ("ssl.ca.location", "ssl.ca.pem"),
+    "ssl.keystore.certificate.chain": ("ssl.certificate.location", "ssl.certificate.pem"),
+    "ssl.keystore.key": ("ssl.key.location", "ssl.key.pem"),
+}
+SAME = ("client.dns.lookup", "ssl.key.password", "ssl.cipher.suites")
+VERIFY_HOST = "ssl.endpoint.identification.algorithm"
+TRANSLATED = {
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.username",
+    "sasl.password",
+    VERIFY_HOST,
+    *SAME,
+    *(name for names in PEM.values() for name in names),
+}
+OF_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+
+
+def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
+    """
+    Return the settings by which a client in Java connects as ours do; without those that only tune a client.
+
+    Certificates and keys are in the settings themselves, so they need no file where the client runs.
+
+    Raises:
+        ConfigurationError: a setting of CLIENT that a connection may depend on has no counterpart, or a file cannot be read.
+    """
+    for name in client:
+        if name.startswith(OF_SECURITY) and name not in TRANSLATED:
+            raise ConfigurationError(f'OPTIONS["CLIENT"] sets {name!r}, which is not translated for clients in Java.')
+    found = {"bootstrap.servers": str(client["bootstrap.servers"])}
+    if "security.protocol" in client:
+        found["security.protocol"] = str(client["security.protocol"]).upper()
+    if VERIFY_HOST in client:
+        found[VERIFY_HOST] = str(client[VERIFY_HOST]).replace("none", "")
+    found |= {name: str(client[name]) for name in SAME if name in client}
+    return found | _login(client) | _certificates(client)
+
+
+def _login(client: Mapping[str, Any]) -> dict[str, str]:
+    mechanism = str(client.get("sasl.mechanism", client.get("sasl.mechanisms", ""))).upper()
+    if "sasl.username" not in client and not mechanism:
+        return {}
+    if mechanism not in LOGIN_MODULES:
+        raise ConfigurationError(
+            f'OPTIONS["CLIENT"] has the SASL mechanism {mechanism or "GSSAPI"}; only {", ".join(LOGIN_MODULES)} are translated '
+            "for clients in Java."
+        )
+    names = {name: _quoted(str(client.get(f"sasl.{name}", ""))) for name in ("username", "password")}
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": LOGIN.format(module=LOGIN_MODULES[mechanism], **names)}
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _certificates(client: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, (location, pem) in PEM.items():
+        if pem in client:
+            found[name] = str(client[pem])
+        elif location in client:
+            try:
+                found[name] = Path(str(client[location])).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f'OPTIONS["CLIENT"]["{location}"] cannot be read as a PEM file: {error}') from error
+    if "ssl.truststore.certificates" in found:
+        found["ssl.truststore.type"] = "PEM"
+    if "ssl.keystore.key" in found:
+        found["ssl.keystore.type"] = "PEM"
+    return found
+
 
 # When the outbox was installed in this database. Nothing older can have been pruned.
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
@@ -43,7 +232,8 @@ def pipeline_config(
         more: other fields of `PipelineConfig`.
 
     Raises:
-        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, or there is no archive.
+        ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, by its names or for the database; or there is no
+            archive.
     """
     databases = {alias: database_source(alias, reader) for alias in {using, *readable_brokers().values()}}
     if archived:
@@ -60,7 +250,7 @@ def pipeline_config(
         brokers=[databases[alias] for alias in sorted(set(readable_brokers().values()))],
         kafka=kafka,
         kafka_jars=settings().kafka_jars,
-        business=[business_of(name, entry) for name, entry in settings().audit.items()],
+        business=[_business(using, name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
         seen_topics=[*seen, *recorded],
         recorded=recorded,
@@ -68,6 +258,19 @@ def pipeline_config(
         settle_seconds=settle.total_seconds(),
         **more,
     )
+
+
+def _business(using: str, name: str, entry: AuditSettings) -> Business:
+    """Return what the jobs read for an entry. One row is read now, so that wrong SQL is an error before Spark starts."""
+    business = business_of(name, entry)
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(f"SELECT * FROM ({of_business(business).query}) b LIMIT 1")  # noqa: S608  (settings are trusted)
+    except DatabaseError as error:
+        reason = str(error).strip().splitlines()[0]
+        hint = "Correct MODEL, AT or WHERE; run migrate if a table is missing."
+        raise ConfigurationError(f"{place_of(name)} cannot be read from database {using!r}: {reason}.", hint=hint) from error
+    return business
 
 
 def readable_brokers() -> dict[str, str]:

@@ -49,7 +49,7 @@ class _Node(Program):
         return PYSPARK is not None and shutil.which("java") is not None
 
     def state(self) -> dict[str, Any]:
-        """Return what its web page tells programs. Raises OSError."""
+        """Return what its web page tells programs. Raises OSError, and ValueError while it starts."""
         with urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
@@ -85,7 +85,7 @@ class Master(_Node):
         return [f"{DEPLOY}.master.Master", *self._where()]
 
     def _answers(self) -> bool:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             return bool(self.state()["status"] == "ALIVE")
         return False
 
@@ -113,7 +113,7 @@ class Worker(_Node):
         return [f"{DEPLOY}.worker.Worker", *self._where(), *room, self._master.url]
 
     def _answers(self) -> bool:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             known = self._master.state()["workers"]
             return any(worker["port"] == self.port and worker["state"] == "ALIVE" for worker in known)
         return False

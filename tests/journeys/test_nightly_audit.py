@@ -16,7 +16,7 @@ from kombu import Connection
 from outbox.embedded.models import EmbeddedMessage
 from outbox.pipeline.audit_runs.verdict import as_file, verify
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.spark.version import code_version
+from outbox.pipeline.spark.session import code_version
 from outbox.publishing import draft
 from outbox.testing.clock import age_rows
 from project.celery import app

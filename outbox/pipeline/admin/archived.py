@@ -1,27 +1,72 @@
-"""The page of an archived message, which is read from the lake."""
+"""The admin of archived days, and the page of an archived message, which is read from the lake."""
 
 from __future__ import annotations
 
 from typing import Any
 from uuid import UUID
 
+from django.contrib import admin
 from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
 from django.db import router
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
+from django.utils.safestring import SafeString
 
+from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.body_preview import READ_BYTES
 from outbox.admin.contents import contents
 from outbox.admin.links import about_link, message_link
 from outbox.admin.pages import frame
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import badge, moment, shown, since
 from outbox.message import Header, read_headers
 from outbox.models import MessageRow
 from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
+from outbox.pipeline.models import ArchivedDay
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.lake.lookup import ArchivedMessage, day_of
+
+Step = ArchivedDay.Step
+
+BADGES: dict[str, tuple[str, str]] = {
+    Step.PLANNED: ("being written", "waiting"),
+    Step.COMMITTED: ("in lake and database", "waiting"),
+    Step.CHANGED: ("to be archived again", "waiting"),
+    Step.DELETED: ("only in the lake", "good"),
+}
+
+
+@admin.register(ArchivedDay)
+class ArchivedDayAdmin(ReadOnlyAdmin):
+    list_display = ["day", "step", "messages", "attempt", "planned", "committed", "deleted"]
+    list_display_links = None
+    list_filter = [choice_filter("state", list(Step.values))]
+    keyset = "day"
+    is_small = True
+    time = "planned_at"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).defer("manifest")  # it is long: it lists every file of the day
+
+    @admin.display(description="state")
+    def step(self, row: ArchivedDay) -> SafeString:
+        return badge(*BADGES[row.state])
+
+    def messages(self, row: ArchivedDay) -> int:
+        return row.rows
+
+    def planned(self, row: ArchivedDay) -> SafeString:
+        return moment(row.planned_at)
+
+    def committed(self, row: ArchivedDay) -> SafeString:
+        return moment(row.committed_at)
+
+    @admin.display(description="deleted from database")
+    def deleted(self, row: ArchivedDay) -> SafeString:
+        return moment(row.deleted_at)
+
 
 TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 

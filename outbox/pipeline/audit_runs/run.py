@@ -1,22 +1,109 @@
-"""Run an audit and store its signed result, for the command and for the scheduled task."""
+"""
+Run an audit in a child process, store its signed result, and send an alert of findings that are new.
+
+    pipeline_config -> run_job (Spark) -> report -> store, verdict -> new findings? -> alert
+
+A nightly audit finds an old loss every night, but alerts only once.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+
+from django.db.models import Q
 
 from outbox import database, signals
 from outbox.errors import OutboxError
 from outbox.logs import get_logger
-from outbox.pipeline.audit_runs import job, store, verdict
-from outbox.pipeline.audit_runs.new_findings import new_findings
+from outbox.pipeline.audit_runs import store, verdict
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.job_config import pipeline_config
-from outbox.pipeline.models import AuditRun
+from outbox.pipeline.models import AuditFinding, AuditRun
+from outbox.pipeline.spark import process
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark.findings import FindingKind
 from outbox.pipeline.spark.process import Log
 from outbox.pipeline.spark.session import find_jar
+
+JOB = "outbox.pipeline.spark.jobs.audit"
+ERROR_PREFIX = "Audit failed: "  # begins the line of the job's log that states the reason
+
+
+def run_job(
+    config: PipelineConfig, *, history: str = "", at_most: timedelta | None = None, log: process.Log
+) -> process.JobResult:
+    """
+    Run the audit's job and wait for it.
+
+    Args:
+        history: a folder to keep the history in that was read; empty: do not keep it.
+        at_most: the time limit.
+        log: called with each line of the job's log.
+    """
+    return process.run_job(JOB, config.to_json(), "--history", history, at_most=at_most, log=log)
+
+
+def explain(result: process.JobResult) -> str:
+    """Return the reason of a failure in one line."""
+    return f"The audit failed{result.failure(ERROR_PREFIX)}"
+
+
+# These kinds are about each message by itself, others about several.
+OF_EACH = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
+
+
+def new_findings(run: AuditRun) -> list[AuditFinding]:
+    """
+    Return the findings of a run that are not known from earlier runs.
+
+    A finding is known if the newest earlier run that went as far back has it, or a run since then, or if an operator has
+    acknowledged it in any run. A finding whose messages were sent again is new when it is found once more.
+    """
+    using = run._state.db
+    earlier = AuditRun.objects.using(using).filter(state=AuditRun.RunState.DONE, pk__lt=run.pk)
+    as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
+    newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
+    is_open = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
+    known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
+    for one in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
+        known[_place(one)].append(one)
+    return [one for one in run.findings.order_by("pk") if not is_known(one, known[_place(one)])]
+
+
+def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
+    """Return whether earlier findings at the same location cover a finding: they are equal, or contain all its messages."""
+    if any(_whole(one) == _whole(other) for other in before):
+        return True
+    if one.kind not in OF_EACH:
+        return False
+    if one.first_number is not None and one.last_number is not None:
+        return any(_has_all(other, one.first_number, one.last_number) for other in before)
+    named = _names(one)
+    return len(named) == one.count and named <= {name for other in before for name in _names(other)}
+
+
+def _place(one: AuditFinding) -> tuple[Any, ...]:
+    return one.kind, one.stage, one.topic, one.source, one.lane, one.consumer_group, one.subject
+
+
+def _whole(one: AuditFinding) -> tuple[Any, ...]:
+    return one.text, _names(one)
+
+
+def _names(one: AuditFinding) -> set[str]:
+    return {*one.message_ids, *one.about}
+
+
+def _has_all(one: AuditFinding, first: int, last: int) -> bool:
+    """Return whether a finding contains all of these numbers."""
+    if one.first_number is None or one.last_number is None or one.last_number - one.first_number + 1 != one.count:
+        return False
+    return one.first_number <= first and last <= one.last_number
+
 
 logger = get_logger(__name__)
 
@@ -46,10 +133,10 @@ def run_and_store(
     with store.audit_lock(using):
         run = store.begin(using, asked_by=asked_by, since=config.since, settle_seconds=config.settle_seconds)
         try:
-            result = job.run_job(config, history=history, at_most=at_most, log=log)
+            result = run_job(config, history=history, at_most=at_most, log=log)
             database.drop_if_lost(using)  # it may have been closed as idle
             if result.report is None:
-                raise AuditFailed(job.explain(result))
+                raise AuditFailed(explain(result))
             store.finish(run, result.report, result.exit_code)
         except AuditFailed as error:
             store.fail(run, f"{error}\n\n{result.log_tail[-MAX_OUTPUT_CHARACTERS:]}", result.exit_code)

@@ -27,7 +27,7 @@ from outbox.pipeline.audit_runs import verdict
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
-from outbox.pipeline.spark.keep_alive import keep_alive
+from outbox.pipeline.spark.sources.snapshot import keep_alive
 
 logger = get_logger(__name__)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 class PipelineError(Exception):
     """Raised when a job fails; the text says what to do. Findings of an audit are not errors."""
 
+    exit_code = 2
+
 
 class JavaMissing(PipelineError):
     """Raised when no Java that Spark can use is found."""
@@ -23,8 +25,7 @@ class AlreadyCommitted(LakeError):
     """Raised when a lake already has a commit of that day and attempt, because another archiver was faster."""
 
 
-BUSY = 3  # exit code of a job that stops because another one is running
-
-
 class ArchiverBusy(PipelineError):
     """Raised when another archiver of the same database is running."""
+
+    exit_code = 3

@@ -1,24 +1,135 @@
-"""A history: all frames of `schemas` at one moment, in Parquet. Jobs read every source in this form."""
+"""
+A history: what all stages had at one moment, as frames in Parquet. Every source provides exactly these, and every job reads them.
+
+    folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
+    folder/history.json: sources, time, what is known of brokers; it is written last
+
+Times are UTC. Lane and number are NULL for messages without a number: they are waiting, or were sent half first.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
+import pyarrow as pa
+from pyarrow.fs import FileSystem
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructField, StructType, TimestampType
 
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.files import can_be_opened
 from outbox.pipeline.spark.findings import Broken
-from outbox.pipeline.spark.schemas import FRAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def _schema(**columns: type) -> StructType:
+    return StructType([StructField(name, kind()) for name, kind in columns.items()])
+
+
+# Rows that must have a message. subject: name of the entry in settings; about: `shop.order:4711`.
+BUSINESS = _schema(subject=StringType, about=StringType, at=TimestampType)
+
+# Message rows, as written by publish.
+MESSAGES = _schema(message_id=StringType, topic=StringType, key=StringType, type=StringType, about=StringType, at=TimestampType)
+
+# The place of each message: a position in a batch, a ticket, a delayed row. state: as in outbox_message_state;
+# at: when it entered that state, as far as that is stored.
+PLACES = _schema(
+    source=StringType,
+    topic=StringType,
+    lane=ShortType,
+    number=LongType,
+    message_id=StringType,
+    state=StringType,
+    claimed_at=TimestampType,
+    at=TimestampType,
+)
+
+# Messages that a broker has stored and made visible.
+BROKER = _schema(
+    source=StringType,
+    topic=StringType,
+    lane=ShortType,
+    number=LongType,
+    message_id=StringType,
+    key=StringType,
+    queue=IntegerType,
+    pos=LongType,
+    at=TimestampType,
+)
+
+# Messages that groups have handled.
+INBOX = _schema(
+    consumer_group=StringType,
+    source=StringType,
+    topic=StringType,
+    lane=ShortType,
+    number=LongType,
+    message_id=StringType,
+    delivery_count=IntegerType,
+    at=TimestampType,
+)
+
+# Messages that a group has not handled, by state (outcome): waiting at the broker, deferred, dead, discarded. And the log of
+# deliveries that failed or were dropped: retry, dead letter, duplicate.
+FAILED_DELIVERIES = _schema(
+    consumer_group=StringType,
+    source=StringType,
+    topic=StringType,
+    lane=ShortType,
+    number=LongType,
+    message_id=StringType,
+    delivery_count=IntegerType,
+    outcome=StringType,
+    at=TimestampType,
+)
+
+# The numbers that each lane has assigned, first to last.
+MARKS = _schema(source=StringType, topic=StringType, lane=ShortType, first=LongType, last=LongType)
+
+FRAMES: dict[str, StructType] = {
+    "business": BUSINESS,
+    "messages": MESSAGES,
+    "places": PLACES,
+    "broker": BROKER,
+    "inbox": INBOX,
+    "failed_deliveries": FAILED_DELIVERIES,
+    "marks": MARKS,
+}
+
+
+# Spark's schemes -> pyarrow's.
+SCHEMES = {"file": "file", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "s3": "s3", "s3a": "s3", "s3n": "s3"}
+SAFE = "/%!$&'()*+,;=:@"
+
+
+@contextmanager
+def opened(file: str) -> Iterator[Any]:
+    """Open a file. Raises OSError or pyarrow.ArrowException."""
+    address = urlsplit(file)  # Spark does not escape non-ASCII characters
+    known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
+    filesystem, path = FileSystem.from_uri(known.geturl())
+    with filesystem.open_input_file(path) as found:
+        yield found
+
+
+def can_be_opened(files: Sequence[str]) -> bool:
+    """Return whether pyarrow supports the file system and can read there."""
+    try:
+        with opened(files[0]):
+            return True
+    except (OSError, pa.ArrowException, IndexError):
+        return False
+
 
 METADATA = "history.json"
 ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)

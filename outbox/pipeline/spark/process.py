@@ -1,5 +1,7 @@
 """
-Run a Spark job in a child process, with a time limit. No JVM ever runs in the calling process.
+Run a Spark job in a child process, with a time limit, and what the two have in common. No JVM ever runs in the calling process.
+
+    the caller -- configuration, pipe --> the job -- log, report, exit code --> the caller
 
 The child reads from a pipe and exits when the pipe is closed, so it never outlives its parent.
 """
@@ -13,13 +15,18 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+
+from outbox.pipeline.spark.errors import PipelineError
 
 AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; removed from the environment of jobs
 
@@ -65,7 +72,7 @@ def run_job(
     log: Log,
 ) -> JobResult:
     """
-    Run a job and wait for it.
+    Run a job and wait for it. `seconds` of its report becomes the time that this took, with the start of its process.
 
     Args:
         module: the job's module; it takes `--config`, `--with-parent` and `--output`.
@@ -73,6 +80,7 @@ def run_job(
         at_most: the time limit.
         log: called with each line of the job's log.
     """
+    started = time.monotonic()
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
         given.write(config)
         given.flush()
@@ -94,8 +102,10 @@ def run_job(
             _end(process)
         code = process.returncode
         output.seek(0)
-        report = output.read() if code in (0, 1) else ""
-        return JobResult(code, json.loads(report) if report else None, log_tail, stopped_after)
+        report = json.loads(output.read() or "null") if code in (0, 1) else None
+        if report is not None:
+            report["seconds"] = round(time.monotonic() - started, 2)
+        return JobResult(code, report, log_tail, stopped_after)
 
 
 def _path(inherited: IO[str]) -> str:
@@ -134,3 +144,77 @@ def _end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def exit_with_parent() -> None:
+    """Interrupt this process when its parent is gone, as Ctrl-C does, so that it deletes its folders and stops its JVM."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore SIGINT
+    main = threading.main_thread().ident or 0
+
+    def wait() -> None:
+        while os.read(0, 1024):  # not sys.stdin: a thread that blocks in it breaks the interpreter's shutdown
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(name: str, parser: ArgumentParser, arguments: Sequence[str] | None, run: Callable[[Namespace], Any], wrong: str) -> int:
+    """
+    Run a job by its command line: write its report. Return the exit code.
+
+    Args:
+        name: begins the line of the log that states why it failed.
+        run: takes the options, and returns the report.
+        wrong: the part of the report that is empty if the exit code is 0. It is 1 otherwise, 2 or the error's own after an error.
+    """
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="JSON, as --write-config of the command writes it"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    parser.add_argument("--with-parent", action="store_true", help="stop when standard input is closed, as the parent is gone")
+    options = parser.parse_args(arguments)
+    if options.with_parent:
+        exit_with_parent()
+    try:
+        report = run(options)
+        text = f"{json.dumps(report)}\n"
+        options.output.write_text(text) if options.output else sys.stdout.write(text)
+        return int(bool(report[wrong]))
+    except PipelineError as error:
+        reason, code = str(error), error.exit_code
+    except KeyboardInterrupt:
+        reason, code = "it was interrupted.", 2
+    except Exception as error:  # Python's exit code for it, 1, would mean findings
+        traceback.print_exception(error)
+        lines = [type(error).__name__, *str(error).strip().splitlines()[:1]]
+        reason, code = ": ".join(lines), 2
+    log(f"{name} failed: {reason}")
+    return code
+
+
+def log(text: str) -> None:
+    """Write a line to standard error, which is the log of a job."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class Steps:
+    """
+    Measures the steps of a job by the wall clock, one after the other.
+
+    Args:
+        log: called with the name of each step, and by the step with lines about its progress.
+    """
+
+    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
+        self.log = log
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measure a step: the block."""
+        self.log(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 2)

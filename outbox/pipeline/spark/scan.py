@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from outbox.pipeline.spark.files import opened
-from outbox.pipeline.spark.history import MESSAGE_FRAMES, History
+from outbox.pipeline.spark.history import MESSAGE_FRAMES, History, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,22 +1,124 @@
-"""Create the Spark session, with times in UTC and Parquet that other programs can read."""
+"""
+Start Spark for a job: the session of its driver, and the executors of a cluster.
+
+    settings -> build_session -> driver's JVM -- a zip of this package --> executors -- their faults --> one error"""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
+import platform
 import pwd
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from importlib import import_module, metadata
+from importlib.abc import Traversable
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import JavaMissing, PipelineError
-from outbox.pipeline.spark.executors import prepare_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+PACKAGE = "django-transactional-outbox"
+
+
+def code_version() -> str:
+    """Return a version such as `1.0+3f2a9c0d1b7e`, or `unknown+…` if the package was copied and not installed."""
+    try:
+        version = metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return f"{version}+{source_digest()}"
+
+
+def source_digest() -> str:
+    """Return the digest of the pipeline's source files, in a folder or a zip."""
+    whole = hashlib.sha256()
+    for name, content in sorted(_sources(files("outbox.pipeline.spark"), "")):
+        whole.update(f"{name} {len(content)}\n".encode() + content)
+    return whole.hexdigest()[:12]
+
+
+def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        name = f"{path}/{entry.name}"
+        if entry.is_dir():
+            yield from _sources(entry, name)
+        elif name.endswith(".py"):
+            yield name, entry.read_bytes()
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = ("__init__.py", "database/__init__.py", "database/locks.py", "pipeline/__init__.py", "pipeline/spark/**/*.py")
+MODULES = ("numpy", "pandas", "pyarrow")
+
+NO_PYTHON = (
+    "The executors cannot run Python {version} as {python!r}: {reason}. Set PYSPARK_PYTHON to a Python of this minor version at "
+    "the executors."
+)
+UNFIT = "The executors cannot run the job. {faults}. Set PYSPARK_PYTHON to a Python at the executors that has what is missing."
+
+
+def prepare_executors(spark: SparkSession, config: PipelineConfig) -> None:
+    """
+    Send this package to the executors, and check their Python by one small job. Executors of a local master need neither.
+
+    Raises:
+        PipelineError: an executor has another minor version of Python, lacks a package, or uses another release of this one.
+    """
+    context = spark.sparkContext
+    if context.master.startswith("local"):
+        return
+    context.addPyFile(str(_zipped()))
+    is_psycopg_needed = any(source.is_postgres and source.reader == "python" for source in (config.outbox, *config.brokers))
+    modules = (*MODULES, "psycopg") if is_psycopg_needed else MODULES
+    many = context.defaultParallelism
+    try:
+        found = context.parallelize(range(many), many).mapPartitions(partial(find_faults, modules, source_digest())).collect()
+    except Exception as error:  # of py4j: the worker did not start, or could not import this module
+        named = re.search(r"\w*(?:Error|IOException): (.+)", str(error))
+        reason = (named[1] if named else str(error)).rstrip(".")
+        about = {"version": platform.python_version(), "python": context.pythonExec, "reason": reason}
+        raise PipelineError(NO_PYTHON.format(**about)) from error
+    if found:
+        raise PipelineError(UNFIT.format(faults="; ".join(sorted(set(found)))))
+
+
+def find_faults(modules: Sequence[str], digest: str, _: Iterable[int]) -> Iterator[str]:
+    """Yield what this process lacks to be an executor of a driver whose code has this digest."""
+    here = f"{platform.node()}, {sys.executable}"
+    for name in modules:
+        try:
+            import_module(name)
+        except ImportError as error:
+            yield f"{here}: {error}"
+    if source_digest() != digest:
+        yield f"{here}: {__file__} is of another release of django-transactional-outbox"
+
+
+def _zipped() -> Path:
+    """Write the modules that executors import to a zip, which is deleted at exit: executors that start later fetch it, too."""
+    folder = tempfile.mkdtemp(prefix="outbox-executors-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder, f"outbox-{source_digest()}.zip")
+    with ZipFile(path, "w") as package:
+        for pattern in SHIPPED:
+            for file in sorted((ROOT / "outbox").glob(pattern)):
+                package.write(file, file.relative_to(ROOT))
+    return path
+
 
 OLDEST_JAVA = 17
 JARS = ("/usr/share/java/postgresql.jar", "/usr/share/java/postgresql-jdbc4.jar")
@@ -30,6 +132,11 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
 INSTALL_KAFKA_JARS = (
     'Set OUTBOX["PIPELINE"]["KAFKA_JARS"] to a folder with the jars of spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, '
     "kafka-clients and commons-pool2."
+)
+
+NO_CONNECT = (
+    "The job cannot run over Spark Connect, because it is a driver itself (SparkContext). Name the master of the cluster, such "
+    "as spark://host:7077, instead of {master!r}."
 )
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -108,7 +215,8 @@ def build_session(
 
     Raises:
         JavaMissing: there is no suitable Java.
-        PipelineError: pyspark, a jar or the user's name is missing, or the executors of a cluster cannot run the jobs.
+        PipelineError: pyspark, a jar or the user's name is missing, Spark does not start with this master, or the executors of a
+            cluster cannot run the jobs.
     """
     try:
         import pyspark  # here, to report what to install
@@ -116,6 +224,8 @@ def build_session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
+    if config.master.startswith("sc://"):
+        raise PipelineError(NO_CONNECT.format(master=config.master))
     find_java()
     require_user()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -149,7 +259,9 @@ def build_session(
     except PySparkRuntimeError as error:
         if package:
             raise PipelineError(f"Spark could not start with {package}, which it downloads. {INSTALL_KAFKA_JARS}") from error
-        raise
+        raise PipelineError(
+            f"Spark could not start with the master {config.master!r}. Its own reason is above, in the log."
+        ) from error
     try:
         prepare_executors(session, config)
     except PipelineError:

@@ -123,12 +123,12 @@ class TestTopics:
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
         topic = TopicFactory(name="slow")
-        old = MessageRowFactory(topic=topic, id=message_id(ago(seconds=90)))
+        old = MessageRowFactory(topic=topic, id=message_id(ago(minutes=3)))
         TicketFactory(topic=topic, message=old)
 
         [one] = read()
 
-        assert (one.id, one.msg) == ("outbox.late", "The oldest message has waited for 90 s.")
+        assert (one.id, one.msg) == ("outbox.late", "The oldest message has waited for 3 min.")
         assert one.hint == f"See why with outbox_status --message {old.id}."
 
     def test_leave_paused_ones_alone(self, read):

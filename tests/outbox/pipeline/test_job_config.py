@@ -84,6 +84,10 @@ class TestWhatTheJobIsTold:
             ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
             ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "has EXPECTS 'OrderPlaecd', but no message type has this name"),
             ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at', but Order has no such field"),
+            (
+                {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "WHERE": "b.totla > 0"},
+                r"\[\"orders\"\] cannot be read from database 'default': column b.totla does not exist. Correct",
+            ),
         ],
     )
     def test_is_refused_where_it_names_what_is_not_there(self, settings, entry, said):

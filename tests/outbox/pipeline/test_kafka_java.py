@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from outbox.errors import ConfigurationError
-from outbox.pipeline.kafka_java import java_settings
+from outbox.pipeline.job_config import java_settings
 
 
 def translated(**client: str) -> dict[str, str]:

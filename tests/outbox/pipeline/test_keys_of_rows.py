@@ -21,8 +21,8 @@ from outbox.check_backs.sources import About, look_up
 from outbox.errors import InvalidMessage
 from outbox.models import MessageRow
 from outbox.monitoring.find import find_about, parse
-from outbox.pipeline import business
 from outbox.pipeline.conf import AuditSettings
+from outbox.pipeline.job_config import business_of
 from outbox.pipeline.spark.sources.statements import of_business
 from tests.outbox.publishing.rows import OrderMade
 
@@ -104,7 +104,7 @@ def make(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Callable[..
     settings.OUTBOX = {"TOPICS": {"made": {}}, "CELERY_WAKEUP": False}
     with isolate_apps("project.shop") as isolated:
         both = SimpleNamespace(get_model=lambda label: isolated.get_model(label), get_models=isolated.get_models)
-        for module in ("outbox.pipeline.business", "outbox.monitoring.find", "outbox.check_backs.sources"):
+        for module in ("outbox.pipeline.job_config", "outbox.monitoring.find", "outbox.check_backs.sources"):
             monkeypatch.setattr(f"{module}.apps", both)
         yield made
 
@@ -119,7 +119,7 @@ def saved(make: Callable[..., type[models.Model]], kind: str) -> models.Model:
 
 def rows_of(model: type[models.Model]) -> list[str]:
     """Return the rows as the audit reads them."""
-    entry = business.business_of("rows", AuditSettings(model._meta.label, "OrderMade"))
+    entry = business_of("rows", AuditSettings(model._meta.label, "OrderMade"))
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL TIME ZONE 'Asia/Tokyo'")
         cursor.execute(of_business(entry).query)
@@ -194,6 +194,6 @@ class TestAChild:
         child = make(parent, "Child")
         make(child, "Grandchild")
 
-        entry = business.business_of("rows", AuditSettings("shop.Row", "OrderMade"))
+        entry = business_of("rows", AuditSettings("shop.Row", "OrderMade"))
 
         assert entry.also == ["shop.child", "shop.grandchild"]

@@ -17,9 +17,8 @@ from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.management.tables import table
 from outbox.pipeline.audit_runs import verdict
-from outbox.pipeline.audit_runs.counts import OF_GROUPS, by_group, given_up
-from outbox.pipeline.audit_runs.job import explain, run_job
-from outbox.pipeline.audit_runs.run import run_and_store
+from outbox.pipeline.audit_runs.figures import OF_GROUPS, by_group, given_up
+from outbox.pipeline.audit_runs.run import explain, run_and_store, run_job
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.spark.config import PipelineConfig
@@ -139,7 +138,9 @@ def _as_text(report: dict[str, Any]) -> str:
         for group, counts in by_group(found).items()
     ]
     scope = f"messages published since {report['since']}" if report["since"] else "all messages ever published"
-    parts = [f"As of {report['as_of']}: {scope}.", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["steps"].items())
+    took = f"It took {report['seconds']:.1f} s: {steps}."
+    parts = [f"As of {report['as_of']}: {scope}.\n{took}", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
     findings = [_finding(one) for one in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     parts.append("\n".join(given_up(report["counts"])))

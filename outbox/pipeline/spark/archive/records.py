@@ -12,8 +12,8 @@ import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
 from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
-from outbox.pipeline.spark.keep_alive import keep_alive
-from outbox.pipeline.spark.lake.commit import Commit
+from outbox.pipeline.spark.lake.manifest import Commit
+from outbox.pipeline.spark.sources.snapshot import keep_alive
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]

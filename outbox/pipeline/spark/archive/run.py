@@ -1,7 +1,13 @@
-"""Archive all days that are due, oldest first, and finish interrupted ones."""
+"""
+Move finished days to the lake: plan -> write -> verify -> commit -> delete. docs/how-to/archive.md draws it.
+
+    outbox_message_20261101  -- Parquet, read back, manifest -->  lake  -- the same rows? -->  DELETE, DROP the partition
+"""
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -10,23 +16,197 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from psycopg import errors
+
+from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
 from outbox.pipeline.spark.archive import records
-from outbox.pipeline.spark.archive.config import ArchiveConfig
-from outbox.pipeline.spark.archive.delete import DayChanged, DayInUse, delete_day
-from outbox.pipeline.spark.archive.unreadable import find_unreadable
-from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.commit import Commit, Written
-from outbox.pipeline.spark.lake.completeness import require_own_lake
-from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, Frame, Span, digest_query
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.errors import LakeError, PipelineError
+from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, TIMED_FRAMES, Frame, Span, digest_query
+from outbox.pipeline.spark.lake.manifest import Commit, Lake, Written, require_own_lake
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from outbox.pipeline.spark.sources.statements import FIRST_TIME, HIGHEST, LAST_TIME
 
 if TYPE_CHECKING:
     import psycopg
 
     Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """
+    Args:
+        pipeline: the outbox's database, and how to run Spark.
+        lake: the folder of this database's lake.
+        before: archive days before this one.
+        patience_seconds: how long to try to get the lock for dropping a day.
+        rows_per_part: the approximate number of rows that a connection reads.
+    """
+
+    pipeline: PipelineConfig
+    lake: str
+    before: date
+    patience_seconds: float = 10.0
+    rows_per_part: int = 100_000
+
+    def to_json(self) -> str:
+        """Return the configuration as JSON, with passwords in URLs."""
+        return json.dumps({**asdict(self), "pipeline": json.loads(self.pipeline.to_json()), "before": str(self.before)})
+
+    @classmethod
+    def from_file(cls, path: Path) -> ArchiveConfig:
+        """
+        Return the configuration that `to_json` has written.
+
+        Raises:
+            PipelineError: the file cannot be read, or is not such a configuration.
+        """
+        try:
+            raw = json.loads(path.read_text())
+            pipeline = PipelineConfig.from_json(json.dumps(raw.pop("pipeline")))
+            return cls(pipeline=pipeline, **{**raw, "before": date.fromisoformat(raw["before"])})
+        except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise PipelineError(f"The configuration {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+NAMED = 3  # the maximum number of values in the text
+
+IS_BEYOND = f"({{value}} > '{LAST_TIME}' OR {{value}} < '{FIRST_TIME}')"
+
+OF_MESSAGES = f"""
+SELECT 'created_at of message ' || id || ' is ' || created_at FROM outbox_message
+WHERE id >= %(first)s AND id < %(end)s AND {IS_BEYOND.format(value="created_at")}
+UNION ALL
+SELECT w.name || ' of batch ' || b.id || ' with message ' || b.message_ids[1] || ' is ' || w.value
+FROM outbox_batch b CROSS JOIN LATERAL (
+    SELECT name, value::text FROM (
+        VALUES ('claimed_at', b.claimed_at), ('decided_at', b.decided_at), ('sent_at', b.sent_at)) t(name, value)
+    WHERE {IS_BEYOND.format(value="value")}
+    UNION ALL SELECT 'first number', b.first_seq::text WHERE b.first_seq NOT BETWEEN -{HIGHEST} AND {HIGHEST}) w(name, value)
+WHERE outbox_newest(b.message_ids) >= %(first)s
+    AND EXISTS (SELECT FROM unnest(b.message_ids) u(id) WHERE u.id >= %(first)s AND u.id < %(end)s)
+"""
+
+
+def find_unreadable(connection: psycopg.Connection[Any], span: Span) -> str | None:
+    """Return a text about values of a day that cannot be archived. None: there are none."""
+    query = " UNION ALL ".join([OF_MESSAGES, *(_of_frame(frame, span) for frame in TIMED_FRAMES.values())])
+    rows = connection.execute(f"{query} LIMIT {NAMED}", {"first": span.first_id, "end": span.end_id}).fetchall()
+    found = ", ".join(text for (text,) in rows)
+    return f"{found}: this value cannot be archived. Correct it; the next run archives the day" if found else None
+
+
+def _of_frame(frame: Frame, span: Span) -> str:
+    message = next((column.sql for column in frame.columns if column.name == "message_id"), "''")
+    times = [column.sql for column in frame.columns if column.kind == "time"]
+    return " UNION ALL ".join(
+        f"SELECT '{time} of message ' || coalesce({message}, '') || ' in outbox_{frame.name} is ' || {time} "
+        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {IS_BEYOND.format(value=time)}"
+        for time in times
+    )
+
+
+DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
+
+# A message that was handled beside its deferred row would be handled again without its inbox row.
+IS_DEFERRED = """
+SELECT EXISTS (SELECT FROM outbox_deferred d JOIN outbox_inbox i ON i.message_id = d.message_id
+    AND i.consumer_group = d.consumer_group WHERE i.handled_at < '{end}')
+"""
+
+# Other sessions queue after a lock request that waits, so it waits only briefly.
+WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
+WAIT_FOR_ROWS = "SET LOCAL lock_timeout = '10s'"
+IS_THERE = "SELECT to_regclass('{table}') IS NOT NULL"
+LOCK_DAY = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+COUNT = "SELECT count(*) FROM {table}"
+DROP_DAY = "DROP TABLE {table}"
+
+
+class DayChanged(PipelineError):
+    """Raised when the day's rows in the database differ from the lake; nothing was deleted."""
+
+
+class DayInUse(PipelineError):
+    """Raised when a day cannot be dropped yet; nothing was deleted."""
+
+
+def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_seconds: float) -> None:
+    """
+    Drop a day's messages, and delete the rows of the other tables up to its end, all or nothing.
+
+    Raises:
+        DayChanged: rows were added, deleted or changed since they were read.
+        DayInUse: an unfinished batch refers to the day, open transactions lock it, or a handled message of it is deferred still.
+    """
+    _require_the_same(connection, span, commit)
+    with connection.transaction():
+        connection.execute(END_IDLE_TRANSACTION)
+        connection.execute(WAIT_FOR_ROWS)
+        if connection.execute(IS_DEFERRED.format(end=span.end)).fetchone() == (True,):
+            raise DayInUse("messages that were handled and are deferred still, until outbox_relay or Celery's maintenance runs")
+        for name, frame in TIMED_FRAMES.items():
+            if name not in commit.frames:  # committed by an older version; the next day includes these rows
+                continue
+            wanted = commit.frames[name].rows
+            deleted = _delete(connection, DELETE.format(name=name, time=frame.time, end=span.end))
+            if deleted != wanted:
+                raise DayChanged(f"outbox_{name} has {deleted} rows from before {span.end}, the lake {wanted}")
+        drop(connection, span, commit, time.monotonic() + patience_seconds)
+        records.mark_deleted(connection, commit)
+        failpoint("archive.in_delete")
+
+
+def _delete(connection: Connection, statement: str) -> int:
+    """Delete rows and return their number. Raises DayInUse if one of them is locked."""
+    try:
+        return connection.execute(statement).rowcount
+    except errors.LockNotAvailable as error:
+        raise DayInUse("open transactions") from error
+
+
+def _require_the_same(connection: Connection, span: Span, commit: Commit) -> None:
+    """Compare the messages with the lake again, before any lock is taken."""
+    if not _is_there(connection, span):
+        return
+    row = connection.execute(digest_query(MESSAGES, MESSAGES.query(span))).fetchone()
+    wanted = commit.frames[MESSAGES.name]
+    if row != (wanted.rows, wanted.digest):
+        raise DayChanged("its messages differ from those that were archived")
+
+
+def drop(connection: Connection, span: Span, commit: Commit, deadline: float) -> None:
+    """Drop the day's table. Retry until the deadline while others lock it."""
+    while True:
+        try:
+            with connection.transaction():
+                return _drop_at_once(connection, span, commit)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+            if time.monotonic() >= deadline:
+                raise DayInUse("open transactions") from error
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (let the sessions through that queued after this one)
+
+
+def _drop_at_once(connection: Connection, span: Span, commit: Commit) -> None:
+    connection.execute(WAIT_BRIEFLY)
+    connection.execute(LOCK_PARTITIONS)
+    if not _is_there(connection, span):  # dropped by an older version, or manually
+        return
+    connection.execute(LOCK_DAY.format(table=span.table))
+    if holder := find_holder(connection, span.first_id, span.end_id):
+        raise DayInUse(holder)
+    row = connection.execute(COUNT.format(table=span.table)).fetchone()
+    if row != (commit.frames[MESSAGES.name].rows,):
+        raise DayChanged("new messages came into it")
+    connection.execute(DROP_DAY.format(table=span.table))
+
+
+def _is_there(connection: Connection, span: Span) -> bool:
+    return connection.execute(IS_THERE.format(table=span.table)).fetchone() == (True,)
+
 
 Log = Callable[[str], None]
 

@@ -19,13 +19,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
-from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.run import ArchiveConfig
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.errors import HistoryError, LakeError
 from outbox.pipeline.spark.lake.frames import HASH_DIGITS, NULL, SEPARATOR, Frame
 from outbox.pipeline.spark.session import build_session
-from outbox.pipeline.spark.sources import jdbc
-from outbox.pipeline.spark.sources import rows as python_source
+from outbox.pipeline.spark.sources.readers import read_by_jdbc, read_by_psycopg
 
 FETCH_BYTES = 16 * 1024 * 1024  # fetched at once, per connection
 ROW_GROUP_BYTES = 8 * 1024 * 1024  # a look-up of one message reads one row group
@@ -101,8 +100,8 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
     schema = spark_schema(frame)
     query = f"SELECT 0 AS part, q.* FROM ({query}) q"  # noqa: S608  (a statement of ours)
     if source.reader == "python":
-        return python_source.read(spark, source, query, (0, 0), snapshot, schema)
-    found = jdbc.read(spark, source, query, (0, 0), snapshot)
+        return read_by_psycopg(spark, source, query, (0, 0), snapshot, schema)
+    found = read_by_jdbc(spark, source, query, (0, 0), snapshot)
     return found.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 

@@ -1,7 +1,8 @@
 """
 The frames that the lake keeps of a finished day: its messages with their final state, and the rows of other tables up to its end.
 
-Each frame is one SELECT. PostgreSQL and Spark calculate the same hash of a row, so equal sums of hashes mean equal rows.
+    Frame.query(Span(2026-11-01)) -> one SELECT; PostgreSQL and Spark calculate the same hash of a row, so equal sums of hashes
+                                     mean equal rows
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
+from uuid import UUID
 
-from outbox.pipeline.spark.times import first_id_at
+
+def first_id_at(time: datetime) -> str:
+    """Return the smallest uuid7 of that time, as text."""
+    return str(UUID(int=int(time.timestamp() * 1000) << 80))
+
 
 HASH_DIGITS = 15  # hexadecimal: 60 bits, so that it is a positive bigint everywhere
 NULL = "\\N"

@@ -23,8 +23,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.config import KafkaCluster
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.history import ALWAYS, Recorded
-from outbox.pipeline.spark.schemas import FRAMES
+from outbox.pipeline.spark.history import ALWAYS, FRAMES, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,15 +22,13 @@ from outbox.pipeline.spark.archive.spark import read_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import HistoryError, PipelineError
 from outbox.pipeline.spark.findings import Broken, grouped
-from outbox.pipeline.spark.history import Recorded, invalidate_history, write_metadata
+from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake.frames import RECORDED
-from outbox.pipeline.spark.schemas import FRAMES
-from outbox.pipeline.spark.sources import jdbc, statements
-from outbox.pipeline.spark.sources import rows as python_source
-from outbox.pipeline.spark.sources.archived import add_archived, known_at_the_broker, snapshot_lake
-from outbox.pipeline.spark.sources.broken_rows import BROKEN_BATCHES
+from outbox.pipeline.spark.lake.read import add_archived, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.sources import statements
+from outbox.pipeline.spark.sources.readers import read_by_jdbc, read_by_psycopg
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.sources.statements import Statement
+from outbox.pipeline.spark.sources.statements import BROKEN_BATCHES, Statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,9 +178,9 @@ def _read(spark: SparkSession, part: FramePart, *, with_care: bool) -> DataFrame
     low, high = connection.execute(part.statement.bounds).fetchone()
     bounds = (low or 0, high or 0)
     if part.source.reader == "jdbc":
-        frame = jdbc.read(spark, part.source, query, bounds, snapshot)
+        frame = read_by_jdbc(spark, part.source, query, bounds, snapshot)
     else:
-        frame = python_source.read(spark, part.source, query, bounds, snapshot, part.schema)
+        frame = read_by_psycopg(spark, part.source, query, bounds, snapshot, part.schema)
     return frame.select(*(F.col(column.name).cast(column.dataType) for column in part.schema))
 
 

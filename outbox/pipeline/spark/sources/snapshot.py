@@ -1,16 +1,50 @@
-"""A snapshot of a database, shared by several connections."""
+"""
+A snapshot of a database, shared by several connections, and idle sessions that stay alive while Spark works.
+
+    driver: pg_export_snapshot() -> name;  each reader: SET TRANSACTION SNAPSHOT name -> all see the same rows
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
-from outbox.database.locks import END_IDLE_SNAPSHOT
+from outbox.database.locks import END_IDLE_SNAPSHOT, IDLE_SESSION_SECONDS
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.keep_alive import keep_alive
+
+EVERY_SECONDS = IDLE_SESSION_SECONDS / 5
+
+
+@contextmanager
+def keep_alive(connection: psycopg.Connection[Any], *, every: float = EVERY_SECONDS) -> Iterator[None]:
+    """
+    Run a query from time to time, in a thread. It stops when the process is frozen, so that the server ends the session then.
+
+    Args:
+        every: seconds between two queries.
+    """
+    ended = threading.Event()
+
+    def ping() -> None:
+        while not ended.wait(every):
+            try:
+                connection.execute("SELECT 1")
+            except psycopg.Error:  # also in a failed transaction, which is alive all the same
+                if connection.closed:
+                    return
+
+    thread = threading.Thread(target=ping, name="outbox keep-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
 
 EXPORT = "SELECT pg_export_snapshot()"
 

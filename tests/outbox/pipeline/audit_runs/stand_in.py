@@ -31,7 +31,8 @@ REPORT = {
     "findings": [FINDING],
     "counts": {"orders": {"assigned": 10, "sent": 10, "broker": 8, "handled by points": 8}},
     "foreign": 0,
-    "seconds": 1.5,
+    "seconds": 1500.0,
+    "steps": {"starting Spark": 1.0, "latency": 0.25},
     "latency": {
         "histograms": [["orders", "store", "", 1795100400, 100, 3], ["orders", "store", "", 1795100400, 104, 1]],
         "percentiles": [],

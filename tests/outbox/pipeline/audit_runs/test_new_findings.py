@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from outbox.pipeline.audit_runs import store
-from outbox.pipeline.audit_runs.new_findings import new_findings
+from outbox.pipeline.audit_runs.run import new_findings
 from outbox.pipeline.models import AuditFinding, AuditRun
 
 pytestmark = pytest.mark.django_db

@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 from django.test import override_settings
 
-from outbox.pipeline.checks.archive import check_archive
+from outbox.pipeline.checks import check_archive
 
 
 def problems(archive, **more):

@@ -6,8 +6,9 @@ from django.db import connection, models
 from django.utils import timezone
 
 from outbox import Message
-from outbox.pipeline import business
+from outbox.pipeline import job_config
 from outbox.pipeline.conf import AuditSettings
+from outbox.pipeline.job_config import business_of
 from outbox.pipeline.spark.sources.statements import of_business
 
 
@@ -26,7 +27,7 @@ def gifts(monkeypatch):
     parcel_names = {**names, "number": models.AutoField(primary_key=True), "seen_at": models.DateTimeField()}
     parcel = type("Parcel", (models.Model,), parcel_names)
     registry.gift = type("Gift", (order, parcel), {**names, "wish": models.TextField()})
-    monkeypatch.setattr(business, "apps", registry)
+    monkeypatch.setattr(job_config, "apps", registry)
     return order, parcel, registry.gift
 
 
@@ -115,7 +116,7 @@ class TestRowsOfAChild:
         entry = AuditSettings("shop.Gift", "OrderPlaced", "b.wish LIKE 'a%' -- kites", "placed_at")
 
         with connection.cursor() as cursor:
-            cursor.execute(of_business(business.business_of("gifts", entry)).query)
+            cursor.execute(of_business(business_of("gifts", entry)).query)
             rows = cursor.fetchall()
 
         assert rows == [(0, "gifts", f"shop.gift:{gift.pk}", gift.placed_at)]

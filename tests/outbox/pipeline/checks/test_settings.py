@@ -3,7 +3,7 @@ import re
 import pytest
 from django.core.checks import Error
 
-from outbox.pipeline.checks.settings import pipeline_settings
+from outbox.pipeline.checks import pipeline_settings
 from outbox.pipeline.conf import PipelineSettings
 
 

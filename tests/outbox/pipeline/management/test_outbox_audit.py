@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -36,6 +38,15 @@ class TestItsExitCode:
 
         assert code == 0
         assert said.endswith("Nothing is lost, orphaned, repeated, late or out of order.\n")
+
+    def test_comes_with_the_seconds_of_the_whole_process_and_of_each_step(self, job_that):
+        job_that("is clean")
+        started = time.monotonic()
+
+        said, _ = audit()
+
+        [seconds] = re.findall(r"It took ([\d.]+) s: starting Spark 1\.0, latency 0\.2\.", said)
+        assert 0 < float(seconds) <= time.monotonic() - started + 0.05  # the job itself says 1500, and knows nothing of its start
 
     def test_is_1_where_something_is(self, job_that):
         job_that("finds")

@@ -6,10 +6,11 @@ from datetime import timedelta
 import pytest
 
 from outbox.pipeline.job_config import pipeline_config
-from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.audit import audit
+from outbox.pipeline.spark.backlog import backlog_report
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.jobs.report import backlog_report, latency_report
+from outbox.pipeline.spark.latency import latency_report
 from outbox.pipeline.spark.sources.postgres import copy_history
 from tests.outbox.pipeline.spark.broken import BROKEN, installed_long_ago, play, run
 

@@ -11,22 +11,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models import F
+from django.db.models.expressions import RawSQL
 
+from outbox.models import Batch, CheckBack, FailedSend, Inbox, Lane, MessageRow, OperatorAct
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.spark.audit import make_report
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.executors import find_faults
-from outbox.pipeline.spark.jobs.audit_report import make_report
-from outbox.pipeline.spark.version import source_digest
-from project.servers.spark import Cluster, Master
+from outbox.pipeline.spark.process import Steps
+from outbox.pipeline.spark.session import find_faults, source_digest
+from project.servers.spark import Cluster, Master, Worker
 from tests.database_url import url_of
+from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp
 from tests.outbox.pipeline.spark.test_postgres import outbox
 
@@ -67,9 +72,9 @@ def _python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def of_page(cluster: Cluster, tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that finds a command of the page by its beginning, with this cluster and this folder in it."""
-    section = (ROOT / "docs/pipeline.md").read_text().split("## On a cluster")[1]
-    joined = re.sub(r"\\\n *", "", section)
+    """Return a function that finds a command of the pages by its beginning, with this cluster and this folder in it."""
+    sections = [(ROOT / "docs" / page).read_text().split("## On a cluster")[1] for page in ("pipeline.md", "how-to/archive.md")]
+    joined = re.sub(r"\\\n *", "", "".join(sections))
 
     def of_page(begins: str) -> str:
         [line] = re.findall(rf"^\$ ({begins}.*?)(?: +#.*)?$", joined, re.MULTILINE)
@@ -78,8 +83,8 @@ def of_page(cluster: Cluster, tmp_path: Path) -> Callable[[str], str]:
     return of_page
 
 
-def audit(line: str, *more: str, log: io.StringIO | None = None) -> tuple[str, Any]:
-    """Run a command of the page in this process. Return what it printed, and its exit code."""
+def run(line: str, *more: str, log: io.StringIO | None = None) -> tuple[str, Any]:
+    """Run a command of a page in this process. Return what it printed, and its exit code."""
     _, _, command, *arguments = shlex.split(line)
     out = io.StringIO()
     try:
@@ -97,24 +102,53 @@ def shape(report: dict[str, Any]) -> Any:
 
 
 @pytest.fixture
-def local(spark: Any, outbox: Any, tmp_path: Path) -> Any:
-    """Return what a local master finds in the same tables."""
-    config = pipeline_config(settle=timedelta(minutes=5), reader="python", shuffle_partitions=2)
-    return shape(make_report(spark, config, str(tmp_path / "local"), print))
+def audit_here(spark: Any, tmp_path: Path) -> Callable[[], Any]:
+    """Return a function that returns what a local master finds in the same tables."""
+
+    def audit_here() -> Any:
+        config = pipeline_config(settle=timedelta(minutes=5), reader="python", shuffle_partitions=2)
+        return shape(make_report(spark, config, str(tmp_path / "local"), Steps()))
+
+    return audit_here
+
+
+@pytest.fixture
+def local(outbox: Any, audit_here: Callable[[], Any]) -> Any:
+    return audit_here()
+
+
+class Killer(io.StringIO):
+    """The log of a command; it kills a worker, with its executor, when it has a line. `when`: the lines."""
+
+    def __init__(self, when: dict[str, Worker]) -> None:
+        super().__init__()
+        self._when = when
+        self.killed: list[Worker] = []
+
+    def write(self, text: str) -> int:
+        worker = self._when.get(text.strip())
+        if worker and worker.executors:
+            worker.kill()
+            worker.start()
+            self.killed.append(worker)
+        return super().write(text)
 
 
 class TestTheCommandsOfThePage:
     def test_find_what_a_local_master_finds(self, local, of_page):
-        log = io.StringIO()
+        log, started = io.StringIO(), monotonic()
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"), "--json", log=log)
+        said, code = run(of_page("python manage.py outbox_audit --master"), "--json", log=log)
 
         assert code == 1, said + log.getvalue()
-        assert shape(json.loads(said)) == local
+        report = json.loads(said)
+        assert shape(report) == local
+        assert list(report["steps"])[:3] == ["starting Spark", "copying the history", "comparing the stages"]
+        assert sum(report["steps"].values()) <= report["seconds"] <= monotonic() - started
 
     def test_find_it_under_spark_submit(self, local, of_page, with_jar, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert audit(of_page("python manage.py outbox_audit --write-config"))[1] == 0
+        assert run(of_page("python manage.py outbox_audit --write-config"))[1] == 0
         with reached_by_tcp(url_of(connection.settings_dict)) as url:
             read_by_jdbc(url, tmp_path / "audit.json")
 
@@ -127,6 +161,52 @@ class TestTheCommandsOfThePage:
 
         assert outcome.returncode == 1, outcome.stdout
         assert shape(json.loads((tmp_path / "report.json").read_text())) == local
+
+    def test_find_it_where_each_worker_is_killed_once(self, local, of_page, cluster):
+        first, second = cluster.nodes
+        log = Killer({"reading inbox": first, "comparing the stages": second})
+
+        said, code = run(of_page("python manage.py outbox_audit --master"), "--json", log=log)
+
+        assert log.killed == cluster.nodes, log.getvalue()
+        assert code == 1, said + log.getvalue()
+        assert shape(json.loads(said)) == local
+
+    def test_archive_a_day_and_judge_it_as_if_it_had_never_left(self, ids, with_archive, settings, of_page, audit_here):
+        after = datetime.now(UTC) - datetime.combine(SECOND, time(1), UTC)
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": str(with_archive), "AFTER": after}}}
+        for model in (CheckBack, FailedSend, OperatorAct):  # each is a file more, of which an audit needs nothing
+            model.objects.all().delete()
+        Inbox.objects.update(source=RawSQL("SELECT id FROM outbox_source", []))
+        Inbox.objects.filter(number=3).delete()
+        Inbox.objects.filter(handled_at__date=SECOND).update(number=F("number") + PER_DAY)
+        Batch.objects.filter(claimed_at__date=SECOND).update(first_seq=F("first_seq") + PER_DAY)
+        Lane.objects.create(topic_id=MessageRow.objects.first().topic_id, lane=1, last_seq=2 * PER_DAY + 1)
+        whole = audit_here()
+
+        said, code = run(of_page("python manage.py outbox_archive"), "--database", "default", "--json")
+
+        assert (code, list(json.loads(said)["default"]["days"])) == (0, [str(FIRST)]), said
+        assert {str(one.id) for one in MessageRow.objects.all()} == {*ids[PER_DAY:]}
+        said, code = run(of_page("python manage.py outbox_audit --archived"), "--json")
+        assert code == 1, said
+        assert shape(json.loads(said)) == whole
+
+    def test_find_what_kafka_has_not(self, transactional_db, of_page, audit_here, spark, settings, tmp_path, kafka_jars):
+        from tests.outbox.brokers.kafka.cluster import create_topic  # here, because few machines have Kafka's client
+        from tests.outbox.pipeline.spark.kafka.test_audit import Judge, Sent
+
+        sent = Sent(create_topic(), 3)
+        sent.store(1, 3)
+        Judge(spark, settings, tmp_path).config(sent.topic)
+        settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"KAFKA_JARS": kafka_jars}}
+        local = audit_here()
+
+        said, code = run(of_page("python manage.py outbox_audit --master"), "--json")
+
+        assert code == 1, said
+        assert shape(json.loads(said)) == local
+        assert [(one["kind"], one["ids"]) for one in json.loads(said)["findings"]] == [("lost", [sent.ids[1]])]
 
 
 def read_by_jdbc(url: str, file: Path) -> None:
@@ -141,7 +221,7 @@ class TestAWrongPython:
 
         log = io.StringIO()
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"), log=log)
+        said, code = run(of_page("python manage.py outbox_audit --master"), log=log)
 
         assert code == 2
         assert re.search(
@@ -156,7 +236,7 @@ class TestAWrongPython:
         (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
         monkeypatch.setenv("PYSPARK_PYTHON", str(other))
 
-        said, code = audit(of_page("python manage.py outbox_audit --master"))
+        said, code = run(of_page("python manage.py outbox_audit --master"))
 
         assert code == 2
         assert re.search(r"The executors cannot run Python 3\.\d+\.\d+ as '.*/other': .*different version: 3\.99", said)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from outbox.pipeline.spark.archive.spark import spark_schema
 from outbox.pipeline.spark.lake.frames import RECORDED
-from outbox.pipeline.spark.sources.copies import copies, once
+from outbox.pipeline.spark.lake.read import copies, once
 from tests.outbox.pipeline.spark.test_postgres import TestWhatTheRecorderWroteDown as Told
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

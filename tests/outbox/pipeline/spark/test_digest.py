@@ -3,13 +3,13 @@
 import pyarrow as pa
 import pytest
 
-from outbox.pipeline.spark.digest import COLUMNS, TEXTS, row_hashes
-from outbox.pipeline.spark.schemas import FRAMES
+from outbox.pipeline.spark.hashes import DIGESTED, TEXTS, row_hashes
+from outbox.pipeline.spark.history import FRAMES
 
 
 def batch_of(frame, *rows):
     """Make rows in which a text is its column's name and a number its place, but for what is given."""
-    names = COLUMNS[frame]
+    names = DIGESTED[frame]
     usual = {name: name if name in TEXTS else place for place, name in enumerate(names)}
     schema = pa.schema({name: pa.string() if name in TEXTS else pa.int64() for name in names})
     return pa.RecordBatch.from_pylist([{**usual, **row} for row in rows], schema)
@@ -20,7 +20,7 @@ class TestTheHashOfARow:
     def test_is_another_where_any_column_is(self, frame):
         others = [
             {name: other}
-            for name in COLUMNS[frame]
+            for name in DIGESTED[frame]
             for other in ((None, "", "another") if name in TEXTS else (None, 0, 1 << 40, -1))
             if other != batch_of(frame, {}).to_pylist()[0][name]
         ]

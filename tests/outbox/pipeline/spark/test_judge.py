@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.judge import BUCKET, ExpectedLane, judge
-from outbox.pipeline.spark.transforms.numbers import Cell
-from outbox.pipeline.spark.transforms.roles import InGroup, Seen, of_group
+from outbox.pipeline.spark.lanes import BUCKET, Cell, ExpectedLane, judge
+from outbox.pipeline.spark.roles import InGroup, Seen, of_group
 
 FIRST, LAST = 3, 60
 NUMBERS = st.lists(st.integers(1, 70), max_size=40)

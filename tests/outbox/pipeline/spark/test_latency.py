@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.bins import BACKWARDS, INSTANT
-from outbox.pipeline.spark.transforms.latency import Latency
+from outbox.pipeline.spark.latency import Latency
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOLERANCE = 5_000_000

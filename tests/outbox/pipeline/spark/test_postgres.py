@@ -8,16 +8,14 @@ from django.db import connection
 
 from outbox.ids import topic_number
 from outbox.models import Inbox, Lane, State
-from outbox.pipeline.business import business_of
 from outbox.pipeline.conf import AuditSettings
-from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.job_config import business_of, pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
-from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.schemas import FRAMES
-from outbox.pipeline.spark.sources import jdbc, rows
+from outbox.pipeline.spark.history import FRAMES, open_history
 from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.sources.readers import jdbc_url, read_by_jdbc, read_by_psycopg
 from outbox.pipeline.spark.sources.snapshot import exported_snapshot
 from project.shop.models import Customer, Order
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
@@ -146,8 +144,8 @@ class TestASnapshot:
     def read(self, spark, source, bounds, snapshot, reader):
         schema = type(FRAMES["places"])([FRAMES["places"]["number"]])
         if reader == "jdbc":
-            return jdbc.read(spark, source, self.QUERY, bounds, snapshot)
-        return rows.read(spark, source, self.QUERY, bounds, snapshot, schema)
+            return read_by_jdbc(spark, source, self.QUERY, bounds, snapshot)
+        return read_by_psycopg(spark, source, self.QUERY, bounds, snapshot, schema)
 
     def test_is_one_moment_for_all_parts(self, spark, config, reader):
         with exported_snapshot(config.outbox.url) as (_, snapshot):
@@ -166,14 +164,14 @@ class TestASnapshot:
 
 class TestAJdbcAddress:
     def test_is_made_of_libpqs(self):
-        address, login = jdbc.jdbc_url("postgresql://shop:s%40fe@db:5433/the%20shop?sslmode=require")
+        address, login = jdbc_url("postgresql://shop:s%40fe@db:5433/the%20shop?sslmode=require")
 
         assert address == "jdbc:postgresql://db:5433/the%20shop?sslmode=require"
         assert login == {"user": "shop", "password": "s@fe"}
 
     def test_cannot_be_a_socket(self):
         with pytest.raises(HistoryError, match='Set reader="python"'):
-            jdbc.jdbc_url("postgresql:///shop?host=/run/postgresql")
+            jdbc_url("postgresql:///shop?host=/run/postgresql")
 
 
 class TestWhatTheRecorderWroteDown:

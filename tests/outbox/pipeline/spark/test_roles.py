@@ -5,10 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from outbox.pipeline.spark.audit.recorded import micros
-from outbox.pipeline.spark.audit.unnumbered import Observations
 from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.transforms.roles import NONE, InGroup, Reach, Roles, Seen, of_group
+from outbox.pipeline.spark.roles import NONE, InGroup, Reach, Roles, Seen, micros, of_group
+from outbox.pipeline.spark.unnumbered import Observations
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

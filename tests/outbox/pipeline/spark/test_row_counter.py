@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.transforms.columns import coded
-from outbox.pipeline.spark.transforms.row_counter import RowCounter
+from outbox.pipeline.spark.columns import RowCounter, coded
 
 SCHEMA = pa.schema({"name": pa.string(), "place": pa.string(), "number": pa.int64(), "n": pa.int64()})
 TEXT = st.none() | st.sampled_from(["", "a", "b"])

@@ -5,6 +5,7 @@ import pytest
 
 import outbox
 from outbox.pipeline.spark import session
+from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import JavaMissing, PipelineError
 
 
@@ -57,6 +58,14 @@ class TestAUser:
 
     def test_with_a_name_is_accepted(self):
         session.require_user()
+
+
+class TestSparkConnect:
+    def test_is_refused_before_spark_starts(self):
+        config = PipelineConfig(Source("postgresql://"), master="sc://host:15002")
+
+        with pytest.raises(PipelineError, match=r"cannot run over Spark Connect, .* instead of 'sc://host:15002'"):
+            session.build_session(config)
 
 
 class TestTheDriver:

@@ -6,7 +6,7 @@ from django.db import connection
 from benchmarks.synthetic.database import write_database
 from benchmarks.synthetic.plan import Plan
 from outbox.models import Lane
-from outbox.pipeline.spark.audit.run import audit
+from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.history import open_history

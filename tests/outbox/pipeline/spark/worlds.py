@@ -11,7 +11,7 @@ from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
 if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
-    from outbox.pipeline.spark.audit.run import Report
+    from outbox.pipeline.spark.audit import Report
     from outbox.pipeline.spark.history import History, Recorded
 
 FRAMES = ("business", "messages", "places", "broker", "inbox", "failed_deliveries", "marks")
@@ -82,8 +82,8 @@ class World:
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        from outbox.pipeline.spark.history import FRAMES as SCHEMAS
         from outbox.pipeline.spark.history import History
-        from outbox.pipeline.spark.schemas import FRAMES as SCHEMAS
 
         frames = {}
         for name, schema in SCHEMAS.items():  # as Arrow has them: tuples would go through workers
@@ -93,7 +93,7 @@ class World:
 
     def audit(self, spark: Any) -> Report:
         """Return what Spark finds, when SQL has found the same: it does not judge recorded topics."""
-        from outbox.pipeline.spark.audit.run import audit
+        from outbox.pipeline.spark.audit import audit
 
         report = audit(spark, self.config, self.history(spark))
         if not self.config.recorded:

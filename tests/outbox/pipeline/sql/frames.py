@@ -1,4 +1,4 @@
-"""The frames of `outbox.pipeline.spark.schemas` as temporary tables, in a transaction that is rolled back."""
+"""The frames of `outbox.pipeline.spark.history` as temporary tables, in a transaction that is rolled back."""
 
 from __future__ import annotations
 

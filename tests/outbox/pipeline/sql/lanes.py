@@ -1,4 +1,4 @@
-"""Numbered messages, number by number: the rules of `outbox.pipeline.spark.transforms.judge` in SQL."""
+"""Numbered messages, number by number: the rules of `outbox.pipeline.spark.lanes` in SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
 from tests.outbox.pipeline.sql.frames import Check
 
-HIGHEST = 32_768 << 34  # as in outbox.pipeline.spark.transforms.numbers: numbers from there on are none
+HIGHEST = 32_768 << 34  # as in outbox.pipeline.spark.lanes: numbers from there on are none
 NO_NUMBER = "no number at "
 
 # Each numbered row as a number in a role. Young: not older than the settle time.

@@ -1,4 +1,4 @@
-"""Latency and backlog of the frames: what `outbox.pipeline.spark.transforms` counts in Spark, counted in SQL."""
+"""Latency and backlog of the frames: what `outbox.pipeline.spark.latency` and `backlog` count in Spark, counted in SQL."""
 
 from __future__ import annotations
 

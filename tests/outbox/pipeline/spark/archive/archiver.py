@@ -5,9 +5,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import Archiver
+from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.lake.manifest import Lake
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter

@@ -13,9 +13,8 @@ from outbox.database import partitions
 from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
-from outbox.pipeline.spark.archive.config import ArchiveConfig
 from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import Archiver
+from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.lake.manifest import Lake
 

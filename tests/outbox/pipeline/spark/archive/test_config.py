@@ -1,7 +1,7 @@
 import pytest
 
 from outbox.pipeline.archive import archive_config
-from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.run import ArchiveConfig
 from outbox.pipeline.spark.errors import PipelineError
 
 

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox.pipeline.spark.errors import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake.commit import Commit, Written
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.lake.manifest import Commit, Lake, Written
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from outbox import database
 from outbox.database import partitions
 from outbox.models import MessageRow
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.config import ArchiveConfig
+from outbox.pipeline.spark.archive.run import ArchiveConfig
 from outbox.pipeline.spark.archive.spark import SparkWriter, with_fetch_rows
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.errors import LakeError

@@ -12,7 +12,7 @@ from outbox.database import partitions
 from outbox.database.locks import Lock
 from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
-from outbox.pipeline.spark.archive import delete
+from outbox.pipeline.spark.archive import run as delete
 from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
 from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
 from outbox.pipeline.spark.lake.manifest import Lake

@@ -24,7 +24,7 @@ from outbox.message import TopicType
 from outbox.models import Inbox, Lane, State
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.audit.run import Report, audit
+from outbox.pipeline.spark.audit import Report, audit
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
 from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history

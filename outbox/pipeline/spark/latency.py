@@ -1,20 +1,33 @@
 """
-Latency histograms per topic, hop and minute, which can be added. `bins` defines the bins.
+How long messages take for each hop: histograms by topic, hop, consumer group and minute.
 
-The time of publishing is in the message id, so no hop needs a join.
+    published 10:00:00.000 (its id) -- claim 0.2 s --> claimed -- send 0.1 s --> sent
+                                    -- store 0.4 s --> stored    -- handle 1.5 s --> handled     (all but send since the publish)
+
+The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
-from outbox.pipeline.spark.transforms.columns import Bools, Coded, Ints, coded, constant, published_micros, times_of
-from outbox.pipeline.spark.transforms.row_counter import RowCounter
+from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT, SHARES, add, percentile
+from outbox.pipeline.spark.columns import Bools, Coded, Ints, RowCounter, coded, constant, published_micros, times_of
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
+from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.scan import scan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 MINUTE = 60_000_000
 
@@ -93,3 +106,41 @@ def _of_inbox(batch: pa.RecordBatch) -> Iterator[Hop]:
 
 
 HOPS = {"places": _of_places, "broker": _of_broker, "inbox": _of_inbox}
+
+
+def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
+    """
+    Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
+
+    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
+    """
+    count = Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
+    found = scan(spark, history, COLUMNS, count, HISTOGRAM)
+    rows = found.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
+    whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
+    for row in rows:
+        key = row.topic, row.hop, row.consumer_group
+        whole[key] = add(whole[key], {row.bin: row.n})
+    return {
+        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute * 60, row.bin, row.n] for row in rows],
+        "percentiles": [
+            {
+                "topic": topic,
+                "hop": hop,
+                "group": group,
+                "count": sum(bins.values()),
+                **{f"p{share * 100:g}": percentile(bins, share) for share in SHARES},
+            }
+            for (topic, hop, group), bins in sorted(whole.items())
+        ],
+        "findings": [
+            Breach(
+                *(FindingKind.CLOCK, STAGE_OF[hop], topic),
+                group=group,
+                count=bins[BACKWARDS],
+                detail=clock_has_jumped(config.clock_tolerance_seconds),
+            ).as_dict()
+            for (topic, hop, group), bins in sorted(whole.items())
+            if bins.get(BACKWARDS)
+        ],
+    }

@@ -1,62 +1,82 @@
-"""The latency and backlog reports of a history, for JSON."""
+"""
+The backlog of each group and topic by the minute, with its cause, and the messages that failed most often.
+
+    minute   stored  handled  backlog
+    10:01       100      100        0
+    10:02       400      120      280    production faster
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.bins import BACKWARDS, SHARES, add, percentile
 from outbox.pipeline.spark.cause import BacklogMinute, backlog_states, up_to
+from outbox.pipeline.spark.columns import RowCounter, coded, constant, times_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.scan import scan
-from outbox.pipeline.spark.transforms import backlog, latency
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
-    """
-    Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
+MINUTE = 60_000_000
 
-    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
+COLUMNS = {"broker": ("topic", "at"), "inbox": ("consumer_group", "topic", "at")}
+
+# Messages stored (with an empty group) and handled. minute: since 1970.
+HAPPENED = pa.schema(
+    {"frame": pa.string(), "consumer_group": pa.string(), "topic": pa.string(), "minute": pa.int64(), "n": pa.int64()}
+)
+
+
+def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the counts per minute of a part of a frame."""
+    found = RowCounter(HAPPENED)
+    for batch in batches:
+        at, has_one = times_of(batch, "at")
+        group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+        texts = [constant(frame, len(batch)), group, coded(batch, "topic")]
+        found.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
+    yield from found.batches()
+
+
+def tried(failed: DataFrame) -> DataFrame:
     """
-    count = latency.Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
-    found = scan(spark, history, latency.COLUMNS, count, latency.HISTOGRAM)
-    rows = found.groupBy(*latency.HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
-    whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
-    for row in rows:
-        key = row.topic, row.hop, row.consumer_group
-        whole[key] = add(whole[key], {row.bin: row.n})
-    return {
-        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute * 60, row.bin, row.n] for row in rows],
-        "percentiles": [
-            {
-                "topic": topic,
-                "hop": hop,
-                "group": group,
-                "count": sum(bins.values()),
-                **{f"p{share * 100:g}": percentile(bins, share) for share in SHARES},
-            }
-            for (topic, hop, group), bins in sorted(whole.items())
-        ],
-        "findings": [
-            Breach(
-                *(FindingKind.CLOCK, STAGE_OF[hop], topic),
-                group=group,
-                count=bins[BACKWARDS],
-                detail=clock_has_jumped(config.clock_tolerance_seconds),
-            ).as_dict()
-            for (topic, hop, group), bins in sorted(whole.items())
-            if bins.get(BACKWARDS)
-        ],
-    }
+    Return the counts of unsuccessful deliveries per minute: consumer_group, topic, minute, deliveries, consumed.
+
+    A dead letter is finished, so it also counts as consumed.
+    """
+    is_tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    minute = F.expr("unix_micros(at) div 60000000").alias("minute")
+    return (
+        failed.where(is_tried)
+        .groupBy("consumer_group", "topic", minute)
+        .agg(F.count("*").alias("deliveries"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
+    )
+
+
+def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
+    """Return the messages with most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
+    keys = ["consumer_group", "topic"]
+    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
+    return (
+        failed.where(F.col("outcome").isin("retry", "dead letter"))
+        .groupBy(*keys, "message_id")
+        .agg(F.count("*").alias("failures"))
+        .where(F.col("failures") > 1)
+        .withColumn("rank", rank)
+        .where(F.col("rank") <= limit)
+        .select(*keys, "message_id", "failures")
+    )
 
 
 def backlog_report(spark: SparkSession, config: PipelineConfig, history: History, *, repeated: int = 10) -> list[dict[str, Any]]:
@@ -66,7 +86,7 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
         return []
     minutes = _minutes(spark, history, pairs)
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
-    for row in backlog.most_repeated(history.failed_deliveries, limit=repeated).collect():
+    for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.failures])
     last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
     known = {pair: up_to(found, last) for pair, found in minutes.items()}
@@ -81,15 +101,15 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
         now = found[pair].get(minute, BacklogMinute(minute))
         found[pair][minute] = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
 
-    counted = scan(spark, history, backlog.COLUMNS, backlog.happened, backlog.HAPPENED)
-    for row in counted.groupBy(*backlog.HAPPENED.names[:-1]).agg(F.sum("n").alias("n")).collect():
+    counted = scan(spark, history, COLUMNS, happened, HAPPENED)
+    for row in counted.groupBy(*HAPPENED.names[:-1]).agg(F.sum("n").alias("n")).collect():
         if row.frame == "inbox":
             add((row.consumer_group, row.topic), row.minute, deliveries=row.n, consumed=row.n)
             continue
         for pair in pairs:
             if pair[1] == row.topic:
                 add(pair, row.minute, produced=row.n)
-    for row in backlog.tried(history.failed_deliveries).collect():
+    for row in tried(history.failed_deliveries).collect():
         add((row.consumer_group, row.topic), row.minute, deliveries=row.deliveries, consumed=row.consumed)
     return {pair: list(minutes.values()) for pair, minutes in found.items()}
 

@@ -1,22 +1,35 @@
 """
-Compare two sides that should have the same keys, without shuffling the keys.
+Hashes of rows: a digest that identifies a history, and digests that compare two sides that should have the same keys.
 
-Each side is reduced to digests: per bucket of the key's hash, the number of rows and the sum of their hashes. Right minus left is
-zero for equal buckets. If one key of a bucket differs, the difference is its hash; otherwise all keys of the bucket are compared.
-Two different sides look equal with a probability of about 2^-64 per bucket. Hashes have a random salt in each run, so that nobody
-can construct keys that collide.
+    left:  a b c d  \\  per bucket of the hash: rows and sum of hashes -> right - left is 0, or the one hash that differs,
+    right: a b d    /  or several: then all keys of the bucket are compared
+
+So keys need no shuffle. Two different sides look equal with a probability of about 2^-64 per bucket. Hashes of keys have a random
+salt in each run, so that nobody can construct keys that collide.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, TimestampType
+
+from outbox.pipeline.spark.columns import coded, integers
+from outbox.pipeline.spark.history import FRAMES, History
+from outbox.pipeline.spark.scan import CODED, scan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 
@@ -154,3 +167,60 @@ def _flags(buckets: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
     found[np.asarray(buckets, np.int64)] = True
     return found
+
+
+LOW_BITS = np.uint64(0xFFFFFFFF)  # the part of each hash that is summed, so that the sum of 10^9 rows fits a bigint
+NULL = np.uint64(0x9E3779B97F4A7C15)
+
+DIGESTED = {
+    name: tuple(column.name for column in schema if not isinstance(column.dataType, TimestampType))
+    for name, schema in FRAMES.items()
+}
+TEXTS = {column.name for schema in FRAMES.values() for column in schema if isinstance(column.dataType, StringType)}
+SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "total": pa.int64()})
+
+
+def digest(spark: SparkSession, history: History) -> str:
+    """
+    Return the digest of all columns but times.
+
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. Repeated rows change the sum,
+    though they cancel out in the xor.
+    """
+    parts = scan(spark, history, DIGESTED, _sums, SUMS).groupBy("name")
+    rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()
+    text = json.dumps(sorted([row.name, row.n, row.once, row.total] for row in rows if row.n))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    n, once, total = 0, 0, 0
+    for batch in batches:
+        hashes = row_hashes(frame, batch)
+        n += len(hashes)
+        once ^= int(np.bitwise_xor.reduce(hashes))
+        total += int((hashes & LOW_BITS).sum())
+    signed = once - (1 << 64) if once >> 63 else once
+    yield pa.RecordBatch.from_pydict({"name": [frame], "n": [n], "once": [signed], "total": [total]}, schema=SUMS)
+
+
+def row_hashes(frame: str, batch: pa.RecordBatch) -> Hashes:
+    """Return the hashes of a frame's rows."""
+    found: Hashes = np.zeros(len(batch), np.uint64)
+    for name in DIGESTED[frame]:
+        found = mixed(found ^ _hashes(batch, name))
+    return found
+
+
+def _hashes(batch: pa.RecordBatch, name: str) -> Hashes:
+    if name in CODED:
+        return coded(batch, name).each(_of_text, np.uint64)
+    column = batch.column(name)
+    if name in TEXTS:
+        return np.where(column.is_null().to_numpy(zero_copy_only=False), NULL, hashed(column.fill_null(""), np.uint64(0)))
+    number, has_one = integers(batch, name)
+    return np.where(has_one, mixed(number.astype(np.uint64)), NULL)
+
+
+def _of_text(text: str | None) -> np.uint64:
+    return NULL if text is None else hashed(pa.array([text]), np.uint64(0))[0]

@@ -1,5 +1,9 @@
 """
-The roles of numbers: a stage, and a state in it. The audit compares the sets of numbers in each role.
+What a row says of its message: its role. And for which messages it is known whether the broker has them.
+
+    places, state sent, older than the settle time  -> SENT
+    places, sent before the recorder began          -> UNSEEN
+    inbox, group "cart"                             -> HANDLED, of the group with this index
 
 A role is a small integer, so that one aggregation serves all stages and groups.
 """
@@ -9,12 +13,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
 
-from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.transforms.columns import Bools, Ints, coded, micros_of
+from outbox.pipeline.spark.columns import Bools, Ints, coded, micros_of
+from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
+from outbox.pipeline.spark.history import History, Recorded
 
 
 class Seen(enum.IntEnum):
@@ -170,3 +176,39 @@ class Roles:
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:
         roles = {group.name: of_group(index, role) for index, group in enumerate(self.groups)}
         return coded(batch, "consumer_group").each(lambda name: roles.get(name, Seen.FOREIGN_GROUP))
+
+
+def roles_of(config: PipelineConfig, history: History) -> Roles:
+    """Return the rules by which rows become roles: the settle time, and the progress of the recorder."""
+    cutoff = (history.brokers_as_of or history.as_of) - timedelta(seconds=config.settle_seconds)
+    owed = {pair: micros(time) for pair, time in history.owed.items()}
+    return Roles(config.groups, micros(cutoff), reaches(config, history), owed)
+
+
+def reaches(config: PipelineConfig, history: History) -> dict[str, Reach]:
+    """Return the reach of each topic that is not known for all times, reduced by the clocks' tolerance."""
+    tolerance = timedelta(seconds=config.clock_tolerance_seconds)
+    found = {}
+    of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}
+    for topic in {**config.recorded, **history.recorded}:
+        hidden_seconds = config.recorded.get(topic, 0.0)
+        recorded = history.recorded.get(topic, Recorded(history.as_of, None))
+        began = recorded.began + tolerance
+        until = began if recorded.until is None else recorded.until - tolerance
+        found[topic] = Reach(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in of_kafka)
+    return found
+
+
+def unread(recorded: Recorded | None) -> str:
+    """Return the detail of a finding about messages of which it is not known yet whether the broker has them."""
+    if recorded is not None and recorded.why:
+        return recorded.why
+    if recorded is None or recorded.until is None:
+        return "not recorded yet; make sure that manage.py outbox_record is running"
+    until = recorded.until.isoformat(timespec="seconds")
+    return f"recorded only up to {until}; make sure that manage.py outbox_record is running"
+
+
+def micros(time: datetime) -> int:
+    """Return a time in microseconds since 1970."""
+    return int(time.timestamp() * 1_000_000)

@@ -13,15 +13,14 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.audit.keys import by_topic
-from outbox.pipeline.spark.audit.recorded import micros, roles_of
+from outbox.pipeline.spark.columns import Bools, coded, micros_of
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import NOT_SENT, Breach, FindingKind, Stage
 from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.keys import by_topic
+from outbox.pipeline.spark.roles import COLUMNS as OF_ROLES
+from outbox.pipeline.spark.roles import DEAD, DISCARDED, NEVER, WAITING, Roles, Seen, micros, roles_of
 from outbox.pipeline.spark.scan import may_have_null, scan
-from outbox.pipeline.spark.transforms.columns import Bools, coded, micros_of
-from outbox.pipeline.spark.transforms.roles import COLUMNS as OF_ROLES
-from outbox.pipeline.spark.transforms.roles import DEAD, DISCARDED, NEVER, WAITING, Roles, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,10 +1,38 @@
-"""Audits: runs, findings, latency and backlog."""
+"""Tables of the data pipeline: archived days, audits and their findings, recorded messages."""
 
 from __future__ import annotations
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
+
+
+class ArchivedDay(models.Model):
+    """A UTC day that is being archived, or has been. Written by the archive job; see docs/how-to/archive.md."""
+
+    class Step(models.TextChoices):
+        PLANNED = "planned"  # being written, not committed yet
+        COMMITTED = "committed"  # in the lake, and still in the database
+        CHANGED = "changed"  # its rows in the database differ from the lake; to be archived again
+        DELETED = "deleted"  # only in the lake
+
+    day = models.DateField(primary_key=True)
+    state = models.TextField(choices=Step)
+    attempt = models.IntegerField()  # counts from 1; its folder in the lake is a1, a2, ...
+    rows = models.BigIntegerField()  # number of messages
+    digest = models.TextField()  # of the messages: sum of the rows' hashes
+    manifest = models.TextField(default="")  # a copy of the lake's manifest, JSON
+    planned_at = models.DateTimeField(db_default=Now())
+    committed_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        app_label = "outbox_pipeline"
+        db_table = "outbox_archived_day"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.state}"
 
 
 class AuditRun(models.Model):
@@ -31,7 +59,7 @@ class AuditRun(models.Model):
     since = models.DateTimeField(null=True)  # NULL: the whole history was audited
     as_of = models.DateTimeField(null=True)
     settle_seconds = models.FloatField()
-    seconds = models.FloatField(null=True)  # duration, without reading the history
+    seconds = models.FloatField(null=True)  # duration, from the start of Spark's process to its end
     found = models.IntegerField(null=True)  # number of findings
     counts = models.JSONField(default=dict)  # topic -> name of the count -> number of messages
     code_version = models.TextField(default="")
@@ -135,3 +163,58 @@ class AuditBacklog(models.Model):
 
     def __str__(self) -> str:
         return f"{self.consumer_group}, {self.topic}: {self.backlog}"
+
+
+class RecordedMessage(models.Model):
+    """
+    A delivery to the recorder. A message that the broker has stored twice has two rows with `delivery_count` 1, at two places.
+
+    `queue` and `pos`: its place, in the broker's terms; empty and NULL if the broker does not report it. `delivery_count`:
+    the number of the delivery to the recorder, from 1. A place is recorded once as long as its row exists.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.TextField()
+    message_id = models.UUIDField()
+    source = models.TextField(default="")
+    lane = models.SmallIntegerField(null=True)
+    number = models.BigIntegerField(null=True)
+    key = models.TextField(default="")
+    tag = models.TextField(default="")
+    queue = models.TextField(default="")
+    pos = models.BigIntegerField(null=True)
+    delivery_count = models.IntegerField(default=1)
+    stored_at = models.DateTimeField(null=True)  # by the broker's clock
+    recorded_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        app_label = "outbox_pipeline"
+        db_table = "outbox_recorded"
+        default_permissions = ("view",)
+        constraints = [
+            models.UniqueConstraint(fields=["message_id", "topic", "queue", "pos", "delivery_count"], name="outbox_recorded_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.message_id}"
+
+
+class RecordedTopic(models.Model):
+    """
+    The progress of the recorder in a topic: of the messages sent between these two times, all that the broker has are recorded.
+    `read_until` is NULL until that is certain for the first time.
+    """
+
+    topic = models.TextField(primary_key=True)
+    broker = models.TextField()
+    consumer_group = models.TextField()
+    began_at = models.DateTimeField(db_default=Now())
+    read_until = models.DateTimeField(null=True)
+
+    class Meta:
+        app_label = "outbox_pipeline"
+        db_table = "outbox_recorded_topic"
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.topic} until {self.read_until}"

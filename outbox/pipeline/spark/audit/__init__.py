@@ -1,1 +1,0 @@
-"""The audit: which messages were lost, and at which stage."""
