@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers docs site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -159,9 +159,6 @@ dist: $(VENV)/.dev .tools/bin/twine ## build wheel and sdist into dist/, and che
 
 check: check-style check-types check-walls check-migrations check-schema ## style, types, import walls, missing migrations, message types of the shop
 
-docs: $(VENV)/.dev ## write docs/reference/ again from the code
-	@$(BIN)/python -m docs.generate
-
 site: .tools/site ## build the site of the documentation into build/site/; a broken link fails
 	@.tools/site/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs build/site
 
@@ -219,9 +216,9 @@ $(BIN)/python:
 .tools/bin/twine:
 	@$(PY) -m pip install --quiet --target .tools twine
 
-# Sphinx has nothing to do with the package's own dependencies.
-.tools/site: requirements-docs.lock | $(BIN)/python
-	@$(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --require-hashes -r $< && touch $@
+# Sphinx imports the package for the reference; it has an environment of its own.
+.tools/site: requirements.lock requirements-docs.lock | $(BIN)/python
+	@$(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --require-hashes $(addprefix -r ,$(filter %.lock,$^)) && touch $@
 
 $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)

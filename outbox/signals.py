@@ -2,9 +2,9 @@
 
 from django.dispatch import Signal
 
-message_dead = Signal()  # message_id, topic, reason: the broker rejected a message
-check_back_answered = Signal()  # half, answer: a check-back was answered
-dead_lettered = Signal()  # group, message_id, topic, reason: a consumer group gave a message up
-gap_found = Signal()  # group, source, topic, lane, first, last: numbers that did not arrive in time
-fence_lost = Signal()  # batch_id, attempt, step: another process has taken over the batch of a relay
-alert = Signal()  # reason, details: something needs an operator
+message_dead = Signal()  #: A broker rejected a message (message_id, topic, reason).
+check_back_answered = Signal()  #: A check-back was answered (half, answer).
+dead_lettered = Signal()  #: A consumer group gave a message up (group, message_id, topic, reason).
+gap_found = Signal()  #: Numbers did not arrive in time (group, source, topic, lane, first, last).
+fence_lost = Signal()  #: Another process has taken over the batch of a relay (batch_id, attempt, step).
+alert = Signal()  #: Something needs an operator (reason, details).

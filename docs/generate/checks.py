@@ -11,22 +11,9 @@ from django.core.checks import Tags
 from django.core.checks.registry import registry
 
 from docs.generate import reasons
-from docs.generate.markdown import document, of_app, table
+from docs.generate.markdown import definitions, of_app
 from outbox.findings import ERRORS, Needs, Rule, rules
 from outbox.monitoring import doctor  # noqa: F401 (registers rules)
-
-INTRODUCTION = """
-`manage.py check`, and every command before it begins, says what is wrong with settings, message types, consumers and databases.
-E is an error, which stops commands; W a warning. Each comes with a hint. What you know better is silenced as with Django's own:
-`SILENCED_SYSTEM_CHECKS = ["outbox.W022"]`.
-
-- `manage.py check --tag outbox` runs these only.
-- `manage.py check --database default` also asks the server what settings cannot tell.
-- `manage.py check --deploy` also looks for what is good on one's own machine only; with `--database`, it asks the brokers, too.
-- `manage.py outbox_doctor` runs them all but those of `--deploy`, and goes on to servers and processes.
-
-Two handlers of one message type in one group, and two message types of one name, are refused earlier: when the second is defined.
-"""
 
 RUNNING = """
 `outbox_status`, the admin's overview, `health/outbox/`, `/metrics/` and the doctor say what is wrong with the running system. A
@@ -46,15 +33,13 @@ CORE, PIPELINE = "outbox.checks.", "outbox.pipeline.checks"
 
 def page() -> str:
     """Make the page."""
-    return document(
-        "System checks and findings",
-        "the docstrings of rules in outbox/",
-        INTRODUCTION.strip(),
-        _table(CORE),
-        *("## `outbox.pipeline`", of_app("outbox.pipeline"), _table(PIPELINE)),
-        *("## What needs attention", RUNNING.strip(), _table_of(Needs.STATUS, Needs.DATABASE)),
-        *("## What only the doctor asks", DOCTOR.strip(), _table_of(Needs.SERVERS)),
-    )
+    parts = [
+        _list(CORE),
+        *("## `outbox.pipeline`", of_app("outbox.pipeline"), _list(PIPELINE)),
+        *("## What needs attention", RUNNING.strip(), _list_of(Needs.STATUS, Needs.DATABASE)),
+        *("## What only the doctor asks", DOCTOR.strip(), _list_of(Needs.SERVERS)),
+    ]
+    return "\n\n".join(parts)
 
 
 def entries(*packages: str) -> Iterator[tuple[str, str, str, str]]:
@@ -80,14 +65,17 @@ def _when(check: Any) -> str:
     return "`--database`" if Tags.database in check.tags else "always"
 
 
-def _table(package: str) -> str:
-    cells = [[_anchor(f"outbox.{number}"), *row, reasons.CHECKS[number]] for number, *row in entries(package)]
-    return table(["id", "when", "finds", "what to do", "without it"], cells)
+def _list(package: str) -> str:
+    return definitions(
+        [f"{_anchor(f'outbox.{number}')}: {when}", what, how, f"*Without it:* {reasons.CHECKS[number]}"]
+        for number, when, what, how in entries(package)
+    )
 
 
-def _table_of(*needs: Needs) -> str:
-    rows = [[_anchor(name), "error" if name in ERRORS else "warning", *row] for name, *row in entries_of(*needs)]
-    return table(["id", "level", "finds", "what to do"], rows)
+def _list_of(*needs: Needs) -> str:
+    return definitions(
+        [f"{_anchor(name)}: {'error' if name in ERRORS else 'warning'}", what, how] for name, what, how in entries_of(*needs)
+    )
 
 
 def _anchor(name: str) -> str:

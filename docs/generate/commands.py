@@ -9,7 +9,7 @@ from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 
 from docs.generate import reasons
-from docs.generate.markdown import code, document, flat, of_app, table
+from docs.generate.markdown import code, flat, of_app, table
 from docs.generate.source import ROOT
 from outbox.management import exits
 
@@ -37,7 +37,7 @@ def page() -> str:
         *(_section("outbox", name) for name in names_of("outbox")),
     ]
     pipeline = [_section("outbox.pipeline", name) for name in names_of("outbox.pipeline")]
-    return document("Commands", " and ".join(FOLDERS.values()), *parts, *pipeline)
+    return "\n\n".join([*parts, *pipeline])
 
 
 def names() -> list[str]:

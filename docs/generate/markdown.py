@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-GENERATED = "<!-- Written by `make docs` from {source}. Change it there. -->"
-
-
-def document(title: str, source: str, *parts: str) -> str:
-    """Put a page together."""
-    return "\n\n".join([f"# {title}", GENERATED.format(source=source), *parts]) + "\n"
-
 
 def of_app(app: str) -> str:
     """Return the sentence on where an app's section of a page applies."""
@@ -21,6 +14,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Make a table; what a cell says is put in one line."""
     lines = [_line(heads), "|" + "---|" * len(heads), *(_line(row) for row in rows)]
     return "\n".join(lines)
+
+
+def definitions(entries: Iterable[Sequence[str]]) -> str:
+    """Make a list of terms, each with its paragraphs: what would be too wide as a table."""
+    return "\n\n".join("\n".join([flat(term), *(f": {flat(text)}" for text in texts)]) for term, *texts in entries)
 
 
 def code(text: str) -> str:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import re
 
 from docs.generate import reasons
-from docs.generate.markdown import code, document, flat, of_app, table
+from docs.generate.markdown import code, definitions, flat, of_app
 from docs.generate.source import Attribute, attributes, docstring
 
 CONF = "outbox/conf/sections.py"
 PIPELINE_CONF = "outbox/pipeline/conf.py"
-
-INTRODUCTION = """
-All settings are one dict, `OUTBOX`, in Django's settings. All have defaults: `OUTBOX = {"TOPICS": {"orders": {}}}` is a whole
-one. Names are in capitals. Durations are `timedelta`, or text such as `"PT30S"`, and greater than zero (but `SWEEP_AGE` and
-`WAIT`, which may be 0). An unknown name and a wrong value are found by a [system check](checks.md), `outbox.E001`, and raised at
-their first use. Settings are read when they are used, and again after `override_settings`.
-"""
 
 SECTIONS = [
     ("OUTBOX", CONF, "Settings"),
@@ -54,24 +47,24 @@ RANGE = re.compile(r"Annotated\[int, msgspec\.Meta\(ge=(\d+)(?:, le=(\d+))?\)\]"
 
 def page() -> str:
     """Make the page."""
-    parts = [INTRODUCTION.strip()]
-    parts += [_section(f"`{place}`", path, name) for place, path, name in SECTIONS]
+    parts = [_section(f"`{place}`", path, name) for place, path, name in SECTIONS]
     parts += [_section(f"`{place}`", path, name, app="outbox.pipeline") for place, path, name in PIPELINE]
     parts.append('## `OPTIONS` of the brokers\n\nIn `OUTBOX["BROKERS"][alias]["OPTIONS"]`, beside its `BACKEND`.')
     parts += [_section(f"`{backend}`", path, name, level=3, app=app) for backend, path, name, app in OPTIONS]
-    return document("Settings", f"{CONF} and {PIPELINE_CONF}", *parts)
+    return "\n\n".join(parts)
 
 
 def _section(title: str, path: str, name: str, *, level: int = 2, app: str = "") -> str:
     why = reasons.SETTINGS[name]
-    rows = [
-        [code(one.name.upper()), _type(one), code(_default(one)), one.comment, why[one.name]] for one in attributes(path, name)
+    entries = [
+        [f"{code(one.name.upper())}: {_type(one)}, {_default(one)}", one.comment, f"*Change it when:* {why[one.name]}"]
+        for one in attributes(path, name)
     ]
     return "\n\n".join(
         [
             f"{'#' * level} {title}",
             f"{flat(docstring(path, name))} {of_app(app) if app else ''}".strip(),
-            table(["name", "type", "default", "meaning", "change it when"], rows),
+            definitions(entries),
         ]
     )
 
@@ -91,7 +84,7 @@ def _type(one: Attribute) -> str:
 def _default(one: Attribute) -> str:
     """Return the default as one writes it; of a section, nothing: its own defaults stand in its table."""
     if not one.value:
-        return "(none)"
+        return "required"
     factory = re.fullmatch(r"msgspec\.field\(default_factory=lambda: (.+)\)", one.value)
     value = factory[1] if factory else one.value
-    return re.sub(r"\w+Settings\(\)", "{}", value).replace("'", '"')
+    return "default " + code(re.sub(r"\w+Settings\(\)", "{}", value).replace("'", '"'))

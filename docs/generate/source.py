@@ -41,14 +41,6 @@ def attributes(path: str, name: str) -> Iterator[Attribute]:
             yield Attribute(node.targets[0].id, "", ast.unparse(node.value), _comment(comments, node))
 
 
-def comments_of_names(path: str) -> Iterator[tuple[str, str]]:
-    """Return what a module assigns to names, each with its comment."""
-    comments = _comments(path)
-    for node in _tree(path).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, _comment(comments, node)
-
-
 def _comment(comments: dict[int, tuple[bool, str]], node: ast.stmt) -> str:
     assert node.end_lineno is not None
     behind = comments.get(node.end_lineno)

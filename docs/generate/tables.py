@@ -12,14 +12,8 @@ from django.db import models
 from django.db.backends.postgresql.base import DatabaseWrapper
 
 from docs.generate import reasons
-from docs.generate.markdown import code, document, flat, of_app, table
+from docs.generate.markdown import code, flat, of_app, table
 from docs.generate.source import ROOT, attributes, docstring
-
-INTRODUCTION = """
-The tables are written in SQL by the migrations; the models of the same names read them. `outbox_message` is partitioned by day,
-and nothing refers to it by a foreign key. [The state machine](../state-machine.md) has the
-steps between the states, and their functions.
-"""
 
 STATES = [
     ("A batch", "outbox/models/batch.py", "State"),
@@ -43,7 +37,7 @@ WITHOUT_MODEL = {
 
 def page() -> str:
     """Make the page."""
-    parts = [INTRODUCTION.strip(), "## States", *(_states(*one) for one in STATES), "## Tables"]
+    parts = ["## States", *(_states(*one) for one in STATES), "## Tables"]
     parts += [_table(model) for model in models_of("outbox")]
     parts.append(_without_model("outbox"))
     for label in APPS:
@@ -51,7 +45,7 @@ def page() -> str:
         parts += [f"## Tables of `{app}`", of_app(app), *(_table(model) for model in models_of(label))]
         if label in WITHOUT_MODEL:
             parts.append(_without_model(label))
-    return document("States and tables", "the models", *parts)
+    return "\n\n".join(parts)
 
 
 def all_models() -> list[type[models.Model]]:

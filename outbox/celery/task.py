@@ -34,14 +34,11 @@ class OutboxTask(Base):
         **options: Any,
     ) -> AsyncResult[Any]:
         """
-        Send the task if the open transaction commits, with the options of `apply_async`.
+        Send the task if the open transaction commits, with the options of `apply_async`; otherwise as `send_in_transaction`.
 
         Args:
             using: the database, as for `send_in_transaction`.
             options: as `apply_async` takes them. docs/how-to/celery-tasks.md has the table.
-
-        Raises:
-            As `send_in_transaction`.
         """
         from outbox.celery.send import send_in_transaction  # it imports models, and Celery apps are made before Django is ready
 

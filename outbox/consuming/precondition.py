@@ -31,7 +31,7 @@ def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **cha
         changes: field=value, or an expression such as `F("version") + 1`.
 
     Returns:
-        Whether any row was updated. False: another process changed the row first, and nothing was written.
+        Whether any row was updated. If not, another process changed the row first, and nothing was written.
     """
     if not expect or not changes:
         raise TypeError("update_if() needs expect={…} and at least one field=value.")

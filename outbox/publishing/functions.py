@@ -78,7 +78,7 @@ def publish(
         using: the database. By default that of `about`, else of the innermost `atomic()`, else of the routers.
 
     Returns:
-        The receipt. `is_duplicate`: the idempotency key was used before, and this is the first message's receipt.
+        The receipt; with `is_duplicate`, that of the first message with this idempotency key.
 
     Raises:
         NotInTransaction: the database has no open transaction. In a `post_save` receiver the row is committed by then: open the
@@ -149,12 +149,11 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
     """
     Publish messages with one statement per database, all or none; return receipts in the order of the messages.
 
+    Raises the errors of `publish()`.
+
     Args:
         messages: each alone, or in an `Envelope` with a key, a row, a delay and whatever else `publish()` takes.
         using: as for `publish()`.
-
-    Raises:
-        As `publish()`.
     """
     envelopes = [message if isinstance(message, Envelope) else Envelope(message) for message in messages]
     drafts = [_draft_of(envelope) for envelope in envelopes]

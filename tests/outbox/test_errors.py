@@ -1,17 +1,35 @@
 import copy
+import inspect
 import json
 import pickle
+import pkgutil
 from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from celery import Celery
 from celery.backends.base import Backend
 from django.utils.translation import gettext_lazy
 
-from docs.generate import errors
-from outbox.errors import ConfigurationError, Reject, RetryLater, TimeLimitExceeded
+import outbox
+from outbox import errors
+from outbox.errors import ConfigurationError, OutboxError, Reject, RetryLater, TimeLimitExceeded
+from outbox.pipeline import errors as pipeline_errors
 
-FAMILY = [kind("It is so.", "Do that.") for kind in errors.family() if kind is not RetryLater]
+# What is raised to somebody who never sees it, or by another rule.
+OF_ROOMS = ("outbox.admin", "outbox.api", "outbox.brokers", "outbox.migrations", "outbox.pipeline.spark", "outbox.testing")
+# What this Django cannot import.
+OF_LATER = () if find_spec("django.tasks") else ("outbox.celery.django_tasks",)
+
+# OutboxError first; the two modules are the page of errors.
+KINDS = [
+    kind
+    for module in (errors, pipeline_errors)
+    for kind in vars(module).values()
+    if inspect.isclass(kind) and issubclass(kind, OutboxError) and kind.__module__ == module.__name__
+]
+FAMILY = [kind("It is so.", "Do that.") for kind in KINDS if kind is not RetryLater]
 OTHERS = [
     RetryLater(300, "The bank is closed."),
     RetryLater(timedelta(seconds=0.5)),
@@ -98,3 +116,30 @@ class TestOutboxError:
         stored = json.loads(json.dumps(backend.prepare_exception(error)))
 
         assert told(backend.exception_to_python(stored)) == told(error)
+
+
+class TestTheErrors:
+    def test_are_one_family(self):
+        strangers = []
+        for module in pkgutil.walk_packages(outbox.__path__, "outbox."):
+            if module.name.startswith((*OF_ROOMS, *OF_LATER)):
+                continue
+            for name, kind in inspect.getmembers(import_module(module.name), inspect.isclass):
+                is_ours = kind.__module__ == module.name and issubclass(kind, Exception) and not name.startswith("_")
+                if is_ours and not issubclass(kind, OutboxError):
+                    strangers.append(f"{module.name}.{name}")
+
+        assert strangers == []
+
+    def test_stand_in_one_file_of_their_app(self):
+        def below(kind):
+            return {kind, *(one for child in kind.__subclasses__() for one in below(child))}
+
+        ours = {kind for kind in below(OutboxError) if kind.__module__.startswith("outbox.")}
+
+        assert ours == set(KINDS)
+
+    @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.__name__)
+    def test_say_when_they_are_raised(self, kind):
+        assert kind.__doc__.startswith("Raised ")
+        assert kind.__doc__.rstrip().endswith(".")
