@@ -239,7 +239,7 @@ def open_history(spark: SparkSession, folder: str) -> History:
     recorded = {
         topic: Recorded(_time(began), _time(until), why) for topic, (began, until, why) in metadata.get("recorded", {}).items()
     }
-    files = {name: types for name, frame in frames.items() if can_be_opened(types := frame.inputFiles())}
+    files = {name: paths for name, frame in frames.items() if can_be_opened(paths := frame.inputFiles())}
     whose = frozenset(metadata["sources"]), datetime.fromisoformat(metadata["as_of"])
     owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in metadata.get("owed", [])}
     broken = [Broken(**{**entry, "ids": tuple(entry["ids"])}) for entry in metadata.get("broken", [])]

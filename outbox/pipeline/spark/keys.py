@@ -154,11 +154,11 @@ class Keys:
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
-        for label in {label for entry in self.business for label in (entry.about, *entry.also)}:
+        for label in {label for rows in self.business for label in (rows.about, *rows.also)}:
             starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
             entries = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
             entry = np.minimum(entry, entries if starts.all() else np.where(starts, entries, len(self.business)))
-            for index in {index for index, entry in enumerate(self.business) if label in entry.also}:
+            for index in {index for index, rows in enumerate(self.business) if label in rows.also}:
                 key = pc.utf8_slice_codeunits(about, len(label))
                 of_parent = pc.binary_join_element_wise(self.business[index].about, key, "")
                 about = pc.if_else(pa.array(starts & (entry == index)), of_parent, about)
@@ -167,7 +167,7 @@ class Keys:
         if not (is_expected := entry < len(self.business)).all():
             columns = [name for name in batch.schema.names if name != "message_id"]  # not needed here, and the longest column
             batch, entry = batch.select(columns).filter(pa.array(is_expected)), entry[is_expected]
-        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [entry.name for entry in self.business]))
+        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [rows.name for rows in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
         """Return for each topic and type the first entry with a label, else the first whose model has a child with it."""
