@@ -183,7 +183,7 @@ CREATE RULE outbox_message_state_update AS ON UPDATE TO outbox_message_state DO 
 
 def statements(sql):
     """Return statements one by one: a connection with `prepare_threshold: 0` takes no two at once."""
-    return [one for one in sql.split(";\n") if one.strip()]
+    return [statement for statement in sql.split(";\n") if statement.strip()]
 
 
 def table(name, sql):

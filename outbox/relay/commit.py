@@ -292,8 +292,8 @@ class Committer:
 
     def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
         """Read the row again after a lost fence; return whether this attempt wrote the step before."""
-        found = read_step(self.connection, batch.id)
-        if found is not None and found.is_decided_by(batch.attempt):
+        decided = read_step(self.connection, batch.id)
+        if decided is not None and decided.is_decided_by(batch.attempt):
             return True
         self._lost(batch, step)
         return False

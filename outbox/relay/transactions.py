@@ -221,7 +221,7 @@ class TransactionalSender:
         sent: set[int] = set()
         waiting = self._adopt(self._leave_out_away(batches), sent)
         for loaded in self._loads(waiting):
-            round_ = [BatchSendResult(one.batch, source=self.source) for one in loaded]
+            round_ = [BatchSendResult(part.batch, source=self.source) for part in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
             if stopped_by is None:
                 self._relay_together(loaded, round_, sent)
@@ -294,11 +294,13 @@ class TransactionalSender:
     def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
         """Send batches in one transaction, and record what became of it."""
         messages: list[Outgoing] = []
-        positions = [self.sender.build(one, result, messages, is_half=False) for one, result in zip(loaded, results, strict=True)]
+        positions = [
+            self.sender.build(part, result, messages, is_half=False) for part, result in zip(loaded, results, strict=True)
+        ]
         if any(result.unaccepted for result in results):
             self._undo(results, OTHER_REJECTED)
             return
-        named = [(one.batch.id, one.batch.attempt) for one in loaded]
+        named = [(part.batch.id, part.batch.attempt) for part in loaded]
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages), self.sender.timed(messages):
@@ -306,12 +308,14 @@ class TransactionalSender:
         failpoint("relay.after_transaction")
         for result, places in zip(results, positions, strict=True):
             result.note(places, islice(outcomes, len(places)))
-        reasons = {one.reason for result in results for one in result.unaccepted.values()}
+        reasons = {unaccepted.reason for result in results for unaccepted in result.unaccepted.values()}
         if SplitReason.UNSURE in reasons:
             self._note_unsure(results)
         elif reasons:
             for result in results if reasons != {SplitReason.UNAVAILABLE} else ():  # the others were not tried alone
-                for position in [p for p, one in result.unaccepted.items() if one.reason is SplitReason.UNAVAILABLE]:
+                for position in [
+                    p for p, unaccepted in result.unaccepted.items() if unaccepted.reason is SplitReason.UNAVAILABLE
+                ]:
                     del result.unaccepted[position]
             self._undo(results, OTHER_REJECTED)
         else:
@@ -322,9 +326,9 @@ class TransactionalSender:
         mark_committed(self.connection, self.lane.number, named)
         sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
         failpoint("relay.after_mark")
-        for one in loaded:
-            self.sender.breakers.note_answer(one.batch.topic)
-            tracing.note_sent(self.broker.alias, one.batch.topic, [one.batch.message_ids[row[1] - 1] for row in one.rows])
+        for part in loaded:
+            self.sender.breakers.note_answer(part.batch.topic)
+            tracing.note_sent(self.broker.alias, part.batch.topic, [part.batch.message_ids[row[1] - 1] for row in part.rows])
 
     def _undo(self, results: Sequence[BatchSendResult], rest: Unaccepted) -> None:
         """

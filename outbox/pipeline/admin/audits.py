@@ -67,12 +67,18 @@ def latency_and_backlog(
     worst = sorted(backlogs, key=lambda one: (-one.backlog, one.group, one.topic))
     return {
         "backlogs": [
-            {"group": one.group, "topic": one.topic, "backlog": one.backlog, "growth": one.growth, "cause": one.cause}
-            | {
-                "onset": one.onset,
-                "again": [(message_link(site, message), failures) for message, failures in one.most_repeated[:3]],
+            {
+                "group": backlog.group,
+                "topic": backlog.topic,
+                "backlog": backlog.backlog,
+                "growth": backlog.growth,
+                "cause": backlog.cause,
             }
-            for one in worst
+            | {
+                "onset": backlog.onset,
+                "again": [(message_link(site, message), failures) for message, failures in backlog.most_repeated[:3]],
+            }
+            for backlog in worst
         ],
         "backlog_drawings": [_backlog(nth, backlog) for nth, backlog in enumerate(worst[:DRAWN]) if backlog.minutes],
         "shares": [f"p{share * 100:g}" for share in SHARES],

@@ -69,8 +69,8 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
     is_open = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
     known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
-    for one in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
-        known[_place(one)].append(one)
+    for known_finding in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
+        known[_place(known_finding)].append(known_finding)
     return [finding for finding in run.findings.order_by("pk") if not is_known(finding, known[_place(finding)])]
 
 

@@ -69,8 +69,8 @@ def keys() -> list[str]:
 
 def sign(text: str) -> str:
     """Return the signature of a serialized verdict; "" without a key. Raises ConfigurationError."""
-    found = keys()
-    return _signer(found).signature(text) if found else ""
+    known = keys()
+    return _signer(known).signature(text) if known else ""
 
 
 def as_file(text: str, signature: str) -> str:
