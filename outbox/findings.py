@@ -81,7 +81,7 @@ class Finding(CheckMessage):
 
 
 class Needs(enum.Enum):
-    """What a rule is called with, and which views do so."""
+    """The arguments of a rule, and the views that call it."""
 
     STATUS = enum.auto()  # (status), in all views of the running system, for each probe and scrape
     DATABASE = enum.auto()  # (status, connection), in the same views, so it takes milliseconds
@@ -130,8 +130,8 @@ def rule(*ids: str, errors: Collection[str] = (), needs: Needs) -> Callable[[Fin
 
 def rules(*needs: Needs) -> list[Rule]:
     """Return the rules of the installed apps, those of extensions last."""
-    known = [one for one in RULES if one.needs in needs and one.ids[0].partition(".")[0] in apps.app_configs]
-    return sorted(known, key=lambda one: not one.ids[0].startswith("outbox."))
+    known = [rule_ for rule_ in RULES if rule_.needs in needs and rule_.ids[0].partition(".")[0] in apps.app_configs]
+    return sorted(known, key=lambda rule_: not rule_.ids[0].startswith("outbox."))
 
 
 BROKER_AWAY = "outbox.broker_away"

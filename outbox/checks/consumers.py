@@ -29,12 +29,12 @@ def check_topics() -> Iterable[CheckMessage]:
 
     Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
     """
-    for one in _consumers():
+    for consumer in _consumers():
         try:
-            topic = conf.topic_settings(one.topic)
+            topic = conf.topic_settings(consumer.topic)
         except UnknownTopic as error:
-            if one.type is None:  # E006 reports it for message types
-                yield Error(f"{one.name}: {error.message}", hint=error.hint, id="outbox.E016")
+            if consumer.type is None:  # E006 reports it for message types
+                yield Error(f"{consumer.name}: {error.message}", hint=error.hint, id="outbox.E016")
             continue
         except ConfigurationError:  # E001 or E003 reports it
             continue
@@ -43,9 +43,10 @@ def check_topics() -> Iterable[CheckMessage]:
         except ConfigurationError:  # E003 reports it
             continue
         if not Receives.has(broker):
-            text = f"{one.name} takes topic {one.topic!r}, and its broker {topic.broker!r} ({broker.__name__}) has no consumer"
+            its = f"its broker {topic.broker!r} ({broker.__name__})"
+            text = f"{consumer.name} takes topic {consumer.topic!r}, and {its} has no consumer groups."
             hint = "Publish messages that a consumer handles to a topic of another broker."
-            yield Error(f"{text} groups.", hint=hint, id="outbox.E016")
+            yield Error(text, hint=hint, id="outbox.E016")
 
 
 @check()
@@ -56,20 +57,20 @@ def check_databases() -> Iterable[CheckMessage]:
     The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
     outbox there (`allow_migrate`), or name another database.
     """
-    for one in _consumers():
-        if one.using not in connections.settings:
+    for consumer in _consumers():
+        if consumer.using not in connections.settings:
             known = ", ".join(sorted(connections.settings))
-            text = f"{one.name} writes to the database {one.using!r}, which is not in DATABASES."
+            text = f"{consumer.name} writes to the database {consumer.using!r}, which is not in DATABASES."
             yield Error(text, hint=f"Choices are: {known}.", id="outbox.E017")
-        elif connections[one.using].vendor != "postgresql":
-            if one.using != router.db_for_write(MessageRow):  # E007 reports it
-                text = f"{one.name} writes to the database {one.using!r}, which is not PostgreSQL, so it has no inbox."
+        elif connections[consumer.using].vendor != "postgresql":
+            if consumer.using != router.db_for_write(MessageRow):  # E007 reports it
+                text = f"{consumer.name} writes to the database {consumer.using!r}, which is not PostgreSQL, so it has no inbox."
                 choices = ", ".join(database.outbox_databases()) or "none"
                 yield Error(text, hint=f"Name another: @consumer(..., using=...). Choices are: {choices}.", id="outbox.E017")
-        elif not database.is_outbox_database(one.using):
-            place = f"the database {one.using!r}, where routers do not allow the tables of the outbox"
+        elif not database.is_outbox_database(consumer.using):
+            place = f"the database {consumer.using!r}, where routers do not allow the tables of the outbox"
             hint = "Let allow_migrate() of the routers allow the app outbox in that database."
-            yield Error(f"{one.name} writes to {place}, so it has no inbox.", hint=hint, id="outbox.E017")
+            yield Error(f"{consumer.name} writes to {place}, so it has no inbox.", hint=hint, id="outbox.E017")
 
 
 @check()

@@ -46,7 +46,7 @@ def check_direct_databases() -> Iterable[CheckMessage]:
     """
     named = known_settings().direct_databases
     for alias, direct in named.items():
-        wrong = [one for one in (alias, direct) if one not in connections.settings or connections[one].vendor != "postgresql"]
+        wrong = [name for name in (alias, direct) if name not in connections.settings or connections[name].vendor != "postgresql"]
         if wrong or direct in named:
             what = "does not name PostgreSQL databases of DATABASES" if wrong else "has one alias on both sides"
             hint = "The key is the alias that messages are published to, the value the alias that bypasses its pooler."

@@ -37,11 +37,11 @@ def check_each_database(find: Callable[[str, Connection], Iterable[CheckMessage]
     """Register a check that is called with each of the outbox's databases among those given; it skips one that is away."""
 
     def checked(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-        found: list[CheckMessage] = []
+        problems: list[CheckMessage] = []
         for alias in sorted(set(databases or ()) & set(database.outbox_databases())):
             with suppress(DatabaseError, psycopg.Error), database.connect(alias, settings=LIMITS) as connection:
-                found.extend(find(alias, connection))
-        return found
+                problems.extend(find(alias, connection))
+        return problems
 
     return _registered(checked, find, Tags.database)
 

@@ -77,12 +77,12 @@ def ask_broker(alias: str) -> list[Finding]:
             set_owners(broker)
             if TransactionalSends.has(broker):
                 TransactionalSends.of(broker).checked_lanes = dict.fromkeys(_sources(), conf.settings().relay.lanes)
-            found = broker.check()
+            findings = broker.check()
     except BrokerUnavailable as error:
         return [broker_away(alias, "It cannot be reached.", line_of(error))]
-    for finding in found:
+    for finding in findings:
         finding.obj = f"broker {alias!r}"
-    return found
+    return findings
 
 
 def _sources() -> Iterator[str]:

@@ -188,9 +188,9 @@ def _foreign_types(node: object, seen: set[type]) -> Iterator[type]:
             return
         seen.add(kind)
     inner = [getattr(node, name, None) for name in ("type", "item_type", "key_type", "value_type")]
-    for one in (*inner, *getattr(node, "types", ()), *getattr(node, "item_types", ()), *getattr(node, "fields", ())):
-        if isinstance(one, msgspec.inspect.Type | msgspec.inspect.Field):
-            yield from _foreign_types(one, seen)
+    for child in (*inner, *getattr(node, "types", ()), *getattr(node, "item_types", ()), *getattr(node, "fields", ())):
+        if isinstance(child, msgspec.inspect.Type | msgspec.inspect.Field):
+            yield from _foreign_types(child, seen)
 
 
 def _type_of(topic: str) -> TopicType | None:

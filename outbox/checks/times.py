@@ -92,11 +92,13 @@ def check_time_limits() -> Iterable[CheckMessage]:
         for alias, broker, options in _brokers_in_use()
         for topic in conf.topics_of(alias)
     }
-    for one in [one for group in groups().values() for one in group.consumers.values()]:
-        longest = longest_of.get(one.topic)
-        if longest is not None and one.time_limit is not None and longest < one.time_limit:
-            alias = topics[one.topic].broker
-            text = f"{one.name} has time_limit={one.time_limit}, but broker {alias!r} lets a delivery be held for {longest}."
+    for handler in [consumer for group in groups().values() for consumer in group.consumers.values()]:
+        longest = longest_of.get(handler.topic)
+        if longest is not None and handler.time_limit is not None and longest < handler.time_limit:
+            alias = topics[handler.topic].broker
+            text = (
+                f"{handler.name} has time_limit={handler.time_limit}, but broker {alias!r} lets a delivery be held for {longest}."
+            )
             hint = f"Lower it to {longest}, or raise the limit in the broker's OPTIONS and on the server."
             yield Caution(text, hint=hint, id="outbox.W050")
 

@@ -56,18 +56,18 @@ def read_attention(connection: Connection, alias: str) -> list[Finding]:
 def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
     """Yield what needs attention and is not silenced; causes come before their effects, or instead of them."""
     is_free = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
-    for one in rules(Needs.STATUS, Needs.DATABASE):
+    for rule_ in rules(Needs.STATUS, Needs.DATABASE):
         try:
-            if one.needs is Needs.STATUS:
-                found = list(one.find(status))
+            if rule_.needs is Needs.STATUS:
+                findings = list(rule_.find(status))
             else:
                 with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
-                    found = list(one.find(status, connection))
+                    findings = list(rule_.find(status, connection))
         except Exception as error:
             if connection.closed:
                 raise  # the database is away
-            found = [one.failed(error)]
-        for finding in found:
+            findings = [rule_.failed(error)]
+        for finding in findings:
             if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):
                 yield finding
 
@@ -112,11 +112,11 @@ def _relays(status: Status) -> Iterator[Finding]:
     """
     for alias in _aliases():
         relays, checkers = status.processes_of("relay", alias), status.processes_of("checker", alias)
-        if all(one.is_silent for one in relays):
+        if all(relay.is_silent for relay in relays):
             step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
             seconds, cause = _absence("relay", relays)
             yield Finding("outbox.no_relay", f"broker {alias!r}", cause, step, seconds=seconds)
-        if checkers and all(one.is_silent for one in checkers):
+        if checkers and all(checker.is_silent for checker in checkers):
             seconds, cause = _absence("checker", checkers)
             cause += " Half messages whose commit was lost stay hidden."
             step = "Start outbox_relay or outbox_checker."
@@ -145,9 +145,9 @@ def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     # A worker that takes a wakeup runs a relay, whose heartbeat is kept for STALE_AFTER. So messages that are older than a minute
     # and newer than that, without such a heartbeat, show that no worker takes them.
-    relays = [one for one in status.processes if one.kind in ("relay", WAKEUP)]
-    is_long_running = any(one.note != BY_CELERY and not one.is_silent for one in relays)
-    if not is_long_running or any(one.note == BY_CELERY for one in relays) or not any(wakeup_app()):
+    relays = [process for process in status.processes if process.kind in ("relay", WAKEUP)]
+    is_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
+    if not is_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
     late = timedelta(seconds=LATE_SECONDS)
@@ -167,9 +167,9 @@ def _beat(status: Status) -> Iterator[Finding]:
     for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
         relays = status.live("relay", alias)
         sweeps = status.processes_of(SWEEP, alias)
-        is_known = any(one.note == BY_CELERY and one.age_seconds > one.beats_within for one in relays)
-        if is_known and all(one.note == BY_CELERY for one in relays) and all(one.is_silent for one in sweeps):
-            seconds = min((one.silent_seconds for one in sweeps), default=None)
+        is_known = any(relay.note == BY_CELERY and relay.age_seconds > relay.beats_within for relay in relays)
+        if is_known and all(relay.note == BY_CELERY for relay in relays) and all(sweep.is_silent for sweep in sweeps):
+            seconds = min((sweep.silent_seconds for sweep in sweeps), default=None)
             since = f" for {age(seconds)}" if sweeps else ""
             cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
             step = "Start celery beat, or correct CELERY_BEAT_SCHEDULE."
@@ -205,7 +205,7 @@ def _silent(status: Status) -> Iterator[Finding]:
         Restart it.
     """
     for process in status.processes:
-        has_others = any(one.does == process.does and not one.is_silent for one in status.processes)
+        has_others = any(other.does == process.does and not other.is_silent for other in status.processes)
         is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             seconds = process.silent_seconds
@@ -343,16 +343,21 @@ def _progress(status: Status) -> Iterator[Finding]:
     """
     for group in status.groups:
         live = status.live("consumer", group.broker, group.consumer_group)
-        if not group.consumers or (live and all(one.error for one in live)):  # another finding says why
+        if not group.consumers or (live and all(process.error for process in live)):  # another finding says why
             continue
         subject = f"group {group.consumer_group!r}"
-        hanging = {one.handling.topic: one.handling for one in live if one.handling and one.hangs}
-        within_limit = {one.handling.topic for one in live if one.handling and one.handling.limit_seconds and not one.hangs}
+        hanging = {process.handling.topic: process.handling for process in live if process.handling and process.hangs}
+        within_limit = {
+            process.handling.topic
+            for process in live
+            if process.handling and process.handling.limit_seconds and not process.hangs
+        }
         stuck = []
-        for _, one in sorted(hanging.items()):
-            cause = f"{one.handler} has been handling message {one.message_id} of topic {one.topic!r} for {age(one.seconds)}."
+        for _, handling in sorted(hanging.items()):
+            message = f"message {handling.message_id} of topic {handling.topic!r}"
+            cause = f"{handling.handler} has been handling {message} for {age(handling.seconds)}."
             step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
-            stuck.append(Finding("outbox.group_stuck", subject, cause, step, seconds=one.seconds))
+            stuck.append(Finding("outbox.group_stuck", subject, cause, step, seconds=handling.seconds))
         for topic, progress in sorted(group.progress.items()):
             stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
         waiting = group.backlog
@@ -408,7 +413,9 @@ def _deferred(status: Status) -> Iterator[Finding]:
         Correct the handler, or start more consumers.
     """
     most = conf.settings().consumer.most_deferred
-    for deferred in (one for one in status.deferred if not one.reason):  # also of groups that this process no longer has
+    for deferred in (
+        backlog for backlog in status.deferred if not backlog.reason
+    ):  # also of groups that this process no longer has
         name, topic = deferred.consumer_group, deferred.topic
         subject = f"group {name!r}"
         if deferred.dead:
@@ -483,7 +490,7 @@ def _records(status: Status) -> Iterator[Finding]:
         step = f"See them with outbox_replay --lost --group {gap.consumer_group}; add --all to deliver them to the group again."
         yield Finding("outbox.gap", f"group {gap.consumer_group!r}", cause, step, seconds=gap.seconds)
     for ignored in status.ignored:
-        if any(one.using != status.database and ignored.topic in one.topics for one in groups().values()):
+        if any(group.using != status.database and ignored.topic in group.topics for group in groups().values()):
             continue  # another database may have the row of a group that has handled them
         cause = (
             f"{count(ignored.messages, 'message')} of type {ignored.type!r} came in the last hour, and no group handled "
@@ -506,7 +513,9 @@ def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
         Check that a relay, or beat's `outbox-maintenance`, runs; where relays do not own the tables, [run `outbox_maintenance`
         as their owner](../how-to/deploy.md#roles).
     """
-    errors = {one.errors[MAINTENANCE] for one in status.processes if MAINTENANCE in one.errors and not one.is_silent}
+    errors = {
+        process.errors[MAINTENANCE] for process in status.processes if MAINTENANCE in process.errors and not process.is_silent
+    }
     causes = ["The maintenance fails."] if errors else []
     if status.lacks_tomorrow:
         causes.append("The partition for tomorrow does not exist.")

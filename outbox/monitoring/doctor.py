@@ -50,16 +50,16 @@ def check() -> Iterator[Finding]:
     if any(finding.is_serious() for finding in configuration):  # the rules below need valid settings
         return
     told: set[tuple[object, object]] = set()  # ids and subjects of earlier rules
-    for one in rules(Needs.SERVERS):
-        found = []
+    for rule_ in rules(Needs.SERVERS):
+        findings = []
         try:
-            for finding in one.find():
+            for finding in rule_.find():
                 if not finding.is_silenced() and (finding.id, finding.obj) not in told:
-                    found.append(finding)
+                    findings.append(finding)
                     yield finding
         except Exception as error:
-            yield one.failed(error)
-        told |= {(finding.id, finding.obj) for finding in found if finding.id}
+            yield rule_.failed(error)
+        told |= {(finding.id, finding.obj) for finding in findings if finding.id}
 
 
 def _ok(subject: str, text: str) -> Finding:
@@ -117,7 +117,7 @@ def check_databases() -> Iterator[Finding]:
         subject = f"database {alias!r}"
         try:
             with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
-                found = list(_check_database(subject, alias, connection))
+                findings = list(_check_database(subject, alias, connection))
         except NotMigrated:  # the system check names it
             pass
         except TablesLocked as error:
@@ -126,7 +126,7 @@ def check_databases() -> Iterator[Finding]:
             text = f"cannot be reached: {line_of(error)}"
             yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.")
         else:
-            yield from found
+            yield from findings
 
 
 def _locked(alias: str, error: TablesLocked) -> Finding:
@@ -156,10 +156,10 @@ def _missing_migrations(alias: str) -> dict[str, list[str]]:
     executor = MigrationExecutor(connections[alias])
     labels = {config.label for config in database.outbox_apps()}
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels and router.allow_migrate(alias, node[0])]
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for migration, _ in executor.migration_plan(wanted):
-        found.setdefault(migration.app_label, []).append(migration.name)
-    return found
+        missing.setdefault(migration.app_label, []).append(migration.name)
+    return missing
 
 
 # Messages are written and read through their table, so the partitions of days need no grants; DEFAULT is read by itself. The
@@ -212,14 +212,14 @@ def check_brokers() -> Iterator[Finding]:
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
             subject, began = f"broker {alias!r}", time.monotonic()
-            found = ask_broker(alias)
-            for finding in found:
+            findings = ask_broker(alias)
+            for finding in findings:
                 if finding.id == BROKER_AWAY:
                     finding.level = checks.ERROR
-            yield from found
-            if all(finding.id == BROKER_WEAK for finding in found):
+            yield from findings
+            if all(finding.id == BROKER_WEAK for finding in findings):
                 yield from _check_lanes(subject, alias)
-            if not found:
+            if not findings:
                 took = f"answers in {(time.monotonic() - began) * 1000:.0f} ms"
                 yield _ok(subject, f"{conf.broker_class(alias).__name__}, {count(len(topics), 'topic')} as in settings, {took}")
 
@@ -237,7 +237,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
                     source, lanes = read_identity(connection).source, conf.settings().relay.lanes
                     if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
                         continue
-                    waiting = sum(one.unsent for one in read_status(connection, using).topics if one.broker == alias)
+                    waiting = sum(topic.unsent for topic in read_status(connection, using).topics if topic.broker == alias)
             except UNREADABLE:  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
@@ -270,20 +270,20 @@ def check_wakeups() -> Iterator[Finding]:
         try:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
-                found = [_ok("wakeups", f"Celery's server {connection.as_uri()} can be reached")]
-                found += _untaken(app, connection, conf.settings().celery_queue)
+                findings = [_ok("wakeups", f"Celery's server {connection.as_uri()} can be reached")]
+                findings += _untaken(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
             text = f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}"
             step = f"Start it, or correct CELERY_BROKER_URL. {OR_NO_WAKEUPS}"
-            found = [Finding("outbox.celery_away", "wakeups", text, step)]
-        yield from found
+            findings = [Finding("outbox.celery_away", "wakeups", text, step)]
+        yield from findings
 
 
 def _untaken(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
     """Yield why wakeups are not taken. Workers that do not answer may take them, unless tasks wait."""
     workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
     queues, tasks = workers.active_queues() or {}, workers.registered() or {}
-    takers = [worker for worker, read in queues.items() if queue in [one["name"] for one in read]]
+    takers = [worker for worker, read in queues.items() if queue in [reader["name"] for reader in read]]
     waiting = count_waiting(connection, queue)
     if not takers and (queues or waiting):
         text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
@@ -316,15 +316,15 @@ def check_processes() -> Iterator[Finding]:
             read[alias] = status
     for target in relay_targets():
         live = read[target.database].live("relay", target.broker) if target.database in read else []
-        if not all(one.error for one in live):
+        if not all(process.error for process in live):
             yield _ok(f"relay of {target}", "sends heartbeats")
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
-        is_missed = any(one.id == "outbox.no_consumer" and one.obj.startswith(subject) for one in attention)
+        is_missed = any(finding.id == "outbox.no_consumer" and finding.obj.startswith(subject) for finding in attention)
         for alias in group.brokers if group.using in read and group.name not in by_beat else ():
             live = read[group.using].live("consumer", alias, group.name)
-            if not all(one.error for one in live):
+            if not all(process.error for process in live):
                 yield _ok(f"consumer of {subject}, broker {alias!r}", "sends heartbeats")
             if not live and not is_missed:  # no message waits for it
                 hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."

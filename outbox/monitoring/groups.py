@@ -111,7 +111,9 @@ class GroupStatus:
     @property
     def backlog(self) -> int:
         """The number of messages that wait, at the broker or deferred, and that a handler here may be for."""
-        return sum(self.waiting.values()) - sum(self.unhandled.values()) + sum(one.waiting for one in self.deferred.values())
+        return (
+            sum(self.waiting.values()) - sum(self.unhandled.values()) + sum(backlog.waiting for backlog in self.deferred.values())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +164,14 @@ def read_groups(
     Args:
         brokers: the status of brokers that are stored in that database, the first of those that share its tables.
     """
-    mine = [(one, alias) for one in groups().values() if one.using == using for alias in _brokers_of(one)]
+    mine = [(group, alias) for group in groups().values() if group.using == using for alias in _brokers_of(group)]
     mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
     if not mine:
         return []
-    answers = _ask_brokers({(one.name, alias) for one, alias in mine})
+    answers = _ask_brokers({(group.name, alias) for group, alias in mine})
     facts = _read_facts(connection, deferred)
-    found = (_group_status(one, alias, answers[one.name, alias], facts, processes) for one, alias in mine)
-    return [one for one in found if one.has_code or one.topics]
+    statuses = (_group_status(group, alias, answers[group.name, alias], facts, processes) for group, alias in mine)
+    return [status for status in statuses if status.has_code or status.topics]
 
 
 def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _Facts:

@@ -45,9 +45,9 @@ class OutboxCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         read = {alias: _read(alias) for alias in databases()}
         up = _gauge("outbox_database_up", "Whether the database can be reached.", "database")
-        for alias, found in read.items():
-            up.add_metric([alias], found is not None)
-        asked = [found for found in read.values() if found is not None]
+        for alias, answer in read.items():
+            up.add_metric([alias], answer is not None)
+        asked = [answer for answer in read.values() if answer is not None]
         statuses = [status for status, _ in asked]
         yield up
         yield from _topics(statuses)
@@ -90,11 +90,11 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
     breakers = _gauge("outbox_breakers_open", "Relays whose broker, or a topic of it, is unavailable.", "database", "broker")
     for status in statuses:
         live = [process for process in status.processes if not process.is_silent]
-        for key in sorted({(one.kind, one.broker, one.consumer_group) for one in status.processes}):
-            count = sum((one.kind, one.broker, one.consumer_group) == key for one in live)
+        for key in sorted({(process.kind, process.broker, process.consumer_group) for process in status.processes}):
+            count = sum((process.kind, process.broker, process.consumer_group) == key for process in live)
             running.add_metric([status.database, *key], count)
         for broker in sorted({topic.broker for topic in status.topics}):
-            count = sum(one.kind == "relay" and one.broker == broker and one.breaker != "closed" for one in live)
+            count = sum(process.kind == "relay" and process.broker == broker and process.breaker != "closed" for process in live)
             breakers.add_metric([status.database, broker], count)
     return iter((running, breakers))
 
@@ -104,10 +104,10 @@ def _findings(asked: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
-    for status, found in asked:
+    for status, attention in asked:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
-        for place, number in Counter((str(one.id), one.level_name, str(one.obj)) for one in found).items():
+        for place, number in Counter((str(finding.id), finding.level_name, str(finding.obj)) for finding in attention).items():
             findings.add_metric([status.database, *place], number)
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)
@@ -120,7 +120,7 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
     up = _gauge("outbox_backlog_up", "Whether the broker of the group can be reached.", "consumer_group", "broker")
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
     lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
-    for group in (one for status in statuses for one in status.groups):
+    for group in (group_status for status in statuses for group_status in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
         live.add_metric(labels, group.consumers)

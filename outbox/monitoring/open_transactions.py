@@ -106,10 +106,10 @@ def read_open_transactions(halves: Iterable[tuple[str, str]]) -> OpenTransaction
     for message_id, token in halves:
         if source := _source_of(token):
             asked.setdefault(source, set()).add(message_id)
-    found = OpenTransactions()
+    transactions = OpenTransactions()
     for source, message_ids in asked.items():
-        _read(found, source, message_ids)
-    return found
+        _read(transactions, source, message_ids)
+    return transactions
 
 
 def _source_of(token: str) -> str:
@@ -152,6 +152,6 @@ def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[D
     for message_id, *values in rows:
         of_message = sessions.setdefault(message_id, [])
         session = DatabaseSession(*values)
-        if session.pid not in [one.pid for one in of_message]:  # a parallel query is named once for each worker
+        if session.pid not in [shown.pid for shown in of_message]:  # a parallel query is named once for each worker
             of_message.append(session)
     return sessions

@@ -82,8 +82,8 @@ class ProcessStatus:
     @property
     def hangs(self) -> bool:
         """Whether a handler has been running for longer than `HANGS_AFTER`, and than its time limit."""
-        one = self.handling
-        return one is not None and one.seconds > max(HANGS_AFTER.total_seconds(), one.limit_seconds or 0)
+        handling = self.handling
+        return handling is not None and handling.seconds > max(HANGS_AFTER.total_seconds(), handling.limit_seconds or 0)
 
     @property
     def is_silent(self) -> bool:
@@ -94,8 +94,10 @@ class ProcessStatus:
 def read_processes(connection: Connection) -> list[ProcessStatus]:
     """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
     rows = connection.cursor(row_factory=dict_row).execute(PROCESSES).fetchall()
-    found = [_process(row | {name: json.loads(row[name]) for name in ("refusals", "errors", "handling")}) for row in rows]
-    return [replace(one, beats_within=_beats_within(one)) if one.note == BY_CELERY else one for one in found]
+    processes = [_process(row | {name: json.loads(row[name]) for name in ("refusals", "errors", "handling")}) for row in rows]
+    return [
+        replace(process, beats_within=_beats_within(process)) if process.note == BY_CELERY else process for process in processes
+    ]
 
 
 def _process(row: dict[str, Any]) -> ProcessStatus:
@@ -129,8 +131,8 @@ def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bo
     Celery may give the next task to any of its processes, so there any live process replaces a silent one.
     """
     return any(
-        one.does == silent.does
-        and not one.is_silent
-        and (one.age_seconds <= silent.silent_seconds or silent.note == one.note == BY_CELERY)
-        for one in processes
+        process.does == silent.does
+        and not process.is_silent
+        and (process.age_seconds <= silent.silent_seconds or silent.note == process.note == BY_CELERY)
+        for process in processes
     )

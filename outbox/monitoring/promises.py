@@ -53,8 +53,8 @@ def promise_of(topic: str) -> Promise:
         UnknownTopic: it is not in `OUTBOX["TOPICS"]`.
         ConfigurationError: its broker's client is not installed, or the options are wrong.
     """
-    found = conf.topic_settings(topic)
-    kind, options = conf.broker_class(found.broker), conf.settings().brokers[found.broker].options
+    settings = conf.topic_settings(topic)
+    kind, options = conf.broker_class(settings.broker), conf.settings().brokers[settings.broker].options
     spec = conf.topic_spec(topic)
     limits = kind.limits(options, spec)
     check_backs = NOT_CHECKED_BACK

@@ -284,12 +284,12 @@ def read_status(connection: Connection, alias: str) -> Status:
 
 def _read_topics(connection: Connection) -> list[TopicStatus]:
     """Return the topics that have a row, and those that messages refer to; by their names, as far as settings have them."""
-    found = connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall()
+    topic_statuses = connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall()
     names = {f"#{topic_number(name)}": name for name in conf.settings().topics}
-    for place, topic in enumerate(found):
+    for place, topic in enumerate(topic_statuses):
         if name := names.get(topic.name):
-            found[place] = replace(topic, name=name, broker=conf.settings().topics[name].broker)
-    return found
+            topic_statuses[place] = replace(topic, name=name, broker=conf.settings().topics[name].broker)
+    return topic_statuses
 
 
 def is_read_only(connection: Connection) -> bool:
@@ -299,7 +299,7 @@ def is_read_only(connection: Connection) -> bool:
 
 def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:
     """Return the status of brokers that are stored in this database, the first of those that share its tables."""
-    found: dict[str, BrokerStatus] = {}
+    broker_statuses: dict[str, BrokerStatus] = {}
     for name in sorted({topic.broker for topic in conf.settings().topics.values()}):
         try:
             kind = conf.broker_class(name)
@@ -307,9 +307,9 @@ def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]
             continue
         if issubclass(kind, StoredInDatabase):
             status = kind.read_status(alias, connection) if conf.stored_in(name) == alias else BrokerStatus()
-            if status not in found.values():
-                found[name] = status
-    return found
+            if status not in broker_statuses.values():
+                broker_statuses[name] = status
+    return broker_statuses
 
 
 def _risks() -> Iterator[str]:
@@ -322,21 +322,21 @@ def _risks() -> Iterator[str]:
 
 def _promises() -> dict[str, Promise]:
     """Return what is promised about each topic whose broker can be asked; check E003 reports the others."""
-    found = {}
+    promises = {}
     for topic in sorted(conf.settings().topics):
         with suppress(ConfigurationError):
-            found[topic] = promise_of(topic)
-    return found
+            promises[topic] = promise_of(topic)
+    return promises
 
 
 def _read_ignored(connection: Connection) -> list[IgnoredType]:
-    found: dict[tuple[str, str], IgnoredType] = {}
+    by_type: dict[tuple[str, str], IgnoredType] = {}
     for topic, headers, names in connection.execute(IGNORED).fetchall():
         type_name = read_headers(headers).get(Header.TYPE, "")
-        ignored = found.setdefault((topic, type_name), IgnoredType(topic, type_name))
+        ignored = by_type.setdefault((topic, type_name), IgnoredType(topic, type_name))
         ignored.messages += 1
         ignored.groups.update(names)
-    return [found[key] for key in sorted(found)]
+    return [by_type[key] for key in sorted(by_type)]
 
 
 def _read_failures(connection: Connection) -> list[FailureStatus]:

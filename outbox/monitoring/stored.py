@@ -109,11 +109,13 @@ class Readings:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield what cannot be read, and what to do about it."""
-        for one, (number, problem, example) in self.unreadable.items():
-            subject = f"{count(number, one.noun)}{f' of group {one.group!r}' if one.group else ''} of {one.type or 'no type'}"
-            version = "" if one.version is None else f" version {one.version}"
+        for group, (number, problem, example) in self.unreadable.items():
+            subject = (
+                f"{count(number, group.noun)}{f' of group {group.group!r}' if group.group else ''} of {group.type or 'no type'}"
+            )
+            version = "" if group.version is None else f" version {group.version}"
             verb = ("has" if number == 1 else "have") if problem.startswith(NO_UPGRADE) else "cannot be read:"
-            yield one_line(f"{subject}{version} {verb} {problem} (such as {example})"), one.hint
+            yield one_line(f"{subject}{version} {verb} {problem} (such as {example})"), group.hint
 
 
 Progress = Callable[[str, int], None]
@@ -155,17 +157,17 @@ def read_stored(
         lists = list(_lists(connection)) if has_outbox else []
         for broker in _stored_brokers().get(alias, ()):
             lists += broker.kind.list_stored(broker.options, broker.topics, connection)
-        for one in lists:
-            for delivery in _deliveries(one, readings, everything=everything):
-                _note(readings, one.noun, delivery)
-                if readings.read[one.noun] % PAGE == 0:
-                    progress(one.noun, readings.read[one.noun])
+        for stored in lists:
+            for delivery in _deliveries(stored, readings, everything=everything):
+                _note(readings, stored.noun, delivery)
+                if readings.read[stored.noun] % PAGE == 0:
+                    progress(stored.noun, readings.read[stored.noun])
     return readings
 
 
 def _stored_brokers() -> dict[str, list[_StoredBroker]]:
     """Return the brokers that are stored in databases, by the aliases of these."""
-    found: dict[str, dict[type, _StoredBroker]] = {}
+    brokers_of: dict[str, dict[type, _StoredBroker]] = {}
     for alias, settings in conf.settings().brokers.items():
         try:
             kind = conf.broker_class(alias)
@@ -177,9 +179,9 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
             if home not in connections.settings:
                 hint = f"Choices are: {', '.join(connections)}."
                 raise ConfigurationError(f"Broker {alias!r} is stored in database {home!r}, which is not in settings.", hint=hint)
-            shared = found.setdefault(home, {})
+            shared = brokers_of.setdefault(home, {})
             shared.setdefault(kind, _StoredBroker(kind, settings.options, [])).topics.extend(topics)
-    return {alias: list(shared.values()) for alias, shared in found.items()}
+    return {alias: list(shared.values()) for alias, shared in brokers_of.items()}
 
 
 def _deliveries(one: StoredList, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
@@ -268,16 +270,16 @@ def _read_for_groups(delivery: Delivery) -> _Reading:
         UnreadableBody, UnknownMessageType: a consumer would raise it.
     """
     known = groups()
-    names = [delivery.group] if delivery.group else [name for name, one in known.items() if delivery.topic in one.topics]
-    found = [find_consumer(known[name], delivery) for name in names if name in known]
-    consumers = {one.type: one for one in found if one is not None}
+    names = [delivery.group] if delivery.group else [name for name, group in known.items() if delivery.topic in group.topics]
+    handlers = [find_consumer(known[name], delivery) for name in names if name in known]
+    consumers = {handler.type: handler for handler in handlers if handler is not None}
     for consumer in consumers.values():
         read(consumer, delivery)
     kind = message_type(delivery.headers.get(Header.TYPE, ""))
     if consumers or kind is None:
         return _Reading.READ if consumers else _Reading.FOREIGN
     read_as(kind, delivery)
-    has_handler = any(kind._meta.type in one.consumers for one in known.values())
+    has_handler = any(kind._meta.type in group.consumers for group in known.values())
     return _Reading.LEFT if has_handler and kind._meta.topic != delivery.topic else _Reading.READ
 
 

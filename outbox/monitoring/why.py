@@ -140,7 +140,7 @@ def why(connection: Connection, message_id: UUID) -> str | None:
 
 
 def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> str:
-    relays = [one for one in read_processes(connection) if one.does == ("relay", message.broker, "")]
+    relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
     if reason := _topic_held(message, relays) or _key_held(connection, message_id, message):
         return reason
     failed = (
@@ -169,13 +169,13 @@ def _topic_held(message: _Message, relays: list[ProcessStatus]) -> str:
         by = f" by {message.paused_by}" if message.paused_by else ""
         reason = f" ({message.pause_reason})" if message.pause_reason else ""
         return f"Topic {message.topic!r} was paused{by}{reason}. Resume it."
-    live = [one for one in relays if not one.is_silent]
+    live = [relay for relay in relays if not relay.is_silent]
     if not live:
         last = f": the last heartbeat came {age(relays[0].silent_seconds)} ago" if relays else ""
         return f"No relay of broker {message.broker!r} is running{last}. Start outbox_relay."
-    if all(one.error for one in live):
+    if all(process.error for process in live):
         return f"The relay of broker {message.broker!r} fails: {live[0].error.rstrip('.')}."
-    if all(one.breaker == "open" for one in live):
+    if all(process.breaker == "open" for process in live):
         return f"Broker {message.broker!r} does not answer. The relay retries automatically."
     return ""
 
@@ -198,9 +198,9 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
 
 
 def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
-    for one in relays:
-        if one.lane == message.lane:
-            return f"Relay {one.name}"
+    for relay in relays:
+        if relay.lane == message.lane:
+            return f"Relay {relay.name}"
     return f"The relay of lane {message.lane}"
 
 
@@ -232,8 +232,10 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     for name in without_handler:
         yield f"Group {name!r}, which reads the topic and has no handler here, has not handled it."
     for name in waiting:
-        live = [one for one in processes if one.does == ("consumer", message.broker, name) and not one.is_silent]
-        running = next((one.handling for one in live if one.handling and one.handling.message_id == str(message_id)), None)
+        live = [process for process in processes if process.does == ("consumer", message.broker, name) and not process.is_silent]
+        running = next(
+            (process.handling for process in live if process.handling and process.handling.message_id == str(message_id)), None
+        )
         if (row := deferred.get(name)) and row.is_dead:
             cause = row.error or REASONS.get(row.reason, "it cannot be handled")
             yield f"Group {name!r}: dead letter: {cause.rstrip('.')}. Replay or discard it with outbox_replay."
@@ -243,7 +245,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
             yield f"Group {name!r}: {_of_deferred(row)}{'' if live or row.is_held else ' No consumer of the group is running.'}"
         elif not live:
             yield f"Group {name!r} has no consumer running."
-        elif all(one.error for one in live):
+        elif all(process.error for process in live):
             yield f"The consumer of group {name!r} fails: {live[0].error.rstrip('.')}."
         else:
             yield f"Group {name!r} has not handled it yet."

@@ -167,13 +167,13 @@ def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
     for name in client:
         if name.startswith(OF_SECURITY) and name not in TRANSLATED:
             raise ConfigurationError(f'OPTIONS["CLIENT"] sets {name!r}, which is not translated for clients in Java.')
-    found = {"bootstrap.servers": str(client["bootstrap.servers"])}
+    options = {"bootstrap.servers": str(client["bootstrap.servers"])}
     if "security.protocol" in client:
-        found["security.protocol"] = str(client["security.protocol"]).upper()
+        options["security.protocol"] = str(client["security.protocol"]).upper()
     if VERIFY_HOST in client:
-        found[VERIFY_HOST] = str(client[VERIFY_HOST]).replace("none", "")
-    found |= {name: str(client[name]) for name in SAME if name in client}
-    return found | _login(client) | _certificates(client)
+        options[VERIFY_HOST] = str(client[VERIFY_HOST]).replace("none", "")
+    options |= {name: str(client[name]) for name in SAME if name in client}
+    return options | _login(client) | _certificates(client)
 
 
 def _login(client: Mapping[str, Any]) -> dict[str, str]:
@@ -298,7 +298,7 @@ def _kafka_cluster(alias: str, client: dict[str, Any], using: str, *, but: Colle
         for group in groups().values()
         if group.using == using
     }
-    waiting = {name: found for name, found in waiting.items() if found}
+    waiting = {name: backlog for name, backlog in waiting.items() if backlog}
     try:
         java = java_settings(client) if topics else {}
     except ConfigurationError as error:
@@ -314,9 +314,9 @@ def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:
 
 
 def _max_delay_seconds(topic: str) -> float:
-    found = conf.topic_settings(topic)
-    is_delayed = found.type is TopicType.DELAY
-    return conf.broker_class(found.broker).max_delay.total_seconds() if is_delayed else 0.0
+    settings = conf.topic_settings(topic)
+    is_delayed = settings.type is TopicType.DELAY
+    return conf.broker_class(settings.broker).max_delay.total_seconds() if is_delayed else 0.0
 
 
 def _topics_of(broker: str) -> Sequence[str]:
@@ -344,11 +344,13 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
 
 def _groups(using: str) -> list[AuditedGroup]:
     """Return the groups whose inbox is in this database."""
-    found = []
+    audited_groups = []
     for group in groups().values():
         if group.using == using:
-            found.append(AuditedGroup(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics)))
-    return found
+            audited_groups.append(
+                AuditedGroup(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics))
+            )
+    return audited_groups
 
 
 def _starts_at_latest(topics: Any) -> bool:

@@ -255,7 +255,7 @@ def _now(connection: database.Connection) -> datetime:
 
 def _row(delivery: Delivery, *, is_fifo: bool) -> tuple[object, ...]:
     """Return a delivery's row. On a fifo topic a message keeps its place, so each place is a copy, delivered once."""
-    one = DeliveryInfo.of(delivery)
-    delivery_count = 1 if is_fifo and delivery.pos is not None else one.delivery_count
+    info = DeliveryInfo.of(delivery)
+    delivery_count = 1 if is_fifo and delivery.pos is not None else info.delivery_count
     place = delivery.queue, delivery.pos, delivery_count, delivery.stored_at
-    return one.topic, one.message_id, one.source, one.lane, one.number, delivery.key, delivery.tag, *place
+    return info.topic, info.message_id, info.source, info.lane, info.number, delivery.key, delivery.tag, *place

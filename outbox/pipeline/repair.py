@@ -89,7 +89,7 @@ def plan(finding: AuditFinding, using: str) -> ResendPlan:
             arrived = {row[0] for row in inbox.execute(question, [finding.consumer_group, list(known)]).fetchall()}
             again.refuse(reason, len(arrived))
             known -= arrived
-    again.ids = [one for one in ids if one in known]
+    again.ids = [message_id for message_id in ids if message_id in known]
     return again
 
 
@@ -108,7 +108,7 @@ def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
         connection = database.raw(using)
         if finding.stage == Stage.INBOX:
             group, topic = finding.consumer_group, finding.topic
-            deliver_again((Undelivered(group, using, topic, None, None, one) for one in again.ids), by=by)
+            deliver_again((Undelivered(group, using, topic, None, None, message_id) for message_id in again.ids), by=by)
         else:
             _send(again, connection, finding.run.as_of or finding.run.started_at)
         if again.ids:
@@ -146,7 +146,7 @@ def _is_scattered(finding: AuditFinding) -> bool:
 def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> list[UUID]:
     """Return the messages of a finding by their numbers, or by the ids in the finding if they have no numbers."""
     if finding.lane is None:
-        named = [uuid_of(one) for one in finding.message_ids]
+        named = [uuid_of(message_id) for message_id in finding.message_ids]
         again.refuse(NOT_NAMED, finding.count - len(named))
         return named[:MAX_MESSAGES]
     span = {"lane": finding.lane, "first": finding.first_number, "last": finding.last_number}
@@ -167,18 +167,18 @@ def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> N
 
 def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages to send, by a description of topic and stage."""
-    found: dict[str, int] = {}
-    for one in plans:
-        where = f"group {one.finding.consumer_group}" if one.finding.consumer_group else one.finding.stage
-        place = f"{one.finding.topic}, lost at {where}"
-        found[place] = found.get(place, 0) + len(one.ids)
-    return {place: count for place, count in found.items() if count}
+    sums: dict[str, int] = {}
+    for planned in plans:
+        where = f"group {planned.finding.consumer_group}" if planned.finding.consumer_group else planned.finding.stage
+        place = f"{planned.finding.topic}, lost at {where}"
+        sums[place] = sums.get(place, 0) + len(planned.ids)
+    return {place: count for place, count in sums.items() if count}
 
 
 def refusals(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages that cannot be sent again, by reason."""
-    found: dict[str, int] = {}
-    for one in plans:
-        for reason, count in one.refused.items():
-            found[reason] = found.get(reason, 0) + count
-    return found
+    sums: dict[str, int] = {}
+    for planned in plans:
+        for reason, count in planned.refused.items():
+            sums[reason] = sums.get(reason, 0) + count
+    return sums

@@ -106,15 +106,15 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
     def check(self) -> list[Finding]:
-        if found := self.check_settings(self.options, list(self.topics.values())):
-            return found
+        if findings := self.check_settings(self.options, list(self.topics.values())):
+            return findings
         checks = KafkaServerChecks(self._settings, self._name)
         groups_of = {name: topic.groups for name, topic in self.topics.items()}
-        found = [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
-        if all(finding.id == BROKER_WEAK for finding in found):
+        findings = [*checks.problems_of_topics(sorted(self.topics)), *checks.problems_of_groups(groups_of, self._owners)]
+        if all(finding.id == BROKER_WEAK for finding in findings):
             for source, lanes in self.checked_lanes.items():
-                found += [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
-        return found
+                findings += [*checks.problems_of_lanes(source, lanes), *self._lanes.problems(source)]
+        return findings
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return the topics of messages and of markers."""

@@ -136,8 +136,8 @@ def problems_of_client(options: KafkaOptions) -> list[Finding]:
     names = [name for name in options.client if not _refusal(options, without=name)]
     subject = " or ".join(f'OPTIONS["CLIENT"]["{name}"]' for name in names) or 'OPTIONS["CLIENT"]'
     hint = "Its names and values are those of librdkafka."
-    found = risky_option if ".location" in text else wrong_option  # certificates may be missing where the check runs
-    return [found(f"Kafka's client does not take {subject}: {text}.", hint)]
+    finding = risky_option if ".location" in text else wrong_option  # certificates may be missing where the check runs
+    return [finding(f"Kafka's client does not take {subject}: {text}.", hint)]
 
 
 def _refusal(options: KafkaOptions, *, without: str = "") -> str:

@@ -40,11 +40,11 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     read = [place for place in places if place.topic in known]
     ends = read_offsets(options, name, read, OffsetSpec.latest())
     starts = read_offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for place in read:
         start = committed[place] if committed[place] >= 0 else starts[place]
-        found[place.topic] = found.get(place.topic, 0) + max(0, ends[place] - start)
-    return found
+        positions[place.topic] = positions.get(place.topic, 0) + max(0, ends[place] - start)
+    return positions
 
 
 def find_positions(

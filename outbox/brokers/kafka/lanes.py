@@ -95,8 +95,8 @@ class KafkaLanes:
     def look_at(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane and fence nobody out; see `TransactionalSends.look_at_lane`."""
         topic = marker_topic(source)
-        found = find_topic(self._options, self._name, topic, hint=ALLOW)
-        if found is None or len(found.partitions) <= lane:
+        description = find_topic(self._options, self._name, topic, hint=ALLOW)
+        if description is None or len(description.partitions) <= lane:
             return None
         return read_marker(self._options, self._name, topic, lane, is_fenced=False)
 

@@ -57,19 +57,19 @@ class KafkaOptions(BrokerOptions, frozen=True):
 
 def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the options: names and types first, then values."""
-    if found := problems_with(KafkaOptions, raw):
-        return found
+    if findings := problems_with(KafkaOptions, raw):
+        return findings
     options = read_options(KafkaOptions, raw)
-    found = [
+    findings = [
         wrong_option(f'OPTIONS["SERVERS"] has {server!r}, which is not host:port.', 'Write it like "kafka-1:9092".')
         for server in options.servers
         if (read_address(server) or (None, None))[1] is None
     ]
     if not options.servers:
-        found.append(wrong_option('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
-    found.extend(
+        findings.append(wrong_option('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
+    findings.extend(
         wrong_option(f'OPTIONS["CLIENT"] sets {name!r}, which the outbox sets itself.', why)
         for name, why in RESERVED.items()
         if name in options.client
     )
-    return found
+    return findings

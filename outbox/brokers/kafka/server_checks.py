@@ -36,9 +36,9 @@ class KafkaServerChecks:
     def problems_of_topics(self, topics: Sequence[str]) -> list[Finding]:
         """Return what is wrong with topics of messages. Raises BrokerUnavailable."""
         nodes = self._count_nodes()
-        found = describe_topics(self._options, self._name, topics)
-        there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
-        missing = {topic: one for topic, one in found.items() if isinstance(one, KafkaError)}
+        described = describe_topics(self._options, self._name, topics)
+        there = {topic: description for topic, description in described.items() if not isinstance(description, KafkaError)}
+        missing = {topic: description for topic, description in described.items() if isinstance(description, KafkaError)}
         problems = [*_problems_of_missing(missing), *_problems_of_permissions(there)]
         if nodes == 1:
             problems.append(weak(ONE_NODE, ONE_NODE_HINT))
@@ -53,10 +53,10 @@ class KafkaServerChecks:
             owners: the outboxes with the inboxes of groups.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
-        found = describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs}))
-        there = {topic: one for topic, one in found.items() if not isinstance(one, KafkaError)}
+        described = describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs}))
+        there = {topic: description for topic, description in described.items() if not isinstance(description, KafkaError)}
         problems: list[Finding] = []
-        if unread := [topic for topic, one in there.items() if not may(one, AclOperation.READ)]:
+        if unread := [topic for topic, description in there.items() if not may(description, AclOperation.READ)]:
             problems.append(misconfigured(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
         return [*problems, *self._problems_of_owners(pairs, there, owners)]
 
@@ -85,10 +85,10 @@ class KafkaServerChecks:
         """
         topic = marker_topic(source)
         nodes = self._count_nodes()
-        found = describe_topics(self._options, self._name, [topic, STATE])
-        there = {name: one for name, one in found.items() if not isinstance(one, KafkaError)}
+        described = describe_topics(self._options, self._name, [topic, STATE])
+        there = {name: description for name, description in described.items() if not isinstance(description, KafkaError)}
         problems: list[Finding] = []
-        marker = found[topic]
+        marker = described[topic]
         if isinstance(marker, KafkaError):
             if marker.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 problems.append(misconfigured(f"This user may not see the marker topic {topic!r}.", ALLOW))
@@ -107,14 +107,16 @@ class KafkaServerChecks:
     def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Finding]:
         """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
         settings = read_settings(self._options, self._name, list(topics))
-        replicas = {topic: min(len(partition.replicas) for partition in found.partitions) for topic, found in topics.items()}
-        in_sync = {topic: int(found["min.insync.replicas"]) for topic, found in settings.items() if found}
+        replicas = {
+            topic: min(len(partition.replicas) for partition in description.partitions) for topic, description in topics.items()
+        }
+        in_sync = {topic: int(values["min.insync.replicas"]) for topic, values in settings.items() if values}
         if blocked := [topic for topic, least in in_sync.items() if least > replicas[topic]]:
             yield misconfigured(
                 f"{_named(blocked)} cannot be written to: min.insync.replicas is higher than the number of replicas.",
                 "Add replicas, or lower min.insync.replicas.",
             )
-        if unclean := [topic for topic, found in settings.items() if found.get("unclean.leader.election.enable") == "true"]:
+        if unclean := [topic for topic, values in settings.items() if values.get("unclean.leader.election.enable") == "true"]:
             yield weak(
                 f"{_named(unclean)} may lose confirmed messages, or leave transactions open: unclean leader elections are on.",
                 "Set unclean.leader.election.enable=false.",
@@ -130,7 +132,7 @@ class KafkaServerChecks:
                     f"{_named(thin)} may lose confirmed messages with a node: one replica is enough to confirm them.",
                     f"Set min.insync.replicas={IN_SYNC}.",
                 )
-        if unknown := [topic for topic, found in settings.items() if not found and topic != STATE]:
+        if unknown := [topic for topic, values in settings.items() if not values and topic != STATE]:
             yield weak(
                 f"The settings of {_named(unknown, 'topic')} were not checked: this user may not see them.",
                 "Allow it DescribeConfigs on them.",
@@ -158,7 +160,7 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
 
 
 def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Finding]:
-    if denied := [topic for topic, one in topics.items() if not may(one, AclOperation.WRITE)]:
+    if denied := [topic for topic, description in topics.items() if not may(description, AclOperation.WRITE)]:
         yield misconfigured(
             f"This user may not write to {_named(denied, 'topic')}.", "Allow it Write there. Messages wait meanwhile."
         )

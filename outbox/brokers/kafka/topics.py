@@ -127,7 +127,7 @@ def read_settings(options: KafkaOptions, name: str, topics: Sequence[str]) -> di
     settings: dict[str, Mapping[str, str]] = {}
     for resource, answer in asked.items():
         try:
-            settings[resource.name] = {setting: str(one.value) for setting, one in answer.result(2 * ANSWER_SECONDS).items()}
+            settings[resource.name] = {setting: str(entry.value) for setting, entry in answer.result(2 * ANSWER_SECONDS).items()}
         except (KafkaException, TimeoutError):
             settings[resource.name] = {}
     return settings

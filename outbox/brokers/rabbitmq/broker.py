@@ -69,24 +69,24 @@ class RabbitMQBroker(GivesUp, ListsResources):
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return what is wrong with the OPTIONS, else topics that cannot be served, and groups of topics that are not there."""
-        if found := problems(options):
-            return found
+        if findings := problems(options):
+            return findings
         names = {topic.name for topic in topics}
-        found = [
+        findings = [
             wrong_option(
                 f'OPTIONS["GROUPS"] names topic {name!r}, which this broker does not have.', "Correct it, or add the topic."
             )
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
-        found += unlike_registered(read_options(RabbitMQOptions, options), topics)
+        findings += unlike_registered(read_options(RabbitMQOptions, options), topics)
         for topic in topics:
             if topic.retention > topology.MAX_RETENTION:
                 text = (
                     f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, and RabbitMQ declares no queue with it.'
                 )
-                found.append(wrong_option(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
-        return found
+                findings.append(wrong_option(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
+        return findings
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
@@ -104,8 +104,8 @@ class RabbitMQBroker(GivesUp, ListsResources):
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
-        if found := self.check_settings(self.options, list(self.topics.values())):
-            return found
+        if findings := self.check_settings(self.options, list(self.topics.values())):
+            return findings
         return ServerChecks(self._settings, self._questions, self.topics.values(), self._owners).problems()
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:

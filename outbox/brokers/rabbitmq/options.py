@@ -44,22 +44,22 @@ class RabbitMQOptions(BrokerOptions, frozen=True):
 
 def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the options: names and types first, then values."""
-    if found := problems_with(RabbitMQOptions, raw):
-        return found
+    if findings := problems_with(RabbitMQOptions, raw):
+        return findings
     options = read_options(RabbitMQOptions, raw)
-    found = [
+    findings = [
         wrong_option(f'OPTIONS["NODES"] has {node!r}, which is not host:port.', 'Write it like "rabbit-1:5672".')
         for node in options.nodes
         if read_address(node) is None
     ]
     if not options.nodes:
-        found.append(wrong_option('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
+        findings.append(wrong_option('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
     if options.heartbeat > LONGEST_HEARTBEAT:
         text = f'OPTIONS["HEARTBEAT"] is {options.heartbeat}, which AMQP cannot express.'
-        found.append(wrong_option(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
+        findings.append(wrong_option(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
     if not options.virtual_host:
-        found.append(wrong_option('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
-    found.extend(
+        findings.append(wrong_option('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
+    findings.extend(
         wrong_option(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {LONGEST_NAME} bytes.")
         for topic, names in options.groups.items()
         for name in names
@@ -67,11 +67,11 @@ def problems(raw: Mapping[str, Any]) -> list[Finding]:
     )
     if options.management_url and not URL.fullmatch(options.management_url):
         text = f'OPTIONS["MANAGEMENT_URL"] is {options.management_url!r}, which is not a URL.'
-        found.append(wrong_option(text, 'Write it like "http://rabbit-1:15672".'))
+        findings.append(wrong_option(text, 'Write it like "http://rabbit-1:15672".'))
     if options.tls_ca_file and not (options.tls and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
-        found.append(wrong_option(text, "Give the path of a PEM file, and TLS=True."))
-    return found
+        findings.append(wrong_option(text, "Give the path of a PEM file, and TLS=True."))
+    return findings
 
 
 def with_groups(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> RabbitMQOptions:

@@ -77,15 +77,15 @@ class ServerChecks:
         try:
             with self._connection.use():  # if no node answers, that is the problem
                 pass
-            found = [*self._problems_of_nodes()]
+            findings = [*self._problems_of_nodes()]
             with self._connection.use() as connection:
                 channel = connection.channel()
                 declared = [*self._problems_of_declarations(channel)]
-                found += declared or self._permissions.problems_of_groups(channel, self._groups())
-                found += self._problems_of_owners(channel)
+                findings += declared or self._permissions.problems_of_groups(channel, self._groups())
+                findings += self._problems_of_owners(channel)
                 channel.close()
-            found += problems_of_queues(self._options, [(topic.name, group) for topic, group in self._groups()])
-            return found + self._problems_of_publishing()
+            findings += problems_of_queues(self._options, [(topic.name, group) for topic, group in self._groups()])
+            return findings + self._problems_of_publishing()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not answer: {describe(error)}.") from error
 

@@ -134,12 +134,12 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
         Brokers and consumer groups are checked only if OPTIONS name the brokers' own ports.
         """
-        if found := problems(self.options):
-            return found
-        found = problems_of_topics(self._settings, list(self.topics.values()))
-        found += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
-        found += self._problems_of_owners()
-        return [*found, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
+        if findings := problems(self.options):
+            return findings
+        findings = problems_of_topics(self._settings, list(self.topics.values()))
+        findings += [problem for topic in self.topics.values() if (problem := self._problem_of(topic))]
+        findings += self._problems_of_owners()
+        return [*findings, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return topics and groups, on each broker that is known. Raises BrokerCannotTell if OPTIONS name no brokers' ports."""

@@ -41,23 +41,23 @@ class RocketMQOptions(BrokerOptions, frozen=True):
 
 def problems(raw: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with the options: names and types first, then values."""
-    if found := problems_with(RocketMQOptions, raw):
-        return found
+    if findings := problems_with(RocketMQOptions, raw):
+        return findings
     options = read_options(RocketMQOptions, raw)
     named = [("ENDPOINTS", endpoint) for endpoint in options.endpoints.split(";")]
     named += [("NAME_SERVERS", name_server) for name_server in options.name_servers]
     named += [("BROKER_ADDRESSES", broker_address) for broker_address in options.broker_addresses.values()]
-    found = [
+    findings = [
         wrong_option(f'OPTIONS["{name}"] has {text!r}, which is not host:port.', 'Write it like "127.0.0.1:8081".')
         for name, text in named
         if (address := read_address(text)) is None or address[1] is None
     ]
     if bool(options.access_key) != bool(options.secret_key):
-        found.append(wrong_option("OPTIONS has only one of ACCESS_KEY and SECRET_KEY.", "Set both, or neither."))
+        findings.append(wrong_option("OPTIONS has only one of ACCESS_KEY and SECRET_KEY.", "Set both, or neither."))
     if options.tls_ca_file and not ((options.tls or options.broker_tls) and Path(options.tls_ca_file).is_file()):
         text = f'OPTIONS["TLS_CA_FILE"] is {options.tls_ca_file!r}; there is no such file, or TLS is off.'
-        found.append(wrong_option(text, "Set it to the path of a PEM file, and set TLS or BROKER_TLS to True."))
-    return found
+        findings.append(wrong_option(text, "Set it to the path of a PEM file, and set TLS or BROKER_TLS to True."))
+    return findings
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -27,15 +27,15 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         levels = []
-        found = []
+        findings = []
         for finding in check():
             levels.append(finding.level_name)
-            found.append(finding.as_dict())
+            findings.append(finding.as_dict())
             if not options["json"]:
                 self.stdout.write(_as_text(finding))
                 self.stdout.flush()
         if options["json"]:
-            self.stdout.write(json.dumps({"findings": found}))
+            self.stdout.write(json.dumps({"findings": findings}))
         if worst := max(map(list(SIGNS).index, levels), default=0):
             raise SystemExit(worst)
 

@@ -78,9 +78,9 @@ def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: 
     details: dict[str, Any] = {}
     status = 200
     try:
-        found = find_archived(router.db_for_read(MessageRow), message_id)
-        details = _details(model_admin, request, found) if found else {"day": day_of(message_id)}
-        status = 200 if found else 404
+        archived = find_archived(router.db_for_read(MessageRow), message_id)
+        details = _details(model_admin, request, archived) if archived else {"day": day_of(message_id)}
+        status = 200 if archived else 404
     except PipelineError as error:
         details, status = {"error": shown(str(error), 1000)}, 503
     context = {
@@ -110,8 +110,8 @@ def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessa
         "age": since(row["created_at"]),
         "commit": found.commit,
         "handled": [
-            {"group": shown(one["consumer_group"], 100), "at": one["handled_at"], "delivery_count": one["delivery_count"]}
-            for one in found.handled
+            {"group": shown(row["consumer_group"], 100), "at": row["handled_at"], "delivery_count": row["delivery_count"]}
+            for row in found.handled
         ],
         **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),
     }

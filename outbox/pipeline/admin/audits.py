@@ -74,14 +74,14 @@ def latency_and_backlog(
             }
             for one in worst
         ],
-        "backlog_drawings": [_backlog(nth, one) for nth, one in enumerate(worst[:DRAWN]) if one.minutes],
+        "backlog_drawings": [_backlog(nth, backlog) for nth, backlog in enumerate(worst[:DRAWN]) if backlog.minutes],
         "shares": [f"p{share * 100:g}" for share in SHARES],
         "latencies": [
-            {"topic": one.hop[0], "hop": one.hop[1], "group": one.hop[2], "count": one.count}
-            | {"texts": ["" if seconds is None else format_seconds(seconds) for seconds in one.seconds.values()]}
-            for one in latencies
+            {"topic": latency.hop[0], "hop": latency.hop[1], "group": latency.hop[2], "count": latency.count}
+            | {"texts": ["" if seconds is None else format_seconds(seconds) for seconds in latency.seconds.values()]}
+            for latency in latencies
         ],
-        "latency_drawings": [_latency(nth, one) for nth, one in enumerate(latency_series)],
+        "latency_drawings": [_latency(nth, series) for nth, series in enumerate(latency_series)],
         "hidden_hops": max(0, len(latencies) - len(latency_series)),
     }
 
@@ -203,9 +203,9 @@ class AuditRunAdmin(ReadOnlyAdmin):
             "given_up": given_up(run.counts),
             "group_heads": [*OF_GROUPS],
             "groups": [
-                (group, name, [*found.values()])
+                (group, name, [*of_group.values()])
                 for name, counts in sorted(run.counts.items())
-                for group, found in sorted(by_group(counts).items())
+                for group, of_group in sorted(by_group(counts).items())
             ],
             **self._findings(request, run),
             **_latency_and_backlog(self, run),
@@ -242,5 +242,5 @@ def _latency_and_backlog(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str,
         )
         for row in rows
     ]
-    drawn = latency_series(connection, run.pk, [one.hop for one in latencies[:DRAWN]], shares=SHARES_DRAWN)
+    drawn = latency_series(connection, run.pk, [latency.hop for latency in latencies[:DRAWN]], shares=SHARES_DRAWN)
     return latency_and_backlog(model_admin.admin_site, backlogs=backlogs, latencies=latencies, latency_series=drawn)

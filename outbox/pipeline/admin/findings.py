@@ -122,14 +122,14 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     @admin.display(description="")
     def names(self, row: AuditFinding) -> SafeString:
-        links = [message_link(self.admin_site, one) for one in row.message_ids[:2]]
+        links = [message_link(self.admin_site, message_id) for message_id in row.message_ids[:2]]
         return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
 
     @admin.action(description="Send lost messages again", permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
         using = router.db_for_write(AuditFinding)
-        plans = [repair.plan(one, using) for one in queryset.select_related("run").order_by("id")[:AT_ONCE]]
+        plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:AT_ONCE]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
         form = reason_form(request, count=sum(counts.values()), at=as_of(request))
         if form.count and not form.is_valid():
@@ -146,12 +146,12 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
         done = 0
-        for one in plans:
+        for plan in plans:
             with guarded.atomic(using):
-                sent = repair.send(one.finding.pk, using, by=request.user.get_username())
+                sent = repair.send(plan.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
                     text = f"{len(sent.ids)} sent again. Reason: {reason}"
-                    write_log(request, AuditFinding, {str(one.finding.pk): one.finding.text}, text)
+                    write_log(request, AuditFinding, {str(plan.finding.pk): plan.finding.text}, text)
             done += len(sent.ids)
         return done
 
@@ -160,8 +160,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
         counts: dict[str, int] = {}
-        for one in chosen:
-            counts[one.topic] = counts.get(one.topic, 0) + 1
+        for finding in chosen:
+            counts[finding.topic] = counts.get(finding.topic, 0) + 1
         form = reason_form(request, count=len(chosen), at=as_of(request))
         if chosen and not form.is_valid():
             return impact_page(
@@ -175,8 +175,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         using = router.db_for_write(AuditFinding)
         who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
         with guarded.atomic(using):
-            rows = AuditFinding.objects.using(using).filter(pk__in=[one.pk for one in chosen], acknowledged_at=None)
-            done = {str(one.pk): one.text for one in rows.select_for_update()}
+            rows = AuditFinding.objects.using(using).filter(pk__in=[finding.pk for finding in chosen], acknowledged_at=None)
+            done = {str(finding.pk): finding.text for finding in rows.select_for_update()}
             rows.update(**who)
             write_log(request, AuditFinding, done, f"Acknowledged. Note: {note}")
         return len(done)
@@ -198,9 +198,9 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             "text": shown(row.text),
             "note": shown(row.note),
             "run_url": url_of(site, "outbox_pipeline_auditrun_change", row.run_id) if may_see_run else "",
-            "messages_found": [message_link(site, one) for one in row.message_ids[:LINKS_SHOWN]],
+            "messages_found": [message_link(site, message_id) for message_id in row.message_ids[:LINKS_SHOWN]],
             "unnamed": max(0, row.count - min(len(row.message_ids), LINKS_SHOWN)),
-            "abouts": [about_link(site, request, one) for one in row.about[:LINKS_SHOWN]],
+            "abouts": [about_link(site, request, about) for about in row.about[:LINKS_SHOWN]],
             "can": len(planned.ids) if planned else 0,
             "cannot": list(planned.refused.items()) if planned else [],
         }

@@ -24,12 +24,12 @@ OF_GROUPS = {
 
 def by_group(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Return group -> heading -> count, from the counts of a topic; 0 if a run of an older version lacks one."""
-    found: dict[str, dict[str, int]] = {}
+    by_topic: dict[str, dict[str, int]] = {}
     for head, beginning in OF_GROUPS.items():
         for what, count in sorted(counts.items()):
             if what.startswith(beginning):
-                found.setdefault(what.removeprefix(beginning), dict.fromkeys(OF_GROUPS, 0))[head] = count
-    return found
+                by_topic.setdefault(what.removeprefix(beginning), dict.fromkeys(OF_GROUPS, 0))[head] = count
+    return by_topic
 
 
 def given_up(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -37,8 +37,8 @@ def given_up(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [
         f"Group {group!r} has not handled messages of {topic}: {', '.join(parts)}."
         for topic, of_topic in sorted(counts.items())
-        for group, found in sorted(by_group(of_topic).items())
-        if (parts := _parts(found["dead letters"], found["discarded"]))
+        for group, of_group in sorted(by_group(of_topic).items())
+        if (parts := _parts(of_group["dead letters"], of_group["discarded"]))
     ]
 
 

@@ -71,7 +71,7 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for one in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
         known[_place(one)].append(one)
-    return [one for one in run.findings.order_by("pk") if not is_known(one, known[_place(one)])]
+    return [finding for finding in run.findings.order_by("pk") if not is_known(finding, known[_place(finding)])]
 
 
 def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:

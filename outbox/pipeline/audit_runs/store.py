@@ -161,13 +161,13 @@ def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFi
     return [
         AuditFinding(
             run=run,
-            consumer_group=one["group"],
-            first_number=one["first"],
-            last_number=one["last"],
-            message_ids=one["ids"],
-            **{name: one[name] for name in same},
+            consumer_group=finding["group"],
+            first_number=finding["first"],
+            last_number=finding["last"],
+            message_ids=finding["ids"],
+            **{name: finding[name] for name in same},
         )
-        for one in found
+        for finding in found
     ]
 
 

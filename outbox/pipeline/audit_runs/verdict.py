@@ -28,7 +28,7 @@ HOW_TO_MAKE_A_KEY = """python -c 'import secrets; print(secrets.token_urlsafe(32
 
 def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, settle_seconds: float) -> dict[str, Any]:
     """Return the summary of a report that is signed."""
-    found = Counter(f"{one['kind']} at {one['stage']}" for one in report["findings"])
+    kinds = Counter(f"{finding['kind']} at {finding['stage']}" for finding in report["findings"])
     return {
         "run": run,
         "sources": report["sources"],
@@ -37,8 +37,8 @@ def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, s
         "settle_seconds": settle_seconds,
         "counts": report["counts"],
         "foreign": report["foreign"],
-        "found": dict(sorted(found.items())),
-        "is_clean": not found,
+        "found": dict(sorted(kinds.items())),
+        "is_clean": not kinds,
         "code_version": report["code_version"],
         "data_digest": report["digest"],
         "judged_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -59,12 +59,12 @@ def keys() -> list[str]:
     Raises:
         ConfigurationError: a key is too short.
     """
-    found = os.environ.get(VARIABLE, "").split()
-    if any(len(key) < MIN_KEY_CHARACTERS for key in found):
+    keys_of_variable = os.environ.get(VARIABLE, "").split()
+    if any(len(key) < MIN_KEY_CHARACTERS for key in keys_of_variable):
         raise ConfigurationError(
             f"{VARIABLE} holds a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
         )
-    return found
+    return keys_of_variable
 
 
 def sign(text: str) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """Return findings about topics that messages or their places refer to, and that do not exist."""
     is_gone = F.col("topic").startswith(NO_TOPIC)
-    messages, places = (one.where(is_gone).select("topic", "message_id") for one in (history.messages, history.places))
+    messages, places = (frame.where(is_gone).select("topic", "message_id") for frame in (history.messages, history.places))
     ids = F.slice(F.sort_array(F.collect_set("message_id")), 1, config.ids_per_finding)
     rows = messages.unionAll(places).groupBy("topic").agg(F.count_distinct("message_id").alias("n"), ids.alias("ids"))
     return [unknown_topic(row.topic, row.n, row.ids) for row in rows.collect()]
@@ -66,7 +66,7 @@ class Report:
         """Return the report as a dict for JSON."""
         return {
             "as_of": self.as_of.isoformat(),
-            "findings": [one.as_dict() for one in self.findings],
+            "findings": [finding.as_dict() for finding in self.findings],
             "counts": self.counts,
             "foreign": self.foreign,
         }
@@ -94,7 +94,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     with steps("messages of findings"):
         findings = with_messages(spark, config, history, lanes.findings)
     findings += ids.result()
-    findings += [as_finding(one) for one in history.broken]
+    findings += [as_finding(broken) for broken in history.broken]
     return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign)
 
 

@@ -40,13 +40,13 @@ HAPPENED = pa.schema(
 
 def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the counts per minute of a part of a frame."""
-    found = RowCounter(HAPPENED)
+    counter = RowCounter(HAPPENED)
     for batch in batches:
         at, has_one = times_of(batch, "at")
         group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
         texts = [constant(frame, len(batch)), group, coded(batch, "topic")]
-        found.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
-    yield from found.batches()
+        counter.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
+    yield from counter.batches()
 
 
 def tried(failed: DataFrame) -> DataFrame:
@@ -89,7 +89,7 @@ def backlog_report(spark: SparkSession, config: PipelineConfig, history: History
     for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.failures])
     last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
-    known = {pair: up_to(found, last) for pair, found in minutes.items()}
+    known = {pair: up_to(by_minute, last) for pair, by_minute in minutes.items()}
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
@@ -115,8 +115,8 @@ def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]
 
 
 def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[list[Any]]) -> dict[str, Any]:
-    found = backlog_states(minutes)
-    last = found[-1]
+    states = backlog_states(minutes)
+    last = states[-1]
     return {
         "group": group,
         "topic": topic,
@@ -125,5 +125,5 @@ def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[l
         "cause": last.cause,
         "onset": None if last.onset is None else datetime.fromtimestamp(last.onset * 60, UTC).isoformat(),
         "most_repeated": again,
-        "minutes": [[one.minute * 60, one.backlog, one.growth, one.cause] for one in found],
+        "minutes": [[state.minute * 60, state.backlog, state.growth, state.cause] for state in states],
     }

@@ -18,7 +18,7 @@ SHARES = (0.5, 0.95, 0.99, 0.999)
 
 def add(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
     """Return the sum of two histograms, bin -> count."""
-    return {one: left.get(one, 0) + right.get(one, 0) for one in {*left, *right}}
+    return {edge: left.get(edge, 0) + right.get(edge, 0) for edge in {*left, *right}}
 
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
@@ -27,11 +27,11 @@ def percentile(histogram: Mapping[int, int], share: float) -> float | None:
 
     Negative latencies are ignored.
     """
-    bins = sorted((one, n) for one, n in histogram.items() if one != BACKWARDS and n)
+    bins = sorted((edge, n) for edge, n in histogram.items() if edge != BACKWARDS and n)
     wanted = share * sum(n for _, n in bins)
     seen = 0
-    for one, n in bins:
+    for edge, n in bins:
         seen += n
         if seen >= wanted:
-            return 1e-6 if one == INSTANT else 2 ** ((one - 0.5) / BINS_PER_DOUBLING) / 1e6
+            return 1e-6 if edge == INSTANT else 2 ** ((edge - 0.5) / BINS_PER_DOUBLING) / 1e6
     return None

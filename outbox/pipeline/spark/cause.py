@@ -58,11 +58,11 @@ class BacklogState:
 def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
     """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
     first = last - LONGEST
-    old = [one for one in minutes if one.minute < first]
-    within = [one for one in minutes if first <= one.minute <= last]
+    old = [minute for minute in minutes if minute.minute < first]
+    within = [minute for minute in minutes if first <= minute.minute <= last]
     if not old:
         return within
-    waiting = sum(one.produced - one.consumed for one in old)
+    waiting = sum(minute.produced - minute.consumed for minute in old)
     return [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
 
 
@@ -70,10 +70,10 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     """Return the backlog after each minute, from the first to the last, including minutes without messages."""
     if not minutes:
         return []
-    by_minute = {one.minute: one for one in minutes}
+    by_minute = {minute.minute: minute for minute in minutes}
     first, last = min(by_minute), max(by_minute)
     span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(first, last + 1)]
-    found: list[BacklogState] = []
+    states: list[BacklogState] = []
     backlog = 0
     for place, one in enumerate(span):
         backlog += one.produced - one.consumed
@@ -81,14 +81,14 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
         cause = _cause(now, before)
         onset = None
         if cause is not BacklogCause.NONE:
-            episode = found[-1] if found and found[-1].cause is not BacklogCause.NONE else None
+            episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
             onset = episode.onset if episode else _onset(span, place)
             # The cause of an episode may not be visible in its first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
         length = min(CURRENT, place + 1)
-        found.append(BacklogState(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
-    return found
+        states.append(BacklogState(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
+    return states
 
 
 def _baseline(span: Sequence[BacklogMinute], place: int) -> Sequence[BacklogMinute]:
@@ -97,7 +97,9 @@ def _baseline(span: Sequence[BacklogMinute], place: int) -> Sequence[BacklogMinu
 
 
 def _sums(minutes: Sequence[BacklogMinute]) -> Mapping[str, float]:
-    sums: dict[str, float] = {name: sum(getattr(one, name) for one in minutes) for name in ("produced", "deliveries", "consumed")}
+    sums: dict[str, float] = {
+        name: sum(getattr(minute, name) for minute in minutes) for name in ("produced", "deliveries", "consumed")
+    }
     return {**sums, "minutes": len(minutes)}
 
 

@@ -77,11 +77,11 @@ def times_of(batch: pa.RecordBatch, name: str) -> tuple[Ints, Bools]:
 
 def micros_of(batch: pa.RecordBatch, *names: str, missing: int = 0) -> Ints:
     """Return microseconds since 1970 of the first of these columns that is not NULL, else `missing`."""
-    found: Ints = np.full(batch.num_rows, missing, np.int64)
+    values: Ints = np.full(batch.num_rows, missing, np.int64)
     for name in reversed(names):
         times, has_one = times_of(batch, name)
-        found = times if has_one.all() else np.where(has_one, times, found)
-    return found
+        values = times if has_one.all() else np.where(has_one, times, values)
+    return values
 
 
 def _filled(column: pa.Array, value: int) -> Any:

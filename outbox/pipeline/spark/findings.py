@@ -79,11 +79,11 @@ class Breach:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON; values that do not apply are None."""
-        found = asdict(self)
+        fields = asdict(self)
         for name in ("lane", "first", "last"):
             if self.first < 0 and self.lane < 0:
-                found[name] = None
-        return {**found, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
+                fields[name] = None
+        return {**fields, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
         """Return the finding as one line."""

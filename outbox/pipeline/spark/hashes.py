@@ -206,10 +206,10 @@ def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 def row_hashes(frame: str, batch: pa.RecordBatch) -> Hashes:
     """Return the hashes of a frame's rows."""
-    found: Hashes = np.zeros(len(batch), np.uint64)
+    hashes: Hashes = np.zeros(len(batch), np.uint64)
     for name in DIGESTED[frame]:
-        found = mixed(found ^ _hashes(batch, name))
-    return found
+        hashes = mixed(hashes ^ _hashes(batch, name))
+    return hashes
 
 
 def _hashes(batch: pa.RecordBatch, name: str) -> Hashes:

@@ -118,8 +118,8 @@ def opened(file: str) -> Iterator[Any]:
     address = urlsplit(file)  # Spark does not escape non-ASCII characters
     known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
     filesystem, path = FileSystem.from_uri(known.geturl())
-    with filesystem.open_input_file(path) as found:
-        yield found
+    with filesystem.open_input_file(path) as stream:
+        yield stream
 
 
 def can_be_opened(files: Sequence[str]) -> bool:
@@ -198,11 +198,11 @@ class History:
 
     def marks_list(self) -> list[Mark]:
         """Return all marks. Raises HistoryError if a lane has two."""
-        found = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
-        lanes = {(mark.source, mark.topic, mark.lane) for mark in found}
-        if len(lanes) != len(found):
+        marks = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
+        lanes = {(mark.source, mark.topic, mark.lane) for mark in marks}
+        if len(lanes) != len(marks):
             raise HistoryError("The history has two marks for one lane, so it mixes two histories. Read it again.")
-        return found
+        return marks
 
     def since(self, first_id: str) -> History:
         """Return the history without messages of lower ids. Marks are unchanged."""
@@ -223,26 +223,26 @@ def open_history(spark: SparkSession, folder: str) -> History:
     frames = {}
     for name, schema in FRAMES.items():
         frame = _read_frame(spark, f"{folder}/{name}")
-        found = {column.name: column.dataType for column in frame.schema}
+        types = {column.name: column.dataType for column in frame.schema}
         for column in schema:
-            if column.name not in found:
+            if column.name not in types:
                 raise HistoryError(
                     f"The frame {name!r} in {folder} has no column {column.name!r}: it was written by another version. "
                     "Write the history again with this one."
                 )
-            if found[column.name] != column.dataType:
+            if types[column.name] != column.dataType:
                 raise HistoryError(
-                    f"The column {column.name!r} of {name!r} in {folder} is {found[column.name].simpleString()}, not "
+                    f"The column {column.name!r} of {name!r} in {folder} is {types[column.name].simpleString()}, not "
                     f"{column.dataType.simpleString()}. Write the history again with this version."
                 )
         frames[name] = frame.select(*schema.names)
     recorded = {
         topic: Recorded(_time(began), _time(until), why) for topic, (began, until, why) in metadata.get("recorded", {}).items()
     }
-    files = {name: found for name, frame in frames.items() if can_be_opened(found := frame.inputFiles())}
+    files = {name: paths for name, frame in frames.items() if can_be_opened(paths := frame.inputFiles())}
     whose = frozenset(metadata["sources"]), datetime.fromisoformat(metadata["as_of"])
     owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in metadata.get("owed", [])}
-    broken = [Broken(**{**one, "ids": tuple(one["ids"])}) for one in metadata.get("broken", [])]
+    broken = [Broken(**{**entry, "ids": tuple(entry["ids"])}) for entry in metadata.get("broken", [])]
     judged_since = _time(metadata.get("judged_since"))
     history = History(
         frames,
@@ -298,7 +298,10 @@ def write_metadata(
     broken: Iterable[Broken] = (),
 ) -> None:
     """Write the metadata of a history, after its frames. Without it the folder is not a history."""
-    times = {topic: [_text(one.began), _text(one.until), one.why] for topic, one in (recorded or {}).items()}
+    times = {
+        topic: [_text(recorded_topic.began), _text(recorded_topic.until), recorded_topic.why]
+        for topic, recorded_topic in (recorded or {}).items()
+    }
     metadata = {
         "sources": sorted(sources),
         "as_of": _text(as_of),
@@ -306,7 +309,7 @@ def write_metadata(
         "recorded": times,
         "judged_since": _text(judged_since),
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
-        "broken": [asdict(one) for one in broken],
+        "broken": [asdict(row) for row in broken],
     }
     _write_text(spark, folder, json.dumps(metadata))
 
@@ -326,12 +329,12 @@ def _time(text: str | None) -> Any:
 def _read_metadata(spark: SparkSession, folder: str) -> dict[str, Any]:
     try:
         lines = spark.read.text(f"{folder}/{METADATA}").collect()
-        found: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
+        metadata: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
     except (PySparkException, ValueError) as error:
         raise HistoryError(
             f"There is no history in {folder}: {METADATA} cannot be read. It is written last; the writer may have been stopped."
         ) from error
-    return found
+    return metadata
 
 
 def _read_frame(spark: SparkSession, path: str) -> DataFrame:

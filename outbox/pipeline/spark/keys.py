@@ -112,20 +112,20 @@ class Keys:
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Return the columns to read, by frame."""
-        found: dict[str, tuple[str, ...]] = {}
+        values: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
                 at = ("at",) if self.since_micros is not None and frame != "places" else ()
-                found[frame] = tuple(dict.fromkeys((*found.get(frame, ()), *columns, *at)))
-        return found
+                values[frame] = tuple(dict.fromkeys((*values.get(frame, ()), *columns, *at)))
+        return values
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the digests of a part of a frame."""
-        found = Digest()
+        digest = Digest()
         for batch in batches:
             for side in self._sides(frame, batch):
-                found.add(side.pair, side.sign, side.hashes)
-        yield from found.batches()
+                digest.add(side.pair, side.sign, side.hashes)
+        yield from digest.batches()
 
     def candidates(
         self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
@@ -154,11 +154,11 @@ class Keys:
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
-        for label in {label for one in self.business for label in (one.about, *one.also)}:
+        for label in {label for rows in self.business for label in (rows.about, *rows.also)}:
             starts = pc.starts_with(about, f"{label}:").fill_null(False).to_numpy(zero_copy_only=False)
-            found = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
-            entry = np.minimum(entry, found if starts.all() else np.where(starts, found, len(self.business)))
-            for index in {index for index, one in enumerate(self.business) if label in one.also}:
+            entries = self._entries(label, topic.values, kind.values)[topic.codes, kind.codes]
+            entry = np.minimum(entry, entries if starts.all() else np.where(starts, entries, len(self.business)))
+            for index in {index for index, rows in enumerate(self.business) if label in rows.also}:
                 key = pc.utf8_slice_codeunits(about, len(label))
                 of_parent = pc.binary_join_element_wise(self.business[index].about, key, "")
                 about = pc.if_else(pa.array(starts & (entry == index)), of_parent, about)
@@ -167,15 +167,15 @@ class Keys:
         if not (is_expected := entry < len(self.business)).all():
             columns = [name for name in batch.schema.names if name != "message_id"]  # not needed here, and the longest column
             batch, entry = batch.select(columns).filter(pa.array(is_expected)), entry[is_expected]
-        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [one.name for one in self.business]))
+        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [rows.name for rows in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
         """Return for each topic and type the first entry with a label, else the first whose model has a child with it."""
-        found: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
+        entries: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
         for index, one in sorted(enumerate(self.business), key=lambda entry: (entry[1].about == label, -entry[0])):
             if label in (one.about, *one.also) and one.topic in topics:
-                found[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
-        return found
+                entries[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
+        return entries
 
     def _about(self, sign: int, batch: pa.RecordBatch, subjects: pa.Array) -> Side:
         subject = coded(pa.RecordBatch.from_arrays([subjects], ["subject"]), "subject")

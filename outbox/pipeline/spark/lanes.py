@@ -289,14 +289,14 @@ def judge(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -> Iterato
     numbers = np.arange(bucket * BUCKET + 1, (bucket + 1) * BUCKET + 1)
     is_audited = numbers >= lane.first
     is_given_out = is_audited & (numbers <= lane.last)
-    sets = {role: found.bits & is_audited for role, found in roles.items()}
+    sets = {role: flags.bits & is_audited for role, flags in roles.items()}
 
     def of(wanted: Iterable[int]) -> Bools:
-        found: Bools = np.zeros(BUCKET, bool)
+        flags: Bools = np.zeros(BUCKET, bool)
         for role in wanted:
             if role in sets:
-                found |= sets[role]
-        return found
+                flags |= sets[role]
+        return flags
 
     placed, stored = of(PLACES_OF), of(BROKERS_OF)
     handled = {group: of([of_group(group, InGroup.HANDLED)]) for group in lane.groups}
@@ -325,8 +325,8 @@ def judge(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -> Iterato
         yield from runs(FindingKind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         begin = roles[of_group(group, InGroup.HANDLED)].lowest if handled[group].any() else 0
         yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", begin, 0, int((handled[group] & ~discarded).sum()))
-        for what, found in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
-            yield _count(Stage.INBOX, f"{what}{name}", found)
+        for what, flags in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
+            yield _count(Stage.INBOX, f"{what}{name}", flags)
     for stage, what, repeated in _repeats(lane, roles):
         yield from runs(FindingKind.DUPLICATED, stage, what, repeated & is_audited)
     yield from _from_the_future(lane, roles)
@@ -352,9 +352,9 @@ def _repeats(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[tuple[St
         (Stage.BROKER, "", BROKERS_OF),
         *((Stage.INBOX, name, [of_group(group, InGroup.HANDLED)]) for group, name in lane.groups.items()),
     ):
-        found = [roles[role] for role in wanted if role in roles]
-        if found:
-            yield stage, what, reduce(operator.or_, found).repeated
+        present = [roles[role] for role in wanted if role in roles]
+        if present:
+            yield stage, what, reduce(operator.or_, present).repeated
 
 
 def _from_the_future(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
@@ -488,8 +488,8 @@ def _judge_bucket(
             yield *name, IS_UNKNOWN, "", str(cell["role"]), cell["lowest"], cell["highest"], cell["n"]
         return
     yield *name, IS_SEEN, "", "", bucket, bucket, sum(cell["n"] for cell in cells)
-    for one in judge(lanes[name], bucket, roles_in(cells)):
-        yield *name, one.kind, one.stage, one.what, one.first, one.last, one.count
+    for finding in judge(lanes[name], bucket, roles_in(cells)):
+        yield *name, finding.kind, finding.stage, finding.what, finding.first, finding.last, finding.count
 
 
 def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Mark]:
@@ -580,7 +580,11 @@ def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings
         if row.kind is None and row.what.startswith(HANDLED_BY) and row.n:
             lane = row.source, row.topic, row.lane, row.what.removeprefix(HANDLED_BY)
             begin[lane] = min(row.first, begin.get(lane, row.first))
-    for one in findings:
-        first_seen = begin.get((one.source, one.topic, one.lane, one.group))
-        if one.group not in late or one.kind is not FindingKind.LOST or (first_seen is not None and one.first >= first_seen):
-            yield one
+    for finding in findings:
+        first_seen = begin.get((finding.source, finding.topic, finding.lane, finding.group))
+        if (
+            finding.group not in late
+            or finding.kind is not FindingKind.LOST
+            or (first_seen is not None and finding.first >= first_seen)
+        ):
+            yield finding

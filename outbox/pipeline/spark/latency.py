@@ -74,7 +74,7 @@ class Latency:
         Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
         stored), `handle` (publish to handled, by group).
         """
-        found = RowCounter(HISTOGRAM)
+        counter = RowCounter(HISTOGRAM)
         for batch in batches:
             topic = coded(batch, "topic")
             for hop in HOPS[frame](batch):
@@ -82,8 +82,8 @@ class Latency:
                 counts = has_start & has_end & hop.is_one
                 texts = [topic, constant(hop.name, len(batch)), hop.group or constant("", len(batch))]
                 numbers = [end // MINUTE, self._bins(end - start)]
-                found.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
-        yield from found.batches()
+                counter.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
+        yield from counter.batches()
 
     def _bins(self, micros: Ints) -> Ints:
         doublings = np.floor(np.log2(np.maximum(micros, 1)) * BINS_PER_DOUBLING).astype(np.int64)
@@ -115,8 +115,8 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
     A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
     """
     count = Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
-    found = scan(spark, history, COLUMNS, count, HISTOGRAM)
-    rows = found.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
+    histograms = scan(spark, history, COLUMNS, count, HISTOGRAM)
+    rows = histograms.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
     whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
     for row in rows:
         key = row.topic, row.hop, row.consumer_group

@@ -105,8 +105,8 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
                     "first": first,
                     "last": last,
                     "numbers": len(of_span),
-                    "n": sum(_too_many(kind, one) for one in of_span),
-                    "ids": [one for row in of_span[:ids] for one in sorted(row["message_id_distinct"])[:ids]],
+                    "n": sum(_too_many(kind, row) for row in of_span),
+                    "ids": [message_id for row in of_span[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
                 }
 
 
@@ -116,7 +116,7 @@ def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[st
         return
     before = (found[0]["number"] - 1) // BUCKET * BUCKET + 1
     there: Bools = np.zeros(BUCKET, bool)
-    there[[one["number"] - before for one in found]] = True
+    there[[row["number"] - before for row in found]] = True
     at = 0
     for first, last, many in runs_of(there):
         yield before + first, before + last, found[at : at + many]
@@ -179,15 +179,19 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
     if "inbox" in columns:
         columns["inbox"] = (*columns["inbox"], "consumer_group")
     select = _row_filter(
-        {frame: one.index() for frame, one in named.items()}, {frame: one.index() for frame, one in repeated.items()}
+        {frame: ranges.index() for frame, ranges in named.items()}, {frame: ranges.index() for frame, ranges in repeated.items()}
     )
     rows = scan(spark, history, columns, select, ROW)
     looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).collect()
-    dirty = {(one.stage, one.source, one.topic, one.lane, one.group) for one in findings if _is_repeated(one)}
-    found = [one for one in findings if not _is_repeated(one)]
+    dirty = {
+        (finding.stage, finding.source, finding.topic, finding.lane, finding.group)
+        for finding in findings
+        if _is_repeated(finding)
+    }
+    found = [finding for finding in findings if not _is_repeated(finding)]
     found += [one for row in looked_up if row.kind and _where(one := _repeat(row)) in dirty]
     ids = {(row.source, row.topic, row.lane, row.first): row.ids[0] for row in looked_up if not row.kind}
-    return [_with_ids(config, one, ids) for one in merge(found)]
+    return [_with_ids(config, finding, ids) for finding in merge(found)]
 
 
 def _is_repeated(one: Breach) -> bool:
@@ -202,14 +206,16 @@ def _wanted(config: PipelineConfig, findings: Iterable[Breach]) -> tuple[dict[st
     """Return the numbers to look up, by frame: those whose ids are wanted, and repeated ones."""
     named: dict[str, NumberRanges] = {}
     repeated: dict[str, NumberRanges] = {}
-    for one in findings:
-        lane = (one.source, one.topic, one.lane)
-        if _is_repeated(one):
-            repeated.setdefault(FRAME_OF[one.stage], NumberRanges()).add(lane, one.first, one.last)
-        elif not (one.lane < 0 or one.kind in NAMELESS or (one.kind is FindingKind.LOST and one.stage is Stage.OUTBOX)):
-            for frame in _where_to_look(one):
+    for finding in findings:
+        lane = (finding.source, finding.topic, finding.lane)
+        if _is_repeated(finding):
+            repeated.setdefault(FRAME_OF[finding.stage], NumberRanges()).add(lane, finding.first, finding.last)
+        elif not (
+            finding.lane < 0 or finding.kind in NAMELESS or (finding.kind is FindingKind.LOST and finding.stage is Stage.OUTBOX)
+        ):
+            for frame in _where_to_look(finding):
                 named.setdefault(frame, NumberRanges()).add(
-                    lane, one.first, min(one.last, one.first + config.ids_per_finding - 1)
+                    lane, finding.first, min(finding.last, finding.first + config.ids_per_finding - 1)
                 )
     return named, repeated
 
@@ -251,7 +257,7 @@ def _bucket_look_up(ids: int) -> Any:
     def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
         why = table["why"].to_numpy()
         place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
-        found = [{**place, **one} for one in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
+        found = [{**place, **repeat} for repeat in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
         for row in table.filter(pa.array(why % REPEATED == NAMED)).select(["number", "message_id"]).to_pylist():
             found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
         return pa.Table.from_pylist(found, FOUND)

@@ -128,8 +128,8 @@ class FileReader:
 
     def _groups(self, metadata: Any, part: int) -> list[int]:
         many = metadata.num_row_groups
-        found = list(range(part * many // PARTS, (part + 1) * many // PARTS))
-        return [group for group in found if not self.where_null or _may_have_null(metadata, group, self.where_null)]
+        mine = list(range(part * many // PARTS, (part + 1) * many // PARTS))
+        return [group for group in mine if not self.where_null or _may_have_null(metadata, group, self.where_null)]
 
 
 def _reader(reader: FileReader, work: Work) -> Any:

@@ -86,14 +86,14 @@ def prepare_executors(spark: SparkSession, config: PipelineConfig) -> None:
     modules = (*MODULES, "psycopg") if is_psycopg_needed else MODULES
     many = context.defaultParallelism
     try:
-        found = context.parallelize(range(many), many).mapPartitions(partial(find_faults, modules, source_digest())).collect()
+        faults = context.parallelize(range(many), many).mapPartitions(partial(find_faults, modules, source_digest())).collect()
     except Exception as error:  # of py4j: the worker did not start, or could not import this module
         named = re.search(r"\w*(?:Error|IOException): (.+)", str(error))
         reason = (named[1] if named else str(error)).rstrip(".")
         about = {"version": platform.python_version(), "python": context.pythonExec, "reason": reason}
         raise PipelineError(NO_PYTHON.format(**about)) from error
-    if found:
-        raise PipelineError(UNFIT.format(faults="; ".join(sorted(set(found)))))
+    if faults:
+        raise PipelineError(UNFIT.format(faults="; ".join(sorted(set(faults)))))
 
 
 def find_faults(modules: Sequence[str], digest: str, _: Iterable[int]) -> Iterator[str]:
@@ -150,15 +150,15 @@ def find_java() -> Path:
         JavaMissing: there is no Java, or it is too old for Spark 4.
     """
     home = os.environ.get("JAVA_HOME")
-    found = Path(home, "bin", "java") if home else Path(shutil.which("java") or "")
-    if not found.is_file():
+    java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "")
+    if not java.is_file():
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on PATH"
         raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {where}. {INSTALL_JAVA}")
-    output = subprocess.run([found, "-version"], capture_output=True, text=True).stderr
+    output = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
     version = re.search(r'version "(\d+)', output)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {found} reports: {output.strip()}. {INSTALL_JAVA}")
-    return found
+        raise JavaMissing(f"Spark needs Java {OLDEST_JAVA} or newer, but {java} reports: {output.strip()}. {INSTALL_JAVA}")
+    return java
 
 
 def require_user() -> None:
@@ -191,10 +191,10 @@ def find_jar(given: str = "") -> str:
 
 def find_kafka_jars(folder: str) -> list[str]:
     """Return the paths of the jars in a folder. Raises PipelineError where Spark's source for Kafka is not among them."""
-    found = sorted(str(path) for path in Path(folder).glob("*.jar"))
-    if not any("spark-sql-kafka" in path for path in found):
+    jars = sorted(str(path) for path in Path(folder).glob("*.jar"))
+    if not any("spark-sql-kafka" in path for path in jars):
         raise PipelineError(f"There is no spark-sql-kafka-*.jar in {folder}. {INSTALL_KAFKA_JARS}")
-    return found
+    return jars
 
 
 def needs_jar(config: PipelineConfig) -> bool:

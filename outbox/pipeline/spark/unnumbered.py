@@ -97,7 +97,7 @@ class Observations:
                 yield [_known(*row) for row in zip(outcome, group, strict=True)]
 
     def _not_for(self, group: int, those: Bools) -> list[str | None]:
-        return [f"not for {self.roles.groups[group].name}" if one else None for one in those]
+        return [f"not for {self.roles.groups[group].name}" if flag else None for flag in those]
 
 
 def _known(outcome: str | None, group: str) -> str | None:

@@ -104,8 +104,8 @@ class Command(BaseCommand):
         except InvalidVerdict as error:
             self.stdout.write(f"{path}: {error}")
             raise SystemExit(1) from error
-        found = ", ".join(f"{n} x {what}" for what, n in verified["found"].items()) or "no findings"
-        self.stdout.write(f"{path} is valid: run {verified['run']}, as of {verified['as_of']}, {found}.")
+        kinds = ", ".join(f"{n} x {what}" for what, n in verified["found"].items()) or "no findings"
+        self.stdout.write(f"{path} is valid: run {verified['run']}, as of {verified['as_of']}, {kinds}.")
 
 
 def _time(text: str) -> datetime:
@@ -141,7 +141,7 @@ def _as_text(report: dict[str, Any]) -> str:
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["steps"].items())
     took = f"It took {report['seconds']:.1f} s: {steps}."
     parts = [f"As of {report['as_of']}: {scope}.\n{took}", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
-    findings = [_finding(one) for one in report["findings"]]
+    findings = [_finding(finding) for finding in report["findings"]]
     parts.append("\n".join(findings) if findings else "Nothing is lost, orphaned, repeated, late or out of order.")
     parts.append("\n".join(given_up(report["counts"])))
     return "\n\n".join(part for part in parts if part)

@@ -44,7 +44,7 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             recorders = _recorders(options)
-            hosts.require_sessions(one.using for one in recorders)
+            hosts.require_sessions(recorder.using for recorder in recorders)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Recording {'; '.join(map(_describe, recorders))}.")
@@ -62,10 +62,10 @@ class Command(BaseCommand):
 
     def _report(self, recorders: list[Recorder], *, as_json: bool) -> None:
         if as_json:
-            self.stdout.write(json.dumps({one.alias: asdict(one.total) for one in recorders}))
+            self.stdout.write(json.dumps({recorder.alias: asdict(recorder.total) for recorder in recorders}))
             return
-        for one in recorders:
-            self.stdout.write(f"Broker {one.alias!r}: recorded {one.total.written}")
+        for recorder in recorders:
+            self.stdout.write(f"Broker {recorder.alias!r}: recorded {recorder.total.written}")
 
 
 def _recorders(options: dict[str, Any]) -> list[Recorder]:
@@ -75,7 +75,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     unreadable = conf.settings().brokers.keys() - readable.keys() - kafka_brokers().keys()
     aliases = options["broker"] or sorted(alias for alias in unreadable if Receives.has(conf.broker_class(alias)))
     wanted = set(options["topic"] or ())
-    found = []
+    recorders = []
     for alias in aliases:
         if not Receives.has(conf.broker_class(alias)):
             raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
@@ -83,12 +83,12 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
             raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")
         topics = {topic.name for topic in conf.topics_of(alias)}
         if chosen := topics & wanted if wanted else topics:
-            found.append(Recorder(alias, group=group, using=using, topics=chosen))
-    if unknown := wanted - {topic for one in found for topic in one.topics}:
+            recorders.append(Recorder(alias, group=group, using=using, topics=chosen))
+    if unknown := wanted - {topic for one in recorders for topic in one.topics}:
         raise ConfigurationError(f"None of these brokers has topic {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
-    if not found:
+    if not recorders:
         raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables and Kafka's topics.")
-    return found
+    return recorders
 
 
 def _describe(one: Recorder) -> str:
@@ -112,7 +112,9 @@ def _run_until_read(recorders: list[Recorder]) -> None:
 def _run_until_signal(recorders: list[Recorder]) -> None:
     """Record until a signal comes, also through outages of brokers and database."""
     caught = _catch_signals()
-    threads = [RepeatingThread(f"Recorder of {one.alias!r}", one.run_once, pause=STAND_BY_SECONDS) for one in recorders]
+    threads = [
+        RepeatingThread(f"Recorder of {recorder.alias!r}", recorder.run_once, pause=STAND_BY_SECONDS) for recorder in recorders
+    ]
     for thread in threads:
         thread.start()
     while not caught:

@@ -117,8 +117,8 @@ def committed(connection: Connection) -> dict[str, int]:
 
 def source(connection: Connection) -> str:
     """Return the source id of this database."""
-    for (found,) in connection.execute(READ_SOURCE):
-        return str(found)
+    for (source,) in connection.execute(READ_SOURCE):
+        return str(source)
     raise HistoryError("The table outbox_source is empty. Run manage.py migrate, which writes a new id.")
 
 

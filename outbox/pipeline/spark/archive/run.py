@@ -95,8 +95,8 @@ def find_unreadable(connection: psycopg.Connection[Any], span: Span) -> str | No
     """Return a text about values of a day that cannot be archived. None: there are none."""
     query = " UNION ALL ".join([OF_MESSAGES, *(_of_frame(frame, span) for frame in TIMED_FRAMES.values())])
     rows = connection.execute(f"{query} LIMIT {NAMED}", {"first": span.first_id, "end": span.end_id}).fetchall()
-    found = ", ".join(text for (text,) in rows)
-    return f"{found}: this value cannot be archived. Correct it; the next run archives the day" if found else None
+    names = ", ".join(text for (text,) in rows)
+    return f"{names}: this value cannot be archived. Correct it; the next run archives the day" if names else None
 
 
 def _of_frame(frame: Frame, span: Span) -> str:
@@ -321,7 +321,7 @@ class Archiver:
             rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
             records.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
-            others = sum(one.rows for one in planned.values()) - rows
+            others = sum(day.rows for day in planned.values()) - rows
             self.log(f"{span.day}: writing {rows} messages and {others} rows of other tables")
             largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)

@@ -76,13 +76,13 @@ class SparkWriter:
         rows = read_files(self.spark, frame, [str(file) for file in files])
         sums = rows.agg(F.count("*").alias("rows"), F.coalesce(F.sum(row_hash(frame)), F.lit(0)).alias("digest"))
         try:
-            found = sums.collect()[0]
+            row = sums.collect()[0]
         except (PySparkException, Py4JError) as error:
             raise LakeError(
                 f"The files of {frame.name} cannot be read back: {unreadable_file(error) or error}. Nothing was committed or "
                 "deleted. Check the disk, then archive again."
             ) from error
-        return found.rows, str(found.digest)
+        return row.rows, str(row.digest)
 
     def close(self) -> None:
         """Stop Spark, if it was started."""
@@ -101,8 +101,8 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
     query = f"SELECT 0 AS part, q.* FROM ({query}) q"  # noqa: S608  (a statement of ours)
     if source.reader == "python":
         return read_by_psycopg(spark, source, query, (0, 0), snapshot, schema)
-    found = read_by_jdbc(spark, source, query, (0, 0), snapshot)
-    return found.select(*(F.col(column.name).cast(column.dataType) for column in schema))
+    by_jdbc = read_by_jdbc(spark, source, query, (0, 0), snapshot)
+    return by_jdbc.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
@@ -112,8 +112,8 @@ def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataF
 
 def unreadable_file(error: Exception) -> str:
     """Return the path of the file that Spark could not read; "" if the error has another cause."""
-    found = re.search(r"reading file (?:file:(?://)?)?(.+?)\.\s+SQLSTATE", str(error))
-    return unquote(found[1]) if found else ""
+    match = re.search(r"reading file (?:file:(?://)?)?(.+?)\.\s+SQLSTATE", str(error))
+    return unquote(match[1]) if match else ""
 
 
 def spark_schema(frame: Frame) -> StructType:

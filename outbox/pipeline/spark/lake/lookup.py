@@ -56,7 +56,7 @@ def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     for commit in reversed(commits):  # the latest attempt first
         for row in _rows(lake, commit, "messages", message_id):
             near = [*commits, *lake.committed(str(day + timedelta(days=1)))]
-            handled = [row for one in near for row in _rows(lake, one, "inbox", message_id)]
+            handled = [row for day in near for row in _rows(lake, day, "inbox", message_id)]
             return ArchivedMessage(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
     return None
 
@@ -73,7 +73,7 @@ def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[
     is_it = [("message_id", "=", str(message_id))]
     for file in commit.frames[frame].files:
         try:
-            found = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
-            yield from found.to_pylist()
+            table = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
+            yield from table.to_pylist()
         except (OSError, pa.ArrowException) as error:
             raise LakeError(f"The file {file} of {commit.name} in {lake.root} cannot be read: {error}") from error

@@ -120,8 +120,8 @@ class Lake:
             return []
         except OSError as error:
             raise LakeError(f"The lake in {self.root} cannot be read: {error.strerror}.") from error
-        found = [self._read(self._manifests / name) for name in names if name.startswith(day)]
-        return sorted(found, key=lambda commit: (commit.day, commit.attempt))
+        manifests = [self._read(self._manifests / name) for name in names if name.startswith(day)]
+        return sorted(manifests, key=lambda commit: (commit.day, commit.attempt))
 
     def require_files(self, commit: Commit, *frames: str) -> None:
         """Raise LakeError unless all files of a commit, or of some of its frames, exist with their size."""

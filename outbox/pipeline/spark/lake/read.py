@@ -294,7 +294,10 @@ def known_at_the_broker(config: PipelineConfig, snapshot: LakeSnapshot, recorded
         return recorded
     own = {topic: Recorded(live, ALWAYS) for topic in config.seen_topics if topic not in config.recorded}
     since = snapshot.recorded_since
-    return own | {topic: replace(one, began=max(one.began, since)) if since else one for topic, one in recorded.items()}
+    return own | {
+        topic: replace(recorded_topic, began=max(recorded_topic.began, since)) if since else recorded_topic
+        for topic, recorded_topic in recorded.items()
+    }
 
 
 def add_archived(

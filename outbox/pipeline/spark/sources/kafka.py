@@ -114,7 +114,7 @@ class KafkaSnapshot:
         options = {f"kafka.{name}": value for name, value in self.cluster.java.items()}
         options |= {
             "kafka.isolation.level": "read_committed",
-            "assign": json.dumps({topic: [int(one) for one in partitions] for topic, partitions in begins.items()}),
+            "assign": json.dumps({topic: [int(partition) for partition in partitions] for topic, partitions in begins.items()}),
             "startingOffsets": json.dumps(begins),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
@@ -124,16 +124,16 @@ class KafkaSnapshot:
 
 def _partitions(admin: AdminClient, topics: Sequence[str]) -> list[Partition]:
     """Return the partitions of those of some topics that exist."""
-    found: list[Partition] = []
+    partitions: list[Partition] = []
     for topic, answer in admin.describe_topics(TopicCollection(list(topics)), request_timeout=ANSWER_SECONDS).items():
         try:
-            found += [(topic, one.id) for one in answer.result(ANSWER_SECONDS).partitions]
+            partitions += [(topic, partition.id) for partition in answer.result(ANSWER_SECONDS).partitions]
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise HistoryError(f"Topic {topic!r} cannot be read. Allow this user Read on it.") from error
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-    return sorted(found)
+    return sorted(partitions)
 
 
 def _finished(settings: Mapping[str, Any], group: str, places: Sequence[Partition]) -> dict[Partition, int]:
@@ -159,8 +159,8 @@ def _offsets(admin: AdminClient, places: Sequence[Partition], which: OffsetSpec,
     if not places:
         return {}
     wanted = {TopicPartition(*place): which for place in places}
-    found = admin.list_offsets(wanted, isolation_level=level, request_timeout=ANSWER_SECONDS)
-    return {(place.topic, place.partition): answer.result(ANSWER_SECONDS).offset for place, answer in found.items()}
+    offsets = admin.list_offsets(wanted, isolation_level=level, request_timeout=ANSWER_SECONDS)
+    return {(place.topic, place.partition): answer.result(ANSWER_SECONDS).offset for place, answer in offsets.items()}
 
 
 def _recorded(admin: AdminClient, settings: Mapping[str, Any], topic: str, bounds: Bounds) -> Recorded:
@@ -183,10 +183,10 @@ def _is_compacted(admin: AdminClient, topic: str) -> bool:
     """Return whether a topic keeps only the last record of a key. False where there is no topic, or this user may not ask."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
-        found = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result(ANSWER_SECONDS)
+        config = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result(ANSWER_SECONDS)
     except KafkaException:
         return False
-    return "cleanup.policy" in found and "compact" in str(found["cleanup.policy"].value)
+    return "cleanup.policy" in config and "compact" in str(config["cleanup.policy"].value)
 
 
 def _time_at(settings: Mapping[str, Any], place: Partition, offset: int, end: int) -> datetime:

@@ -80,7 +80,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         connection, _ = opened[config.outbox.url]
         lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
         parts = _parts(spark, config, opened, clusters, is_archived=lake is not None)
-        of_kafka = {topic: one for cluster in clusters for topic, one in cluster.recorded.items()}
+        of_kafka = {topic: recorded_topic for cluster in clusters for topic, recorded_topic in cluster.recorded.items()}
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -165,7 +165,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
         wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
-        return [one for connection, statement in wanted if statement for one in grouped(connection.execute(statement))]
+        return [row for connection, statement in wanted if statement for row in grouped(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 

@@ -246,4 +246,4 @@ class TestAWrongPython:
 
         [fault] = find_faults([], "of another release", [])
 
-        assert fault.endswith("executors.py is of another release of django-transactional-outbox")
+        assert fault.endswith("session.py is of another release of django-transactional-outbox")
