@@ -30,6 +30,7 @@ myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 nitpicky = True
+smartquotes = False  # texts have "" for an empty one
 nitpick_ignore_regex = [("py:.*", ".*")]  # names of types in signatures lead to those that have an entry
 
 default_role = "code"  # of docstrings
