@@ -159,7 +159,7 @@ dist: $(VENV)/.dev .tools/bin/twine ## build wheel and sdist into dist/, and che
 
 check: check-style check-types check-walls check-migrations check-schema ## style, types, import walls, missing migrations, message types of the shop
 
-site: .tools/site ## build the site of the documentation into build/site/; a broken link fails
+site: .tools/site/.installed ## build the site of the documentation into build/site/; a broken link fails
 	@.tools/site/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs build/site
 
 lock: .tools/bin/uv ## write the lock files again from pyproject.toml
@@ -217,8 +217,8 @@ $(BIN)/python:
 	@$(PY) -m pip install --quiet --target .tools twine
 
 # Sphinx imports the package for the reference; it has an environment of its own.
-.tools/site: requirements.lock requirements-docs.lock | $(BIN)/python
-	@$(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --require-hashes $(addprefix -r ,$(filter %.lock,$^)) && touch $@
+.tools/site/.installed: requirements.lock requirements-docs.lock | $(BIN)/python
+	@$(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --require-hashes $(addprefix -r ,$(filter %.lock,$^)) && touch $@
 
 $(VENV)/.project: requirements.lock | $(BIN)/python
 	@$(INSTALL)

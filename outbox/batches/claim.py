@@ -23,6 +23,7 @@ from outbox.message import TopicType
 from outbox.models import UNFINISHED, State
 
 TOPICS_PER_CLAIM = 16
+MESSAGES_PER_CLAIM = 2000
 
 # The oldest tickets of each topic, except those that another transaction has locked.
 OLDEST = """
@@ -63,8 +64,8 @@ def _claim_statement(*, tickets: str, order_keys: str, among: str = "") -> str:
     Return the SQL of a claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
 
     It returns one row for each topic looked at. The LATERAL probe reads one ticket per topic; EXISTS would join all of them.
-    The topics share `limit`, so that the result fits into a socket's buffer: if a relay froze before reading a larger one, the
-    statement could not end and would keep its locks.
+    The topics share `limit`, and at most 2,000 messages, so that the result fits into a socket's buffer (212 KB, and with keys
+    3,400 messages did): if a relay froze before reading a larger one, the statement could not end and would keep its locks.
     """
     return f"""
 WITH looked_at AS (
@@ -75,7 +76,9 @@ WITH looked_at AS (
     WHERE NOT topic.paused AND topic.broker = %(broker)s AND topic.ordered = %(ordered)s
     AND topic.name <> ALL(%(without)s::text[]) AND (%(only)s::text IS NULL OR topic.name = %(only)s) {among}
     ORDER BY topic.id <= %(after)s, topic.id LIMIT %(topic_limit)s),
-share AS (SELECT least(%(limit)s, greatest(1, 2 * %(limit)s / greatest(1, count(*)))) AS per_topic FROM looked_at),{tickets},
+share AS (
+    SELECT least(%(limit)s, greatest(1, least(2 * %(limit)s, {MESSAGES_PER_CLAIM}) / greatest(1, count(*)))) AS per_topic
+    FROM looked_at),{tickets},
 taken AS (
     DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT ctid FROM picked))
     RETURNING topic_id, pos, message_id, order_key),
@@ -206,7 +209,7 @@ def claim(
     Args:
         lane: the lane that this relay holds; its next numbers go to the messages.
         lease: how long other relays leave the batches alone, by the database's clock.
-        limit: the most messages per topic; twice as many for all topics together.
+        limit: the most messages per topic; twice as many for all topics together, and at most `MESSAGES_PER_CLAIM`.
         after: id of the topic after which to begin; topics are looked at in a circle.
         topic_limit: the most topics to look at.
         scan_from: topic id -> the ticket position at which to begin.

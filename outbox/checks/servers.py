@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import psycopg
-from django.core.checks import ERROR, CheckMessage, Error
+from django.core.checks import ERROR, WARNING, CheckMessage, Error
 from django.core.checks import Warning as Caution
 from django.db import NotSupportedError, connections, router
 
@@ -27,6 +27,8 @@ SCHEMAS = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname =
 IDLE_TRANSACTIONS = "SELECT current_setting('idle_in_transaction_session_timeout')"
 
 TABLES = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
+
+UNFIT = "outbox.database_unfit"
 
 ENCODING = "SELECT current_setting('server_encoding')"
 
@@ -50,28 +52,26 @@ def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     database_unfit: A database lacks tables of the outbox, is a replica, hides their rows, or they belong to another project.
 
-    Nothing can be published, relayed or consumed there: run `manage.py migrate`, or do what the hint says. Where routers do not
-    allow the models of the outbox in a database, it needs no tables. Each project has a database or a schema of its own; where
-    two settings modules are one project, set the same `OUTBOX["PROJECT"]`.
+    Nothing can be published, relayed or consumed there: run `manage.py migrate`, or do what the hint says. Where they are missing, it
+    is a warning, since checks come before the first `migrate`. Where routers do not allow the models of the outbox in a database, it
+    needs no tables. Each project has a database or a schema of its own; where two settings modules are one project, set the same
+    `OUTBOX["PROJECT"]`.
     """
-    is_migrating = "".join(sys.argv[1:2]).startswith(
-        "migrate"
-    )  # it, and migrate_schemas, run the checks before they make the tables
+    is_migrating = "".join(sys.argv[1:2]).startswith("migrate")  # also migrate_schemas: the checks run before the tables are made
     subject, hint = f"database {alias!r}", database.explain_migrate(alias)
     try:
         with suppress(ConfigurationError):  # E001 reports it
             database.ensure_fit(alias, connection)
     except NotMigrated as error:
         if isinstance(error, OtherProject) or not is_migrating:
-            yield Finding(
-                "outbox.database_unfit", subject, error.message.replace(f"Database {alias!r}", "It"), error.hint, level=ERROR
-            )
+            level = ERROR if isinstance(error, OtherProject) else WARNING
+            yield Finding(UNFIT, subject, error.message.replace(f"Database {alias!r}", "It"), error.hint, level=level)
         return
     models = [model for app in database.outbox_apps() for model in app.get_models() if model._meta.managed]
     wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
     missing = sorted(wanted - {name for (name,) in connection.execute(TABLES)})
     if missing and not is_migrating:
-        yield Finding("outbox.database_unfit", subject, f"It lacks the tables {', '.join(missing)}.", hint, level=ERROR)
+        yield Finding(UNFIT, subject, f"It lacks the tables {', '.join(missing)}.", hint)
 
 
 @check_each_database

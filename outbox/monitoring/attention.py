@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 from psycopg.pq import TransactionStatus
 
 from outbox import conf
@@ -64,8 +65,8 @@ def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
                 with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
                     findings = list(rule_.find(status, connection))
         except Exception as error:
-            if connection.closed:
-                raise  # the database is away
+            if connection.closed or isinstance(error, psycopg.errors.LockNotAvailable):
+                raise  # the database is away, or a session locks its tables, which the caller names
             findings = [rule_.failed(error)]
         for finding in findings:
             if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):

@@ -23,6 +23,7 @@ from outbox.check_backs.ask import explain, probe
 from outbox.checks.celery import CONSUME, OR_NO_WAKEUPS, beat_entries, wakeup_app
 from outbox.checks.decorators import TAG
 from outbox.checks.deployment import ask_broker
+from outbox.checks.servers import UNFIT
 from outbox.consuming.register import groups
 from outbox.database import Connection
 from outbox.database.identity import read_identity
@@ -40,6 +41,7 @@ from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
 STATEMENT_SECONDS = 30  # of each statement; locks are waited for for two seconds
+OF_DATABASE = " of database "
 UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
 
 
@@ -54,7 +56,7 @@ def check() -> Iterator[Finding]:
         findings = []
         try:
             for finding in rule_.find():
-                if not finding.is_silenced() and (finding.id, finding.obj) not in told:
+                if not finding.is_silenced() and (finding.id, finding.obj.partition(OF_DATABASE)[0]) not in told:
                     findings.append(finding)
                     yield finding
         except Exception as error:
@@ -75,7 +77,10 @@ def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Findin
     """Return the messages of system checks that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
     return [
-        Finding(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or "", level=problem.level)
+        Finding(
+            *(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or ""),
+            level=checks.ERROR if problem.id == UNFIT else problem.level,
+        )
         for problem in checks.run_checks(tags=[tag], databases=databases)
         if str(problem.id).startswith(ours) and not problem.is_silenced()
     ]
@@ -306,7 +311,7 @@ def check_processes() -> Iterator[Finding]:
                 status = read_status(connection, alias)
                 for finding in find_attention(connection, status):
                     if len(aliases) > 1 and not finding.obj.startswith(("database", "queue")):
-                        finding.obj += f" of database {alias!r}"
+                        finding.obj += f"{OF_DATABASE}{alias!r}"
                     attention.append(finding)
         except TablesLocked as error:
             yield _locked(alias, error)

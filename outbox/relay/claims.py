@@ -11,7 +11,16 @@ from datetime import timedelta
 from time import monotonic
 
 from outbox.batches.batch import ClaimedBatch
-from outbox.batches.claim import TOPICS_PER_CLAIM, Scope, TopicClaim, claim, claim_ordered, claim_topic, reclaim
+from outbox.batches.claim import (
+    MESSAGES_PER_CLAIM,
+    TOPICS_PER_CLAIM,
+    Scope,
+    TopicClaim,
+    claim,
+    claim_ordered,
+    claim_topic,
+    reclaim,
+)
 from outbox.database import Connection
 from outbox.relay.lane import HeldLane
 
@@ -45,7 +54,7 @@ class FullScanTimer:
 MANY_TOPICS = 200  # a scan of all of them costs more than claiming a few hundred messages
 
 # While rounds are full and quick, claims double up to this many times the batch size: each round has a cost of its own.
-GROWTH, MAX_LIMIT = 4, 2000
+GROWTH = 4
 QUICK_SECONDS = 1.0
 
 
@@ -56,7 +65,8 @@ class Claims:
 
     Args:
         lease: how long other relays leave a batch alone, by the database's clock.
-        batch_size: the most messages per topic, while claims have not grown; twice as many for all topics together.
+        batch_size: the most messages per topic, while claims have not grown; twice as many for all topics together, and at most
+            `MESSAGES_PER_CLAIM`.
         in_transactions: whether the batches are sent in transactions of the lane.
         topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim looks only at the topics that had tickets in
             the last full scan, while they still have some and the next full scan is not due.
@@ -94,7 +104,7 @@ class Claims:
     def note_round(self, claimed: int, sent: int, seconds: float) -> None:
         """Double the limit after a full round that was quick and sent all of its messages; otherwise reset it."""
         is_worth_more = self.limit <= claimed == sent and seconds < QUICK_SECONDS
-        grown = min(2 * self.limit, GROWTH * self.batch_size, max(MAX_LIMIT, self.batch_size))
+        grown = min(2 * self.limit, GROWTH * self.batch_size, MESSAGES_PER_CLAIM)
         self.limit = grown if is_worth_more else self.batch_size
 
     def claim(self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None) -> list[ClaimedBatch]:

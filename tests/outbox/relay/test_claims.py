@@ -83,6 +83,22 @@ class TestClaim:
 
         assert [len(batch.message_ids) for batch in batches] == [2, 2, 2, 2]
 
+    @pytest.mark.parametrize("ordered", [False, True])
+    def test_takes_no_more_than_fits_into_the_buffer_of_a_socket(self, ordered):
+        """A relay that freezes before it reads the result must not keep the lock of ordered claims."""
+        for topic in TopicFactory.create_batch(2, type="fifo" if ordered else "normal"):
+            with django_connection.cursor() as cursor:
+                cursor.execute(
+                    "INSERT INTO outbox_ticket (message_id, topic_id, order_key) "
+                    "SELECT gen_random_uuid(), %s, 4611686018427387904 + n FROM generate_series(1, 2000) n",
+                    [topic.id],
+                )
+        mine = claims(batch_size=2000)
+
+        batches = mine.claim_ordered() if ordered else mine.claim()
+
+        assert [len(batch.message_ids) for batch in batches] == [1000, 1000]
+
     def test_takes_a_batch_at_most_of_a_topic(self):
         TicketFactory.create_batch(3, topic=TopicFactory())
 
