@@ -107,8 +107,8 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
         return _by_message(connection, half)
     while True:
         batch = _read_batch(connection, token)
-        if batch is None:
-            return _judge_missing(token)
+        if batch is None:  # a batch is pruned only after its end was confirmed, so something is wrong
+            return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
         answer = _judge(batch, half, token)
         if answer is not None:
             return answer
@@ -140,11 +140,6 @@ def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
     if batch.half_id != half.half_id:
         return _rollback(f"{named} was decided with another half message.")
     return _commit(f"{named} was decided with this half message.", is_being_ended=batch.is_being_ended)
-
-
-def _judge_missing(token: Token) -> Answer:
-    """Answer where the batch is missing. A batch is pruned only after its end was confirmed, so something is wrong."""
-    return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
 
 
 def _by_message(connection: Connection, half: Half) -> Answer:
