@@ -106,7 +106,8 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
     if token.is_half_first:
         return _by_message(connection, half)
     while True:
-        batch = _read_batch(connection, token)
+        with connection.cursor(row_factory=class_row(_Batch)) as cursor:
+            batch = cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
         if batch is None:  # a batch is pruned only after its end was confirmed, so something is wrong
             return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
         answer = _judge(batch, half, token)
@@ -115,11 +116,6 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
         with suppress(FenceLost):  # another process has moved the batch on; states only go forward, so the loop ends
             fence(connection, token.batch, token.attempt)
             return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
-
-
-def _read_batch(connection: Connection, token: Token) -> _Batch | None:
-    with connection.cursor(row_factory=class_row(_Batch)) as cursor:
-        return cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
 
 
 def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
