@@ -228,14 +228,11 @@ def _call_under_way(thread: threading.Thread) -> str:
     innermost = frame
     while frame is not None and not _module(frame).startswith("outbox."):
         frame = frame.f_back
-    if frame is None or innermost is None or _is_idle(innermost):
+    if frame is None or innermost is None:
         return ""
+    if _module(innermost) == "threading" and innermost.f_code.co_name in ("join", "_wait_for_tstate_lock"):
+        return ""  # it only waits for another thread
     return _name(frame) if innermost is frame else f"{_name(frame)} (it waits in {_name(innermost)})"
-
-
-def _is_idle(innermost: FrameType) -> bool:
-    """Return whether the thread only waits for another thread."""
-    return _module(innermost) == "threading" and innermost.f_code.co_name in ("join", "_wait_for_tstate_lock")
 
 
 def _module(frame: FrameType) -> str:

@@ -73,11 +73,10 @@ class MessagesAboutMixin(Base):
             }
             for message in read_found(connection, about.ids)
         ]
-        context = {"rows": rows, "is_cut": about.is_cut, "all_url": self._url_of_all(row) if has_pages else ""}
+        query = urlencode({"q": describe(row, alias)})
+        all_url = f"{url_of(self.admin_site, 'outbox_messagerow_changelist')}?{query}" if has_pages else ""
+        context = {"rows": rows, "is_cut": about.is_cut, "all_url": all_url}
         return render_to_string("admin/outbox/_about.html", context)
-
-    def _url_of_all(self, row: Model) -> str:
-        return f"{url_of(self.admin_site, 'outbox_messagerow_changelist')}?{urlencode({'q': describe(row, _database_of(row))})}"
 
     def _shows_messages(self, request: HttpRequest, obj: Model | None) -> bool:
         if obj is None or not may_see(self.admin_site, MessageRow, request):

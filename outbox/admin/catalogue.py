@@ -36,20 +36,16 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
         "topics": [],
     }
     traffic: list[Traffic] = []
+    using = router.db_for_read(MessageRow) or "default"
     try:
-        traffic = _read_traffic()
+        with database.connect(using, application_name="outbox catalogue", settings=STATEMENT_TIMEOUT) as connection:
+            traffic = read_traffic(connection)
     except psycopg.errors.QueryCanceled:
         context["trouble"] = "The newest messages take too long to look at, so this is only what the code says."
     except (OutboxError, psycopg.Error) as error:
         context["trouble"] = shown(str(error).strip())
     context["topics"] = [_topic(topic, [row for row in traffic if row.topic == topic.name]) for topic in read_entries()]
     return TemplateResponse(request, "admin/outbox/catalogue.html", context)
-
-
-def _read_traffic() -> list[Traffic]:
-    using = router.db_for_read(MessageRow) or "default"
-    with database.connect(using, application_name="outbox catalogue", settings=STATEMENT_TIMEOUT) as connection:
-        return read_traffic(connection)
 
 
 def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
@@ -61,13 +57,13 @@ def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "type": topic.type,
         "promises": [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else [],
         "types": [_type(kind, topic, traffic) for kind in topic.types],
-        "others": [_published(row) | {"name": row.type or "without a type"} for row in traffic if _is_of_others(row, named)],
+        "others": [
+            _published(row) | {"name": row.type or "without a type"}
+            for row in traffic
+            if not row.consumer_group and row.type not in named
+        ],
         "handlers": [_handler(handler, _rest(handler, topic, traffic)) for handler in topic.handlers if not handler.takes],
     }
-
-
-def _is_of_others(one: Traffic, named: set[str]) -> bool:
-    return not one.consumer_group and one.type not in named
 
 
 def _rest(handler: HandlerEntry, topic: TopicEntry, traffic: list[Traffic]) -> list[Traffic]:

@@ -93,7 +93,8 @@ class Newest(ChangeList):
         if any("\x00" in value for values in request.GET.lists() for value in values[1]):
             return rows.none()  # PostgreSQL's texts hold no NUL
         bounds = self._bounds
-        if self._needs_all_rows and not self.model_admin.is_small:
+        needs_all_rows = not self.query and any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
+        if needs_all_rows and not self.model_admin.is_small:
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
@@ -152,12 +153,6 @@ class Newest(ChangeList):
             return (timezone.make_aware(value) if timezone.is_naive(value) else value).astimezone(UTC)
         except (ValidationError, OverflowError, ValueError) as error:
             raise IncorrectLookupParameters from error
-
-    @property
-    def _needs_all_rows(self) -> bool:
-        if self.query:
-            return False
-        return any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
 
     def _find_floor(self, bounds: dict[str, Any]) -> Any:
         keyset = self.model_admin.keyset

@@ -67,14 +67,13 @@ def document(topics: Sequence[TopicEntry]) -> dict[str, Any]:
         InvalidMessageType: a type cannot be described.
         ConfigurationError: a broker's client is not installed, or its options are wrong.
     """
-    made = _Document([topic for topic in topics if not _is_reserved(topic)]).build()
+    described = [
+        topic for topic in topics if not topic.broker or topic.name not in conf.broker_class(topic.broker).reserved_topics
+    ]
+    made = _Document(described).build()
     digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
     made["info"]["version"] = digest[:VERSION_DIGITS]
     return made
-
-
-def _is_reserved(topic: TopicEntry) -> bool:
-    return bool(topic.broker) and topic.name in conf.broker_class(topic.broker).reserved_topics
 
 
 class _Document:

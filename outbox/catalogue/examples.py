@@ -77,11 +77,6 @@ def _text(kind: Any, level: int) -> str:
     return text if kind.max_length is None else text[: kind.max_length]
 
 
-def _choice(kind: Any, level: int) -> Any:
-    values = kind.values if isinstance(kind, inspect.LiteralType) else [cl.value for cl in kind.cls]
-    return next(iter(values))
-
-
 def _choice_of_django(kind: Any, level: int) -> Any:
     for value in values_of_enum(kind.cls):
         return value
@@ -131,7 +126,8 @@ def _field(field: Any, level: int) -> Any:
 _MAKERS: list[tuple[Any, Callable[[Any, int], Any]]] = [
     ((inspect.IntType, inspect.FloatType), _number),
     (inspect.StrType, _text),
-    ((inspect.EnumType, inspect.LiteralType), _choice),
+    (inspect.EnumType, lambda kind, level: next(iter(kind.cls)).value),
+    (inspect.LiteralType, lambda kind, level: kind.values[0]),
     (inspect.CustomType, _choice_of_django),
     (inspect.UnionType, _union),
     ((inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType), _items),

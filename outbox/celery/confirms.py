@@ -113,7 +113,7 @@ class ConfirmingProducer:
             else:
                 yield task, result
         if returned:
-            self._forget_queues()
+            self._connection.declared_entities.clear()
             for task, result in self._publish(returned, deadline):
                 self._was_returned(task)
                 yield task, result
@@ -237,10 +237,6 @@ class ConfirmingProducer:
         if self._is_blocked:
             return BLOCKED
         return OUT_OF_TIME if monotonic() >= deadline or self._is_closing() else None
-
-    def _forget_queues(self) -> None:
-        """Declare queues anew: one of them may have been deleted."""
-        self._connection.declared_entities.clear()
 
     def _note_blocked(self, reason: str) -> None:
         self._is_blocked = True

@@ -13,11 +13,11 @@ from kombu.serialization import dumps
 
 from outbox import conf
 from outbox.brokers.options import read_options
-from outbox.celery.canvas import CapturingProducer, EncodedTask, capture, refuse_unfit
+from outbox.celery.canvas import CapturingProducer, capture, refuse_unfit
 from outbox.celery.options import CeleryOptions, find_app
 from outbox.celery.stored import CONTENT_TYPE, TOPIC
 from outbox.errors import ConfigurationError
-from outbox.publishing.draft import Draft, compose_encoded
+from outbox.publishing.draft import compose_encoded
 from outbox.publishing.functions import publish_drafts
 from outbox.publishing.transactions import choose_database
 
@@ -61,7 +61,11 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
         return _run_at_commit(app, signature, alias)
     producer = CapturingProducer(app)
     result = capture(signature if isinstance(signature, chunks) else signature.clone(), producer)  # a clone of chunks has no type
-    publish_drafts([_compose(task) for task in producer.captured], using=alias)
+    drafts = [
+        compose_encoded(f"Task {task.task}", TOPIC, task.body, type=task.task, key=task.id, content_type=CONTENT_TYPE)
+        for task in producer.captured
+    ]
+    publish_drafts(drafts, using=alias)
     _add_to_parent(app, signature, result, alias)
     return result
 
@@ -78,10 +82,6 @@ def _refuse_foreign(signature: Signature[Any]) -> None:
             f"of {app.main!r}.",
             hint='Name the app in OPTIONS["APP"] of that broker; the tasks of one app can be sent in transactions.',
         )
-
-
-def _compose(one: EncodedTask) -> Draft:
-    return compose_encoded(f"Task {one.task}", TOPIC, one.body, type=one.task, key=one.id, content_type=CONTENT_TYPE)
 
 
 def _add_to_parent(app: Celery, signature: Signature[Any], result: AsyncResult[Any] | GroupResult, alias: str) -> None:

@@ -64,7 +64,8 @@ class StoredTask(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the properties of the message; of its lifetime, what is left at a time. `expires`: as its headers say it."""
         properties = _load(self.properties)
         if "expiration" in properties and isinstance(expires, str):
-            left = _aware(datetime.fromisoformat(expires)) - now
+            expires_at = datetime.fromisoformat(expires)
+            left = (expires_at if expires_at.tzinfo else expires_at.replace(tzinfo=UTC)) - now
             properties["expiration"] = str(max(0, int(left.total_seconds() * 1000)))
         return properties
 
@@ -155,10 +156,6 @@ def _load(values: msgspec.Raw) -> dict[str, Any]:
         with suppress(msgspec.MsgspecError):  # a number that only Python's JSON reads
             return _mapping.decode(raw)
     return dict(json.loads(raw))
-
-
-def _aware(time: datetime) -> datetime:
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)

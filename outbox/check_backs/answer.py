@@ -150,16 +150,12 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
 
 
 def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
-    given = _resolve(connection, half)
+    try:
+        given = resolve(connection, half)
+    except Exception as error:
+        given = _failed(half, error)
     milliseconds = (time.perf_counter() - started) * 1000
     return _record(connection, half, given, request_id or str(uuid4()), asked_by, milliseconds)
-
-
-def _resolve(connection: Connection, half: Half) -> Answer:
-    try:
-        return resolve(connection, half)
-    except Exception as error:
-        return _failed(half, error)
 
 
 def _record(connection: Connection, half: Half, given: Answer, request_id: str, asked_by: str, milliseconds: float) -> Answer:

@@ -106,20 +106,16 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
     if token.is_half_first:
         return _by_message(connection, half)
     while True:
-        batch = _read_batch(connection, token)
-        if batch is None:
-            return _judge_missing(token)
+        with connection.cursor(row_factory=class_row(_Batch)) as cursor:
+            batch = cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
+        if batch is None:  # a batch is pruned only after its end was confirmed, so something is wrong
+            return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
         answer = _judge(batch, half, token)
         if answer is not None:
             return answer
         with suppress(FenceLost):  # another process has moved the batch on; states only go forward, so the loop ends
             fence(connection, token.batch, token.attempt)
             return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
-
-
-def _read_batch(connection: Connection, token: Token) -> _Batch | None:
-    with connection.cursor(row_factory=class_row(_Batch)) as cursor:
-        return cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
 
 
 def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
@@ -140,11 +136,6 @@ def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
     if batch.half_id != half.half_id:
         return _rollback(f"{named} was decided with another half message.")
     return _commit(f"{named} was decided with this half message.", is_being_ended=batch.is_being_ended)
-
-
-def _judge_missing(token: Token) -> Answer:
-    """Answer where the batch is missing. A batch is pruned only after its end was confirmed, so something is wrong."""
-    return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
 
 
 def _by_message(connection: Connection, half: Half) -> Answer:

@@ -13,7 +13,6 @@ audit of the full history finds those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -224,12 +223,10 @@ def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorW
     ids = [str(row[0]) for row in cursor.fetchall()]
     if ids and broker.may_deliver_again(group.name, ids):
         return True
-    knows_all = broker.limits(broker.options, broker.topics[missing.topic]).redelivery == timedelta()
-    return not knows_all and _may_wait(broker.backlog(group.name).waiting, group, missing, cursor)
-
-
-def _may_wait(backlog: Mapping[str, int], group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    return backlog.get(missing.topic, 0) > missing.last - missing.first and _came_lately(group, missing, cursor)
+    if broker.limits(broker.options, broker.topics[missing.topic]).redelivery == timedelta():
+        return False  # it knows all that it may deliver again
+    waiting = broker.backlog(group.name).waiting.get(missing.topic, 0)
+    return waiting > missing.last - missing.first and _came_lately(group, missing, cursor)
 
 
 def _came_lately(group: Group, missing: Missing, cursor: CursorWrapper) -> bool:

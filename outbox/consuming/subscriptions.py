@@ -106,9 +106,13 @@ def subscriptions_of(group: Group) -> list[str]:
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
     """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
     columns = columns_of([DeliveryInfo.of(delivery) for delivery in deliveries])
-    matching = [storable("\n".join(_matching(delivery))) for delivery in deliveries]
+    matching = [
+        storable("\n".join(matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)))
+        for delivery in deliveries
+    ]
+    values: dict[str, Any] = {"group": group.name, "lives_for": _lives_for(group), "matching": matching, **columns}
     with connections[group.using].cursor() as cursor:
-        cursor.execute(IGNORE, _values(group, matching=matching, **columns))
+        cursor.execute(IGNORE, values)
         return {row[0] for row in cursor.fetchall()}
 
 
@@ -116,14 +120,6 @@ def differing_groups(connection: database.Connection) -> list[str]:
     """Return the groups whose live processes have had different subscriptions for longer than a deployment takes."""
     rows = connection.execute(DIFFERING, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
     return [row[0] for row in rows]
-
-
-def _values(group: Group, **more: Any) -> dict[str, Any]:
-    return {"group": group.name, "lives_for": _lives_for(group), **more}
-
-
-def _matching(delivery: Delivery) -> list[str]:
-    return matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)
 
 
 def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:

@@ -185,7 +185,8 @@ def _make_day(connection: Connection, day: date) -> bool:
     connection.execute(LOCK_PARTITIONS)
     if day in days(connection):
         return False
-    has_strays = _has_strays(connection, day)
+    stray = connection.execute(FIND_STRAY, [first_id(day)]).fetchone()
+    has_strays = stray is not None and day_of(stray[0]) == day
     if has_strays:
         connection.execute(LOCK_MESSAGES)
     _run(connection, *CREATE_DAY, day=day)
@@ -199,11 +200,6 @@ def _run(connection: Connection, *statements: LiteralString, day: date) -> None:
     bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
     for statement in statements:  # one by one, since a connection that prepares statements takes no two at once
         connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
-
-
-def _has_strays(connection: Connection, day: date) -> bool:
-    row = connection.execute(FIND_STRAY, [first_id(day)]).fetchone()
-    return row is not None and day_of(row[0]) == day
 
 
 def _stray_days(connection: Connection, last: date) -> list[date]:

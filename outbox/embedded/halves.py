@@ -130,16 +130,13 @@ def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolutio
     taken = _first(connection.execute(statement, {**given, "now": now}))
     ended = dict.fromkeys(taken, Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK)
     if len(ended) < len(set(ids)):
-        ended |= _read_ends(connection, [half for half, number in zip(halves, ids, strict=True) if number not in ended])
+        others = [half for half, number in zip(halves, ids, strict=True) if number not in ended]
+        rows = connection.execute(READ_ENDS, _given(others))
+        ended |= {half_id: ENDS[HalfState(state)] for half_id, state in rows if state in ENDS}
     return [
         SendResult(SendStatus.ACCEPTED, half_id=half.half_id, ended=ended.get(half_id, Ended.NOT_FOUND))
         for half, half_id in zip(halves, ids, strict=True)
     ]
-
-
-def _read_ends(connection: Connection, halves: Sequence[HalfRef]) -> dict[int, Ended]:
-    rows = connection.execute(READ_ENDS, _given(halves))
-    return {half_id: ENDS[HalfState(state)] for half_id, state in rows if state in ENDS}
 
 
 def look_up(

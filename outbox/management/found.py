@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from outbox.ids import made_at
 from outbox.logs import one_line
@@ -47,18 +46,14 @@ def find_in(alias: str, search: Search, *, since: datetime | None, until: dateti
         matches = find(connection, search, since=since, until=until, limit=SHOWN)
         messages = [_as_dict(message) | {"why": why(connection, message.id)} for message in read_found(connection, matches.ids)]
     reached = None if matches.reached is None else made_at(matches.reached)
-    timeline = _timeline(alias, matches.ids[0]) if len(messages) == 1 else []
-    return FoundInDatabase(alias, messages, matches.is_cut, reached, matches.is_late, timeline)
+    timeline = read_timeline(alias, matches.ids[0]) if len(messages) == 1 else None
+    entries = [_entry(entry) for entry in timeline.entries] if timeline else []
+    return FoundInDatabase(alias, messages, matches.is_cut, reached, matches.is_late, entries)
 
 
 def _as_dict(one: FoundMessage) -> dict[str, Any]:
     named = {"id": str(one.id), "topic": one.topic, "type": one.type, "key": one.key, "about": one.about}
     return named | {"state": one.state, "published_at": one.created_at.astimezone(UTC).isoformat()}
-
-
-def _timeline(alias: str, message_id: UUID) -> list[dict[str, Any]]:
-    timeline = read_timeline(alias, message_id)
-    return [_entry(entry) for entry in timeline.entries] if timeline else []
 
 
 def _entry(one: TimelineEntry) -> dict[str, Any]:

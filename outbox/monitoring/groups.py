@@ -251,14 +251,10 @@ def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequ
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
     ended = _per_minute([pace] if pace else [])
     ignored = ended * pace.ignored / pace.ended if pace and pace.ended else 0.0
-    return TopicProgress(idle, _waits(facts.sends, topic, idle), is_gone, ended - ignored, ignored)
-
-
-def _waits(sends: Sequence[tuple[str, float]], topic: str, idle: float | None) -> float | None:
-    """Return for how long the oldest message sent after the group handled its last one has waited; None: unknown."""
-    if conf.topic_settings(topic).type is TopicType.DELAY:
-        return None
-    return max((age for name, age in sends if name == topic and (idle is None or age < idle)), default=None)
+    waits = None
+    if conf.topic_settings(topic).type is not TopicType.DELAY:
+        waits = max((age for name, age in facts.sends if name == topic and (idle is None or age < idle)), default=None)
+    return TopicProgress(idle, waits, is_gone, ended - ignored, ignored)
 
 
 def _brokers_of(group: Group) -> list[str]:

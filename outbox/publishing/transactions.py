@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from outbox.database import guarded
 from outbox.errors import InvalidMessage, NotInTransaction, WrongDatabase
+from outbox.half_first import open_transaction
 from outbox.logs import get_logger, log_fields
 from outbox.message import Message
 from outbox.models import MessageRow
@@ -61,8 +62,6 @@ def atomic(
 def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
     if message is None:
         return guarded.atomic(alias, durable=durable)
-    from outbox.half_first import open_transaction  # it speaks with brokers, which nothing else here does
-
     draft, row = compose(message), None if about is None else describe(about, alias)
     return open_transaction(draft, alias, publish=partial(_publish, draft, alias, row), about=row)
 

@@ -398,7 +398,7 @@ class Sweeper:
         broker = HalfMessages.of(self.committer.broker)
         window = broker.commit_window or self.age
         batches = take_over(self.connection, broker=broker.alias, window=window, limit=PAGE_LIMIT)
-        results = [_all_open(batch) for batch in batches]
+        results = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch in batches]
         hidden = self._look_up([(result, position) for result in results for position in result.batch.positions])
         if hidden:
             began = self.committer.clock()  # the look-up may have taken longer than the window
@@ -446,7 +446,3 @@ class Sweeper:
             logger.error(text, broker.alias, len(statuses), len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         return statuses
-
-
-def _all_open(batch: PreparedBatch) -> CommitResult:
-    return CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED))

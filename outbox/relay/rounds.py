@@ -138,7 +138,7 @@ class Relay:
                 self._sender,
                 self._splitter,
                 self.committer,
-                self._why_shed,
+                lambda: self._sender.why_shed(self._shed_at),
                 takes_over,
                 settings.lanes,
             )
@@ -213,7 +213,9 @@ class Relay:
         ordered = self.claims.claim_ordered(without=away)
         if unanswered and not (old or claimed or ordered):
             old = self.claims.reclaim(without=away)
-        groups = [[old] if old else [], *self._by_phase(claimed), ordered]
+        two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
+        rest = [batch for batch in claimed if batch not in two_phase]
+        groups = [[old] if old else [], two_phase, rest, ordered]
         return [batches for batches in map(self._keep_mine, groups) if batches]
 
     def _claim_one(self, **scope: Any) -> list[ClaimedBatch]:
@@ -242,10 +244,6 @@ class Relay:
                 with suppress(FenceLost):
                     self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
         return mine
-
-    def _by_phase(self, batches: Sequence[ClaimedBatch]) -> tuple[list[ClaimedBatch], list[ClaimedBatch]]:
-        two_phase = [batch for batch in batches if self._is_two_phase(batch)]
-        return two_phase, [batch for batch in batches if batch not in two_phase]
 
     def _is_two_phase(self, batch: ClaimedBatch) -> bool:
         return batch.type is TopicType.TRANSACTION and HalfMessages.has(self.broker)
@@ -281,9 +279,6 @@ class Relay:
             if positions := batch.positions:
                 with suppress(FenceLost):
                     self._splitter.return_batch(batch, dict.fromkeys(positions, Unaccepted(SplitReason.UNSURE, reason)))
-
-    def _why_shed(self) -> Unaccepted | None:
-        return self._sender.why_shed(self._shed_at)
 
     def _relay_one_phase(self, batches: Sequence[ClaimedBatch], shed_at: float) -> tuple[list[BatchSendResult], set[int]]:
         """Send messages, then mark their batches SENT."""

@@ -249,8 +249,8 @@ class TransactionalSender:
 
     def _adopt_one(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         lane, held = self.lane.number, batch.transaction
-        if held is not None and not _is_in_doubt(batch):
-            return batch
+        if held is not None and held.attempt == batch.attempt:
+            return batch  # no transaction before this claim may hold it
         try:
             if held is not None:
                 failpoint("relay.before_fence")
@@ -399,8 +399,3 @@ def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
             f"The marker of lane {lane} of broker {broker!r} cannot be read: {error}",
             hint="Only relays of this package write to the marker topic. Find who else does.",
         ) from error
-
-
-def _is_in_doubt(batch: ClaimedBatch) -> bool:
-    """Return whether a transaction before this claim may hold the batch."""
-    return batch.transaction is not None and batch.transaction.attempt != batch.attempt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from outbox.message import Message
-from outbox.schema.misfits import Misfit, MisfitKind, misfits
+from outbox.schema.misfits import MisfitKind, misfits
 from outbox.schema.snapshot import Snapshot, TypeSnapshot
 
 ACCEPT = "If no such message can come any more, run outbox_schema --write --accept-breaks."
@@ -54,15 +54,12 @@ def _gone(name: str, old: Snapshot, new: Snapshot, types: Mapping[str, type[Mess
     before = old.types[name]
     for other in sorted(new.types.keys() - old.types.keys()):
         after = new.types[other]
-        if (after.topic, after.key) == (before.topic, before.key) and not _misfits(before, after):
+        is_alike = (after.topic, after.key) == (before.topic, before.key)
+        if is_alike and not misfits(before.schema, after.schema) and not misfits(after.schema, before.schema):
             text = f"is {other} now: no handler takes its older messages, and readers of the last release do not know {other}"
             return Change(name, text, f'Write `type = "{name}"` in class Meta of {types[other].__name__}.')
     text = "is gone: its messages that wait, or are dead letters, cannot be read"
     return Change(name, text, f"Restore the class, and only remove what publishes it. {ACCEPT}")
-
-
-def _misfits(before: TypeSnapshot, after: TypeSnapshot) -> list[Misfit]:
-    return misfits(before.schema, after.schema) + misfits(after.schema, before.schema)
 
 
 def _breaks(name: str, before: TypeSnapshot, after: TypeSnapshot, cls: str) -> Iterator[Change]:

@@ -94,12 +94,12 @@ def take(types: Mapping[str, type[Message]]) -> Snapshot:
     Raises:
         InvalidMessageType: the annotations of a type cannot be read, or JSON cannot represent one.
     """
-    return Snapshot({name: _take_one(kind) for name, kind in types.items()})
-
-
-def _take_one(kind: type[Message]) -> TypeSnapshot:
-    meta = kind._meta
-    return TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), _in_order(schema_of(kind)), meta.tag)
+    taken = {}
+    for name, kind in types.items():
+        meta = kind._meta
+        schema = _in_order(schema_of(kind))
+        taken[name] = TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), schema, meta.tag)
+    return Snapshot(taken)
 
 
 def _in_order(written: dict[str, Any]) -> Schema:

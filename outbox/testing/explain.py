@@ -40,7 +40,11 @@ def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[P
     parts = ["Most similar:", *lines] if alike else []
     if len(alike) > SHOWN:
         parts.append(f"  and {len(alike) - SHOWN} more of them")
-    rest = Counter(_type_name(other) for other in others if not other.is_of(kind))
+    rest = Counter(
+        type(other.message).__name__ if other.headers.get("ce-type") else f"raw to {other.topic!r}"
+        for other in others
+        if not other.is_of(kind)
+    )
     if rest:
         parts.append("Also published: " if alike else "Published instead: ")
         parts[-1] += ", ".join(f"{count} x {name}" for name, count in sorted(rest.items()))
@@ -50,10 +54,6 @@ def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[P
 def _name(kind: Kind | None, fields: Mapping[str, object]) -> str:
     name = "A message" if kind is None else f"A message to {kind!r}" if isinstance(kind, str) else kind.__name__
     return f"{name}({', '.join(f'{field}={value!r}' for field, value in fields.items())})" if fields else name
-
-
-def _type_name(one: Published) -> str:
-    return type(one.message).__name__ if one.headers.get("ce-type") else f"raw to {one.topic!r}"
 
 
 def _times(count: int) -> str:

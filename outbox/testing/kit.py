@@ -22,7 +22,7 @@ from outbox.relay.cloudevents import SPEC_VERSION
 from outbox.testing import explain
 from outbox.testing.clock import Clock, age_rows
 from outbox.testing.crash import crash
-from outbox.testing.drive import Consumers, Failure, Relays, ask_database, open_databases, require_commit
+from outbox.testing.drive import Consumers, Relays, ask_database, open_databases, require_commit
 from outbox.testing.published import Kind, Published, check_fields, read
 from outbox.testing.stand_in import memory_brokers
 
@@ -208,7 +208,9 @@ class Outbox:
         consumers = Consumers()
         counts = consumers.run(self._ready_databases())
         if raise_errors and consumers.failures:
-            _raise(consumers.failures[0])
+            failure = consumers.failures[0]
+            hint = "To see it retried instead: run_until_idle(raise_errors=False)."
+            raise AssertionError(f"{str(failure).rstrip('.')}. {hint}") from failure.error
         return counts
 
     def _deliver(self, message: Outgoing, times: int) -> Counts:
@@ -232,8 +234,3 @@ def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
     if Header.TYPE in headers:
         headers[Header.SPEC_VERSION] = SPEC_VERSION
     return Outgoing(str(draft.id), draft.topic, draft.body, draft.key, headers.get(Header.TAG, ""), headers)
-
-
-def _raise(failure: Failure) -> None:
-    hint = "To see it retried instead: run_until_idle(raise_errors=False)."
-    raise AssertionError(f"{str(failure).rstrip('.')}. {hint}") from failure.error

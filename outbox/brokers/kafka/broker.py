@@ -245,16 +245,13 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
                 [results[index]] = self._produce([messages[index]])
         return results
 
-    def _open_producer(self) -> Producer:
-        pid = os.getpid()
-        if pid not in self._producers:
-            self._producers[pid] = Producer(producer_settings(self._settings, self._name, self._errors))
-        return self._producers[pid]
-
     def _produce(self, messages: Sequence[Outgoing]) -> list[SendResult]:
         self._errors.forget()
+        pid = os.getpid()
         try:
-            return produce(self._open_producer(), messages, errors=self._errors)
+            if pid not in self._producers:
+                self._producers[pid] = Producer(producer_settings(self._settings, self._name, self._errors))
+            return produce(self._producers[pid], messages, errors=self._errors)
         except ProducerLost as error:
-            self._producers.pop(os.getpid(), None)
+            self._producers.pop(pid, None)
             return [SendResult(SendStatus.UNSURE, reason=f"The producer failed ({error}).")] * len(messages)

@@ -57,17 +57,13 @@ class ConnectionErrors:
         return self._last
 
 
-def _ignore(error: Any) -> None:
-    """Errors of connections come with the result of each call, too."""
-
-
 def client_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
     """Return the settings that all clients share."""
     return {
         **options.client,
         "bootstrap.servers": ",".join(options.servers),
         "client.id": name,
-        "error_cb": errors or _ignore,
+        "error_cb": errors or (lambda error: None),  # errors of connections come with the result of each call, too
         "log_level": 0,
     }
 

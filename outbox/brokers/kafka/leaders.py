@@ -39,14 +39,12 @@ class PartitionLeaders:
         return {topic: reason for topic in topics if (reason := self._known[topic][1])}
 
     def _ask(self, topic: str) -> str:
+        pid = os.getpid()
         try:
-            metadata = self._admin().list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+            if pid not in self._admins:
+                self._admins[pid] = AdminClient(client_settings(self._options, self._name))
+            metadata = self._admins[pid].list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         except KafkaException:
             return ""  # the send will say why
         lost = min((number for number, partition in metadata.partitions.items() if partition.leader < 0), default=None)
         return "" if lost is None else NO_LEADER.format(partition=lost, topic=topic)
-
-    def _admin(self) -> AdminClient:
-        if os.getpid() not in self._admins:
-            self._admins[os.getpid()] = AdminClient(client_settings(self._options, self._name))
-        return self._admins[os.getpid()]

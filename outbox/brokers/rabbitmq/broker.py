@@ -207,7 +207,8 @@ class RabbitMQBroker(GivesUp, ListsResources):
         try:
             return self._send_once(messages)
         except DeclarationMissing:
-            self._forget_declarations()
+            self._declared.clear()
+            self._receiver.forget_declarations()
         try:
             return self._send_once(messages)
         except DeclarationMissing as error:
@@ -236,11 +237,6 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 self._declared.pop(messages[index].topic, None)
         return [results[index] for index in range(len(messages))]
 
-    def _forget_declarations(self) -> None:
-        """Declare everything again before it is used: something was deleted."""
-        self._declared.clear()
-        self._receiver.forget_declarations()
-
     def _declare_topics(self, names: Collection[str]) -> dict[str, SendResult]:
         """Declare topics and the known groups, once for each connection; return results of those that failed."""
         failed: dict[str, SendResult] = {}
@@ -255,7 +251,8 @@ class RabbitMQBroker(GivesUp, ListsResources):
             except BrokerUnavailable as error:
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
             except ChannelError as error:
-                failed[name] = SendResult(SendStatus.MISCONFIGURED, reason=_not_declared(name, error))
+                reason = f"Exchange or a queue of topic {name!r} cannot be declared: {describe(error)}."
+                failed[name] = SendResult(SendStatus.MISCONFIGURED, reason=reason)
             except LOST as error:
                 reason = f"The connection to RabbitMQ broke: {describe(error)}."
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=reason))
@@ -290,7 +287,3 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 channel.close()
         except LOST as error:
             raise BrokerUnavailable(f"RabbitMQ did not {what}: {describe(error)}.") from error
-
-
-def _not_declared(topic: str, error: Exception) -> str:
-    return f"Exchange or a queue of topic {topic!r} cannot be declared: {describe(error)}."

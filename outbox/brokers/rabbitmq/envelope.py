@@ -120,11 +120,7 @@ def _text(value: Any) -> str:
 
 
 def _is_users(name: str) -> bool:
-    return name not in OURS and not _is_theirs(name)
-
-
-def _is_theirs(name: str) -> bool:
-    return name in THEIRS or name.startswith(THEIR_PREFIXES)
+    return name not in OURS and name not in THEIRS and not name.startswith(THEIR_PREFIXES)
 
 
 def time_of(micros: Any) -> datetime | None:

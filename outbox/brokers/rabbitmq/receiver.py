@@ -207,7 +207,8 @@ class RabbitMQReceiver:
             self._end(subscription)
             subscription = None
         if subscription is None:
-            subscription = self._new_subscription(connection, source, queue)
+            name = f"{self._serial}.{next(self._names)}"
+            subscription = Subscription(connection.channel(), source, queue, name, is_ordered=self._is_ordered(source[1]))
         elif not _brings_too_few(subscription, share):
             return subscription
         self._subscriptions[queue] = subscription
@@ -221,10 +222,6 @@ class RabbitMQReceiver:
             self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
             return None
         return subscription
-
-    def _new_subscription(self, connection: amqp.Connection, source: Source, queue: str) -> Subscription:
-        name = f"{self._serial}.{next(self._names)}"
-        return Subscription(connection.channel(), source, queue, name, is_ordered=self._is_ordered(source[1]))
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO

@@ -116,12 +116,8 @@ class RabbitMQResources:
 
 def _exchange(topic: TopicSpec) -> RabbitMQResource:
     look_up = partial(_look_up, exchanges=[topic.name], queues=())
-    declare = partial(_declare_topic, topic)
+    declare = partial(topology.declare_topic, topic=topic)
     return RabbitMQResource("topic", topic.name, {"type": "topic"}, look_up, declare, declare)
-
-
-def _declare_topic(topic: TopicSpec, channel: amqp.Channel) -> None:
-    topology.declare_topic(channel, topic)
 
 
 def _look_up(channel: amqp.Channel, *, exchanges: Iterable[str], queues: Iterable[str]) -> None:

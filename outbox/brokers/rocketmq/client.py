@@ -121,7 +121,8 @@ class RocketMQClient:
         """Return the gRPC stub of an endpoint. In the loop's thread only."""
         if endpoint.target not in self._stubs:
             if self.options.tls:
-                channel = grpc.aio.secure_channel(endpoint.target, self._credentials(), CHANNEL_OPTIONS)
+                authorities = Path(self.options.tls_ca_file).read_bytes() if self.options.tls_ca_file else None
+                channel = grpc.aio.secure_channel(endpoint.target, grpc.ssl_channel_credentials(authorities), CHANNEL_OPTIONS)
             else:
                 channel = grpc.aio.insecure_channel(endpoint.target, CHANNEL_OPTIONS)
             self._stubs[endpoint.target] = channel, MessagingServiceStub(channel)
@@ -183,10 +184,6 @@ class RocketMQClient:
             at = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
             known = self._signed[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
         return known[1]
-
-    def _credentials(self) -> grpc.ChannelCredentials:
-        authorities = Path(self.options.tls_ca_file).read_bytes() if self.options.tls_ca_file else None
-        return grpc.ssl_channel_credentials(authorities)
 
     def _sign(self, at: str, client_id: str) -> grpc.aio.Metadata:
         options = self.options

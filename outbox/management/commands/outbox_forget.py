@@ -80,7 +80,8 @@ class Command(BaseCommand):
         elif dropped:
             self.stdout.write(f"{_as_table(dropped)}\n\nDropped.")
         else:
-            self.stdout.write(f"Nothing waits for group {group!r}{_in(only)}.")
+            where = f" in topic {', '.join(map(repr, only))}" if only else ""
+            self.stdout.write(f"Nothing waits for group {group!r}{where}.")
         if not dropped:
             raise SystemExit(1)
 
@@ -141,10 +142,6 @@ def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = N
         if using is not None:
             set_owner(broker, group, using)
         broker.forget_group(group, topics)
-
-
-def _in(only: Sequence[str] | None) -> str:
-    return f" in topic {', '.join(map(repr, only))}" if only else ""
 
 
 def _as_table(found: Sequence[Dropped]) -> str:

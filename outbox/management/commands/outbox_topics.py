@@ -15,7 +15,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 
 from outbox import conf
-from outbox.brokers.base import Broker, ServerResource
+from outbox.brokers.base import ServerResource
 from outbox.brokers.capabilities import ListsResources, TransactionalSends
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, NotMigrated, OutboxError, TablesLocked
@@ -128,7 +128,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
             ListsResources.of(broker).list_resources,
             sources=sources,
             lanes=conf.settings().relay.lanes,
-            readers=_readers(broker),
+            readers=sorted({group for extension in extensions() for group in extension.consumer_groups(alias)}),
         )
         try:
             listed = find()
@@ -184,11 +184,6 @@ def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
                 f"What relays of database {alias!r} need is not listed, since its id cannot be read: {line_of(error)}"
             )
     return names
-
-
-def _readers(broker: Broker) -> list[str]:
-    """Return the groups of apps that may read a broker's topics."""
-    return sorted({group for extension in extensions() for group in extension.consumer_groups(broker.alias)})
 
 
 def _as_text(found: Collection[BrokerTopics], *, create: bool) -> Iterator[str]:
