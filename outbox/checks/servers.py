@@ -52,10 +52,10 @@ def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
     database_unfit: A database lacks tables of the outbox, is a replica, hides their rows, or they belong to another project.
 
-    Nothing can be published, relayed or consumed there: run `manage.py migrate`, or do what the hint says. Where they are missing,
-    it is a warning, since checks come before the first `migrate`. Where routers do not allow the models of the outbox in a database,
-    it needs no tables. Each project has a database or a schema of its own; where two settings modules are one project, set the same
-    `OUTBOX["PROJECT"]`.
+    Nothing can be published, relayed or consumed there: run `manage.py migrate`, or do what the hint says. Where they are
+    missing, it is a warning, since checks come before the first `migrate`. Where routers do not allow the models of the
+    outbox in a database, it needs no tables. Each project has a database or a schema of its own; where two settings modules
+    are one project, set the same `OUTBOX["PROJECT"]`.
     """
     is_migrating = "".join(sys.argv[1:2]).startswith("migrate")  # also migrate_schemas: the checks run before the tables are made
     subject, hint = f"database {alias!r}", database.explain_migrate(alias)
