@@ -1,4 +1,4 @@
-"""docs/how-to/troubleshoot.md: its commands run, its quotes are from the code, and its findings are on their page."""
+"""docs/how-to/troubleshoot.md: its commands run, its quotes are from the code, and there are its findings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from django.core.management import call_command
 
 import outbox
+from outbox.findings import Needs, rules
 from tests.quotes import ROOT
 
 TEXT = (ROOT / "docs/how-to/troubleshoot.md").read_text()
-FINDINGS = (ROOT / "docs/how-to/watch.md").read_text()
 # Commands that need neither a server nor an answer.
 COMMANDS = sorted(
     set(re.findall(r"^\$ python manage\.py (outbox_(?:status|catalogue|maintenance|replay).*)$", TEXT, re.MULTILINE))
@@ -39,8 +39,8 @@ class TestTheTable:
         assert len(SAYINGS) > 10
         assert [text for text in SAYINGS if text not in said] == []
 
-    def test_names_findings_of_the_page_about_them(self):
+    def test_names_findings_that_there_are(self):
         named = set(re.findall(r"`(outbox\.[a-z_]+)`", TEXT)) - {"outbox.embedded"}
 
         assert named
-        assert {name for name in named if f"`{name}`" not in FINDINGS} == set()
+        assert named <= {number for rule in rules(*Needs) for number in rule.ids}
