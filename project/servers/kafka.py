@@ -35,7 +35,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
-    "log.cleaner.idempotency_key.buffer.size": "33554432",  # not half of the heap, or a node with many topics may not start again
+    "log.cleaner.dedupe.buffer.size": "33554432",  # not half of the heap, or a node with many topics may not start again
     "broker.heartbeat.interval.ms": "500",
     "initial.broker.registration.timeout.ms": "120000",  # of a busy machine; a node that is not in its cluster by then ends
 }
