@@ -53,7 +53,7 @@ class TestServer:
         assert theirs.keys() - ours == {
             "offsets.topic.num.partitions",
             "transaction.state.log.num.partitions",
-            "log.cleaner.idempotency_key.buffer.size",
+            "log.cleaner.dedupe.buffer.size",
             "broker.heartbeat.interval.ms",
             "initial.broker.registration.timeout.ms",
         }
