@@ -16,7 +16,7 @@ from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_
 from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics
+from outbox.brokers.kafka.topics import describe_topics, existing
 from outbox.brokers.owners import GroupOwner
 from outbox.errors import BrokerUnavailable
 
@@ -156,8 +156,7 @@ def require_access(options: KafkaOptions, name: str, group: str) -> None:
 
 def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
-    descriptions = describe_topics(options, name, topics)
-    there = {topic: description for topic, description in descriptions.items() if not isinstance(description, KafkaError)}
+    there = existing(describe_topics(options, name, topics))
     return [
         TopicPartition(topic, number) for topic, description in there.items() for number in range(len(description.partitions))
     ]

@@ -34,7 +34,7 @@ from outbox.brokers.kafka.groups import read_offsets, require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.partition import HeldPartition, new_hand
-from outbox.brokers.kafka.topics import describe_topics, find_topic
+from outbox.brokers.kafka.topics import describe_topics, existing, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger, log_fields
@@ -240,12 +240,8 @@ class GroupMember:
 
     def _ask_about_topics(self) -> None:
         with suppress(BrokerUnavailable):  # the earlier answer stands
-            descriptions = describe_topics(self._options, self._name, set(self._subscribed))
-            self._topic_ids |= {
-                topic: _id_of(description)
-                for topic, description in descriptions.items()
-                if not isinstance(description, KafkaError)
-            }
+            there = existing(describe_topics(self._options, self._name, set(self._subscribed)))
+            self._topic_ids |= {topic: _id_of(description) for topic, description in there.items()}
             self._look_for_open()
 
     def _look_for_open(self) -> None:

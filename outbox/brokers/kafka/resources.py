@@ -14,7 +14,7 @@ from outbox.brokers.kafka.client import milliseconds
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import create_topic, describe_topics, read_settings, wait_for_leaders
+from outbox.brokers.kafka.topics import create_topic, describe_topics, existing, read_settings, wait_for_leaders
 from outbox.message import TopicSpec, TopicType
 
 DESCRIBE = "Allow this user Describe on it."
@@ -72,8 +72,7 @@ class KafkaResources:
 
     def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
         descriptions = describe_topics(self._options, self._name, [resource.new.topic for resource in needed])
-        there = [name for name, description in descriptions.items() if not isinstance(description, KafkaError)]
-        settings = read_settings(self._options, self._name, there)
+        settings = read_settings(self._options, self._name, list(existing(descriptions)))
         return [
             _compared(resource, descriptions[resource.new.topic], settings.get(resource.new.topic, {})) for resource in needed
         ]

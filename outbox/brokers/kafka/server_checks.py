@@ -13,7 +13,7 @@ from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
 from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics, may, read_settings
+from outbox.brokers.kafka.topics import describe_topics, existing, may, read_settings
 from outbox.brokers.owners import NO_OWNER, GroupOwners, OwnedByAnother
 from outbox.errors import BrokerMisconfigured
 from outbox.findings import Finding, misconfigured, weak
@@ -37,7 +37,7 @@ class KafkaServerChecks:
         """Return what is wrong with topics of messages. Raises BrokerUnavailable."""
         nodes = self._count_nodes()
         described = describe_topics(self._options, self._name, topics)
-        there = {topic: description for topic, description in described.items() if not isinstance(description, KafkaError)}
+        there = existing(described)
         missing = {topic: description for topic, description in described.items() if isinstance(description, KafkaError)}
         problems = [*_problems_of_missing(missing), *_problems_of_permissions(there)]
         if nodes == 1:
@@ -53,8 +53,7 @@ class KafkaServerChecks:
             owners: the outboxes with the inboxes of groups.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
-        described = describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs}))
-        there = {topic: description for topic, description in described.items() if not isinstance(description, KafkaError)}
+        there = existing(describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs})))
         problems: list[Finding] = []
         if unread := [topic for topic, description in there.items() if not may(description, AclOperation.READ)]:
             problems.append(misconfigured(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
@@ -86,7 +85,7 @@ class KafkaServerChecks:
         topic = marker_topic(source)
         nodes = self._count_nodes()
         described = describe_topics(self._options, self._name, [topic, STATE])
-        there = {name: description for name, description in described.items() if not isinstance(description, KafkaError)}
+        there = existing(described)
         problems: list[Finding] = []
         marker = described[topic]
         if isinstance(marker, KafkaError):

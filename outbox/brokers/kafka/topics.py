@@ -42,6 +42,11 @@ def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -
     return descriptions
 
 
+def existing(descriptions: Mapping[str, TopicDescription | KafkaError]) -> dict[str, TopicDescription]:
+    """Return the descriptions of those topics that are there, and that this user may see."""
+    return {topic: description for topic, description in descriptions.items() if not isinstance(description, KafkaError)}
+
+
 def may(topic: TopicDescription, operation: AclOperation) -> bool:
     """Return whether this user may do something with a topic. True where the cluster does not tell."""
     return not topic.authorized_operations or operation in topic.authorized_operations
