@@ -78,7 +78,7 @@ def _shorten(app: Sphinx, what: str, name: str, kind: Any, options: object, sign
 
 def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
     """
-    Have links to files that are no pages lead to the repository, and add what the navigation is made of.
+    Point links to files that are no pages at the repository, and add the navigation.
 
     A block `{outbox} settings` becomes the Markdown that `docs/generate/settings.py` makes of the code.
     """

@@ -14,7 +14,7 @@ from django.db import Error as DatabaseError
 
 from outbox import conf, database, failpoints
 from outbox.brokers.capabilities import TransactionalSends
-from outbox.checks.decorators import check
+from outbox.checks.decorators import TAG, check
 from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.database.identity import read_identity
@@ -52,7 +52,7 @@ def check_failpoints() -> Iterable[CheckMessage]:
         yield Caution(text, hint="Remove the environment variable.", id="outbox.W033")
 
 
-@register("outbox", deploy=True)
+@register(TAG, deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
     Return what the brokers of topics find at their servers, as the doctor does, where a database is named.

@@ -37,15 +37,16 @@ SLOW_MINUTES = 10  # of work in the backlog, at the pace of the last minutes
 
 # A database without writes has no heartbeats, and nothing is sent or handled.
 FOLLOW_FROM_READ_ONLY = {
-    *(
-        "outbox.no_relay",
-        "outbox.no_checker",
-        "outbox.no_consumer",
-        "outbox.no_worker",
-        "outbox.no_beat",
-        "outbox.process_silent",
-    ),
-    *("outbox.process_fails", "outbox.late", "outbox.group_stuck", "outbox.group_slow"),
+    "outbox.no_relay",
+    "outbox.no_checker",
+    "outbox.no_consumer",
+    "outbox.no_worker",
+    "outbox.no_beat",
+    "outbox.process_silent",
+    "outbox.process_fails",
+    "outbox.late",
+    "outbox.group_stuck",
+    "outbox.group_slow",
 }
 
 

@@ -26,17 +26,15 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
-        levels = []
         findings = []
         for finding in check():
-            levels.append(finding.level_name)
-            findings.append(finding.as_dict())
+            findings.append(finding)
             if not options["json"]:
                 self.stdout.write(_as_text(finding))
                 self.stdout.flush()
         if options["json"]:
-            self.stdout.write(json.dumps({"findings": findings}))
-        if worst := max(map(list(SIGNS).index, levels), default=0):
+            self.stdout.write(json.dumps({"findings": [finding.as_dict() for finding in findings]}))
+        if worst := max((list(SIGNS).index(finding.level_name) for finding in findings), default=0):
             raise SystemExit(worst)
 
 
