@@ -288,10 +288,11 @@ class TestSend:
     ):
         accepted: list[int] = []
         killer = threading.Timer(0.3, server.kill)
-        killer.start()
         for first in itertools.count(step=200):
             results = broker.send([task(first + number) for number in range(200)])
             accepted += [first + number for number, one in enumerate(results) if one.status is ACCEPTED]
+            if first == 0:
+                killer.start()
             if UNAVAILABLE in statuses(results):
                 break
         killer.join()
