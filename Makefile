@@ -87,8 +87,8 @@ storm-rocketmq: $(VENV)/.rocketmq ## hurt a RocketMQ, relays, checker, consumers
 	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) $(BIN)/python -m pytest -m rocketmq -p no:xdist -s tests/journeys/rocketmq/storm.py
 
 storm-consumers: $(VENV)/.rocketmq $(VENV)/.kafka ## hurt consumers for SECONDS (600), handlers and processes, and count; BROKER=embedded, kafka or rocketmq
-	@STORM_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" -p no:xdist -s \
-	tests/journeys/consumers/$(if $(filter kafka rocketmq,$(BROKER)),storm_on_$(BROKER),test_storm).py
+	@STORM_SECONDS=$(or $(SECONDS),600) STORM_BROKER=$(or $(BROKER),embedded) $(BIN)/python -m pytest -m "rocketmq or not rocketmq" \
+	-p no:xdist -s tests/journeys/consumers/test_storm.py
 
 storm-rabbitmq: $(VENV)/.dev ## hurt a RabbitMQ, its connections, queues, relays and consumers for SECONDS (600), and count; NODES=3: a cluster
 	@STORM_SECONDS=$(or $(SECONDS),600) STORM_NODES=$(or $(NODES),1) $(BIN)/python -m pytest -p no:xdist -s \

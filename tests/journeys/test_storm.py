@@ -26,6 +26,7 @@ from outbox.outages import Backoff
 from outbox.relay import loops
 from outbox.relay.hosts import RelayTarget
 from outbox.relay.loops import RelayThread, RepeatingThread
+from tests.journeys.tables import tables
 from tests.waiting import wait_until
 
 SECONDS = 3
@@ -105,14 +106,11 @@ def storm(transactional_db: None, settings, monkeypatch) -> Iterator[threading.E
     settings.OUTBOX = OUTBOX
     monkeypatch.setattr(loops, "BACKOFF", Backoff(SOON, SOON))
     topics.forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute(BOOKS)
-    RoughBroker.is_storm.set()
-    yield RoughBroker.is_storm
-    RoughBroker.is_storm.clear()
-    topics.forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE storm_published, storm_key")
+    with tables(BOOKS):
+        RoughBroker.is_storm.set()
+        yield RoughBroker.is_storm
+        RoughBroker.is_storm.clear()
+        topics.forget("default")
 
 
 @pytest.fixture

@@ -48,8 +48,10 @@ class Run:
 
 
 def storm(path: str, marker: str = "", nodes: int = 1) -> Run:
-    """Return the run of a storm's file."""
-    return Run((*PYTEST, *(("-m", marker) if marker else ()), path), {"STORM_NODES": str(nodes)})
+    """Return the run of a storm's file; the marker is also the broker of the storm over consumers."""
+    return Run(
+        (*PYTEST, *(("-m", marker) if marker else ()), path), {"STORM_NODES": str(nodes), "STORM_BROKER": marker or "embedded"}
+    )
 
 
 def soak(broker: str) -> Run:
@@ -74,8 +76,8 @@ RUNS = {
     "storm on RocketMQ": storm("tests/journeys/rocketmq/storm.py", "rocketmq"),
     "storm on RocketMQ, 3 nodes": storm("tests/journeys/rocketmq/storm.py", "rocketmq", nodes=3),
     "consumers on embedded": storm("tests/journeys/consumers/test_storm.py"),
-    "consumers on Kafka": storm("tests/journeys/consumers/storm_on_kafka.py", "kafka"),
-    "consumers on RocketMQ": storm("tests/journeys/consumers/storm_on_rocketmq.py", "rocketmq"),
+    "consumers on Kafka": storm("tests/journeys/consumers/test_storm.py", "kafka"),
+    "consumers on RocketMQ": storm("tests/journeys/consumers/test_storm.py", "rocketmq"),
     "soak on embedded": soak("embedded"),
     "soak on Kafka": soak("kafka"),
     "soak on RabbitMQ": soak("rabbitmq"),

@@ -1,22 +1,15 @@
 """
-A process that sends numbered tasks until it is stopped: `python -m tests.journeys.celery_storm.publisher FIRST`.
+Sends numbered tasks.
 
 Each number is written into a table by the transaction of its task. Every fifth transaction is rolled back; every fiftieth task is
 one that the server refuses.
 """
 
-import sys
-import time
-from contextlib import suppress
+from django.db import connection, transaction
 
-import django
-
-django.setup()
-
-from django.db import Error, connection, transaction  # noqa: E402
-
-from tests.journeys.celery_storm.app import run  # noqa: E402
-from tests.journeys.celery_storm.given import GOOD, POISON  # noqa: E402
+from tests.journeys.celery_storm.app import run
+from tests.journeys.celery_storm.given import GOOD, POISON
+from tests.journeys.publish import Undone
 
 PAUSE = 0.05  # seconds
 
@@ -30,18 +23,4 @@ def publish(number: int) -> None:
         task = run.apply_in_transaction((number,), queue=kind)
         cursor.execute(NOTE, [number, kind, task.id])
         if number % 5 == 0:
-            transaction.set_rollback(True)
-
-
-def main() -> None:
-    """Publish for ever."""
-    number = int(sys.argv[1])
-    while True:
-        with suppress(Error):
-            publish(number)
-        number += 1
-        time.sleep(PAUSE)
-
-
-if __name__ == "__main__":
-    main()
+            raise Undone

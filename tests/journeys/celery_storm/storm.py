@@ -11,49 +11,38 @@ import abc
 import itertools
 import json
 import random
-import signal
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import amqp
-from amqp.exceptions import AMQPError
-from django.db import connection
 
-from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
+from tests.journeys import storms
 from tests.journeys.celery_storm.given import GOOD, POISON, POISON_TYPE, VARIABLE
 from tests.journeys.outcome import Outcome
-from tests.journeys.processes import Processes, send
+from tests.journeys.processes import Processes
+from tests.journeys.rabbitmq.storm import count_waiting, raise_alarm
+from tests.journeys.storms import Acts
+from tests.journeys.tables import rows
 from tests.waiting import wait_until
-
-PAUSE = (1.0, 4.0)  # seconds between two acts
 
 TABLES = """
 CREATE TABLE storm_published (number int PRIMARY KEY, kind text, task_id text);
 CREATE TABLE storm_run (number int, is_early boolean)
 """
-DROP = "DROP TABLE storm_published, storm_run"
 
-APP = "tests.journeys.celery_storm.app"
-WORKER = ["celery", "-A", APP, "worker", "--concurrency", "2", "--loglevel", "WARNING"]
+WORKER = ["celery", "-A", "tests.journeys.celery_storm.app", "worker", "--concurrency", "2", "--loglevel", "WARNING"]
 WORKER += ["--without-gossip", "--without-mingle"]
-
-KINDS = {"relay": 1, "celery": 1, "worker": 2, "publisher": 2}
-
-Act = Callable[[], object]
-
-Acts = dict[str, tuple[int, Act]]
 
 
 class Server(abc.ABC):
     """
-    Celery's broker, and what is done to it.
+    Celery's broker, and what is done to it, each with its weight.
 
     Args:
         refusal: what it says of a poisonous task.
@@ -82,17 +71,8 @@ class Server(abc.ABC):
         """Return whether the server was failing over at a time."""
         return any(abs(at - one) < NEAR_SECONDS for one in self.failed_over_at)
 
-    def kill(self) -> None:
-        self.server.kill()
-        time.sleep(self.chance.uniform(0, 3))
-        self.server.start()
-
-    def freeze(self) -> None:
-        self.server.freeze()
-        try:
-            time.sleep(self.chance.choice([1, 4, 9]))
-        finally:
-            self.server.thaw()
+    def started_again(self) -> None:  # noqa: B027  (RabbitMQ keeps its users)
+        """Repair what a server has lost with its memory."""
 
 
 class OnRabbitMQ(Server):
@@ -107,9 +87,7 @@ class OnRabbitMQ(Server):
 
     def acts(self) -> Acts:
         return {
-            "kill the server": (2, self.kill),
-            "freeze the server": (2, self.freeze),
-            "alarm": (2, self._alarm),
+            "alarm": (2, lambda: raise_alarm(self.server, self.chance.choice([2, 5, 10]))),
             "close connections": (2, lambda: self.server.control("close_all_connections", "a storm")),
             "delete the queue": (2, self._delete),
         }
@@ -117,29 +95,12 @@ class OnRabbitMQ(Server):
     def close(self) -> None:
         self.server.stop()
 
-    def _alarm(self) -> None:
-        self.server.control("set_vm_memory_high_watermark", "0.0001")
-        try:
-            time.sleep(self.chance.choice([2, 5, 10]))
-        finally:
-            wait_until(self._is_lifted, 180)
-
-    def _is_lifted(self) -> bool:
-        with suppress(subprocess.SubprocessError):  # rabbitmqctl takes long on a busy machine
-            self.server.control("set_vm_memory_high_watermark", "0.6")
-            return True
-        return False
-
     def _delete(self) -> None:
         """Delete the tasks' queue while no relay sends and no worker holds a task, so that nothing is lost with it."""
         with self.without_relays():
-            wait_until(self._is_empty, 15)
+            wait_until(lambda: count_waiting(self.server)[GOOD] == 0, 15)
             with amqp.Connection(self.server.address) as one, one.channel() as channel:
                 channel.queue_delete(GOOD)
-
-    def _is_empty(self) -> bool:
-        rows = self.server.control("list_queues", "name", "messages", "--quiet", "--no-table-headers").splitlines()
-        return f"{GOOD}\t0" in rows
 
 
 class OnRedis(Server):
@@ -158,8 +119,6 @@ class OnRedis(Server):
 
     def acts(self) -> Acts:
         return {
-            "kill the server": (2, self._kill),
-            "freeze the server": (2, self.freeze),
             "fail over": (2, self._fail_over),
             "fail over after a kill": (2, self._fail_over_after_kill),
             "full memory": (1, self._fill),
@@ -172,8 +131,7 @@ class OnRedis(Server):
     def _add_user(self, server: Redis) -> None:
         server.say(f"ACL SETUSER shop on >secret +@all &* ~{GOOD}* ~outbox* ~_kombu* ~unacked* ~celery* ~*pidbox*")
 
-    def _kill(self) -> None:
-        self.kill()
+    def started_again(self) -> None:
         self._add_user(self.server)
 
     def _wait_for_replica(self) -> None:
@@ -211,114 +169,61 @@ class OnRedis(Server):
             self.server.say("CONFIG SET maxmemory 0")
 
 
-class Storm:
+class Storm(storms.Storm):
     """
-    Keeps processes running, and hurts them and Celery's broker.
+    A storm on one of the servers.
 
     Args:
         folder: for logs.
     """
 
+    kinds = {"relay": 1, "celery": 1, "worker": 2, "publisher": 2}
+    publisher = "tests.journeys.celery_storm.publisher"
+    pause = (1.0, 4.0)
+    freezes = (1, 4, 10)
+
     def __init__(self, kind: type[OnRabbitMQ] | type[OnRedis], folder: Path, seed: str) -> None:
-        self.chance = random.Random(seed)
-        self.server = kind(folder, self.chance)
-        self.server.without_relays = lambda: self._frozen(
-            *(name for name in self.running if name.startswith(("relay", "celery")))
-        )
-        self.processes = Processes(folder, "tests.journeys.celery_storm.settings")
-        self.acts: Counter[str] = Counter()
-        self.settled_after = 0.0  # seconds
-        self._told = {VARIABLE: json.dumps({"read": self.server.server.url, "write": self.server.write})}
+        self.server = kind(folder, random.Random(seed))
+        self.server.without_relays = lambda: self.frozen(*(name for name in self.running if name.startswith(("relay", "celery"))))
+        told = {VARIABLE: json.dumps({"read": self.server.server.url, "write": self.server.write})}
+        super().__init__(Processes(folder, "tests.journeys.celery_storm.settings"), told, seed)
         self._names = itertools.count()
-        self._numbers = iter(range(0, 2_000_000_000, 1_000_000))
-        self.running = {f"{kind} {nth}": self._start(kind) for kind, count in KINDS.items() for nth in range(count)}
+        self.begin()
 
-    def play(self, seconds: float) -> None:
-        """Hurt by chance for so long, each time something else, so that a short storm has all of it."""
-        acts: Acts = {"kill a process": (5, self._kill), "freeze a process": (3, self._freeze)} | self.server.acts()
-        wait_until(lambda: len(_rows("SELECT 1 FROM storm_run LIMIT 20")) == 20, 90)
-        ends_at = time.monotonic() + seconds
-        queue: list[str] = []
-        while time.monotonic() < ends_at:
-            time.sleep(self.chance.uniform(*PAUSE))
-            if not queue:  # one of each, then by weight
-                queue = [name for name, (weight, _) in acts.items() for _ in range(weight - 1)]
-                self.chance.shuffle(queue)
-                queue = [*self.chance.sample(list(acts), k=len(acts)), *queue]
-            name = queue.pop(0)
-            _say(name)
-            try:
-                acts[name][1]()
-            except (subprocess.SubprocessError, AMQPError, OSError, ServerError, AssertionError) as error:
-                _say(f"{name} did not work: {str(error)[:300]}")
-            else:
-                self.acts[name] += 1
-            self._keep_running()
+    def list_acts(self) -> Acts:
+        return {
+            "kill a process": (5, self.kill),
+            "freeze a process": (3, self.freeze),
+            "kill the server": (2, self._kill_server),
+            "freeze the server": (2, lambda: self.freeze_server(self.server.server)),
+            **self.server.acts(),
+        }
 
-    def calm(self) -> None:
-        """Publish no more."""
-        for name in [name for name in self.running if name.startswith("publisher")]:
-            self._end(name)
-            del self.running[name]
-        self._keep_running()
-        _say("all is calm")
+    def command(self, kind: str) -> list[str]:
+        worker = [*WORKER, "--hostname", f"{next(self._names)}@storm"]  # RabbitMQ keeps a dead worker's own queue for a while
+        match kind:
+            case "celery":
+                return [*worker, *self.beat(), "--queues", "outbox"]
+            case "worker":
+                return [*worker, "--queues", GOOD]
+            case _:
+                return super().command(kind)
 
-    def settle(self, patience: float) -> None:
-        """Wait until each good task has run and each poisonous one was refused; so long at most."""
-        began_at = time.monotonic()
-        with suppress(AssertionError):
-            wait_until(self._is_settled, patience)
-        self.settled_after = time.monotonic() - began_at
+    def is_under_way(self) -> bool:
+        return len(rows("SELECT 1 FROM storm_run LIMIT 20")) == 20
 
-    def close(self) -> None:
-        self.processes.close()
-        self.server.close()
-
-    def _is_settled(self) -> bool:
-        self._keep_running()
+    def is_settled(self) -> bool:
+        """Return whether each good task has run and each poisonous one was refused."""
         time.sleep(0.5)
         return not Count(self).wrong()
 
-    def _kill(self) -> None:
-        name = self.chance.choice([*self.running])
-        self._end(name)
-        self.running[name] = self._start(name.rpartition(" ")[0])
+    def close(self) -> None:
+        super().close()
+        self.server.close()
 
-    def _freeze(self) -> None:
-        with self._frozen(self.chance.choice([*self.running])):
-            time.sleep(self.chance.choice([1, 3, 10]))
-
-    def _start(self, kind: str) -> subprocess.Popen[bytes]:
-        worker = [*WORKER, "--hostname", f"{next(self._names)}@storm"]  # RabbitMQ keeps a dead worker's own queue for a while
-        match kind:
-            case "relay":
-                return self.processes.start("django", "outbox_relay", **self._told)
-            case "celery":
-                schedule = str(self.processes.folder / f"beat-{self.chance.randrange(10**9)}")
-                return self.processes.start(*worker, "--beat", "--schedule", schedule, "--queues", "outbox", **self._told)
-            case "worker":
-                return self.processes.start(*worker, "--queues", GOOD, **self._told)
-            case _:
-                return self.processes.start("tests.journeys.celery_storm.publisher", str(next(self._numbers)), **self._told)
-
-    def _end(self, name: str) -> None:
-        send(self.running[name], signal.SIGKILL)
-        self.running[name].wait()
-
-    def _keep_running(self) -> None:
-        for name, process in self.running.items():
-            if process.poll() is not None:
-                self.running[name] = self._start(name.rpartition(" ")[0])
-
-    @contextmanager
-    def _frozen(self, *names: str) -> Iterator[None]:
-        for name in names:
-            send(self.running[name], signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for name in names:
-                send(self.running[name], signal.SIGCONT)
+    def _kill_server(self) -> None:
+        self.restart(self.server.server)
+        self.server.started_again()
 
 
 NEAR_SECONDS = 5  # around a fail-over: what was confirmed then may not have reached the replica
@@ -335,15 +240,15 @@ class Count:
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
-        rows = _rows(STATES)
-        self.published = {number for number, *_ in rows}
-        self.runs: Counter[int] = Counter(number for (number,) in _rows("SELECT number FROM storm_run"))
-        self.early = {number for (number,) in _rows("SELECT number FROM storm_run WHERE is_early")}
+        states = rows(STATES)
+        self.published = {number for number, *_ in states}
+        self.runs: Counter[int] = Counter(number for (number,) in rows("SELECT number FROM storm_run"))
+        self.early = {number for (number,) in rows("SELECT number FROM storm_run WHERE is_early")}
         self.ghosts = self.runs.keys() - self.published
         self.repeated = {number for number, times in self.runs.items() if times > 1}
-        good = {number: sent_at for number, kind, state, sent_at, _ in rows if kind == GOOD and state == "sent"}
-        poison = [(number, state, error) for number, kind, state, _, error in rows if kind == POISON]
-        self.not_sent = {number: (state, error) for number, kind, state, _, error in rows if kind == GOOD and state != "sent"}
+        good = {number: sent_at for number, kind, state, sent_at, _ in states if kind == GOOD and state == "sent"}
+        poison = [(number, state, error) for number, kind, state, _, error in states if kind == POISON]
+        self.not_sent = {number: (state, error) for number, kind, state, _, error in states if kind == GOOD and state != "sent"}
         self.refused = {number for number, state, error in poison if state != "sent" and storm.server.refusal in (error or "")}
         self.not_refused = {number: (state, error) for number, state, error in poison if number not in self.refused}
         missing = good.keys() - self.runs.keys()
@@ -393,13 +298,3 @@ class Count:
             "not sent": len(self.not_sent),
             "ran more than once": len(self.repeated),
         }
-
-
-def _rows(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        return cursor.fetchall()
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%X')} {text}", flush=True)  # noqa: T201

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
-from tests.journeys.celery_storm.storm import DROP, TABLES, Count, OnRabbitMQ, OnRedis, Storm
+from tests.journeys.celery_storm.storm import TABLES, Count, OnRabbitMQ, OnRedis, Storm
+from tests.journeys.storms import marks, seconds_of_storm, show
+from tests.journeys.tables import tables
 
-SECONDS = float(os.environ.get("STORM_SECONDS", 35))
+SECONDS = seconds_of_storm(35)
 PATIENCE = 120 + SECONDS / 4  # until all is settled
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(2 * SECONDS + PATIENCE + 200),
-]
+pytestmark = marks(SECONDS, PATIENCE)
 
 
 def where_it_is(server: type[RabbitMQ] | type[Redis]) -> pytest.MarkDecorator:
@@ -37,13 +32,8 @@ def where_it_is(server: type[RabbitMQ] | type[Redis]) -> pytest.MarkDecorator:
     ]
 )
 def storm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storm]:
-    with connection.cursor() as cursor:
-        cursor.execute(TABLES)
-    with closing(Storm(request.param, tmp_path, uuid.uuid4().hex)) as storm:
+    with tables(TABLES), closing(Storm(request.param, tmp_path, uuid.uuid4().hex)) as storm:
         yield storm
-        print(storm.processes.logs())  # noqa: T201  (pytest shows it where the test failed)
-    with connection.cursor() as cursor:
-        cursor.execute(DROP)
 
 
 def test_a_storm_leaves_each_good_task_run_and_each_poisonous_one_refused(storm: Storm):
@@ -51,8 +41,6 @@ def test_a_storm_leaves_each_good_task_run_and_each_poisonous_one_refused(storm:
     storm.calm()
     storm.settle(PATIENCE)
 
-    count = Count(storm)
-    print("\nSTORM", json.dumps(count.report(), indent=1))  # noqa: T201  (with -s)
-    count.outcome(SECONDS).write()
+    show(count := Count(storm), SECONDS)
     assert count.wrong() == []
     assert count.refused

@@ -9,22 +9,18 @@ applied in their order.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from django.conf import settings as django_settings
 from django.db import connection
 from django.db.models import QuerySet
 
@@ -32,9 +28,10 @@ from outbox.brokers.base import Broker, Outgoing
 from outbox.consuming.acts import settle
 from outbox.message import Header
 from outbox.models import Act, Deferred, Inbox, Process
-from tests.database_url import url_of
 from tests.journeys.consumers.given import VARIABLE, names
 from tests.journeys.outcome import Outcome
+from tests.journeys.processes import Processes
+from tests.journeys.tables import rows
 from tests.waiting import wait_until
 
 A_SECOND = 20  # messages
@@ -68,7 +65,8 @@ class Storm:
     """Sends, keeps processes running, hurts them, and counts. `storm`: backend, options and the names' suffix."""
 
     def __init__(self, storm: dict[str, Any], broker: Broker, folder: Path) -> None:
-        self.storm, self.broker, self.folder = storm, broker, folder
+        self.storm, self.broker = storm, broker
+        self._processes = Processes(folder, "tests.journeys.consumers.settings")
         self.work, self.steps, self.group = names(storm)
         self.sent: dict[str, tuple[str, str, float]] = {}  # id -> kind, type and topic, when
         self.acts: Counter[str] = Counter()
@@ -113,11 +111,7 @@ class Storm:
         self.settled_after = time.monotonic() - began_at
 
     def close(self) -> None:
-        for process in self.processes:
-            if process is not None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                process.wait()
+        self._processes.close()
 
     def _is_settled(self) -> bool:
         self._keep_running()
@@ -180,9 +174,7 @@ class Storm:
         return dict(dead.values_list("own_id", "error"))
 
     def _effects(self) -> list[tuple[str, str, int, float]]:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT message_id, key, number, extract(epoch FROM handled_at)::float8 FROM storm_effect ORDER BY id")
-            return cursor.fetchall()
+        return rows("SELECT message_id, key, number, extract(epoch FROM handled_at)::float8 FROM storm_effect ORDER BY id")
 
     def _steps(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -221,15 +213,8 @@ class Storm:
                 self._signal(place, signal.SIGCONT)
 
     def _start(self, release: int) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.journeys.consumers.settings",
-            VARIABLE: json.dumps({**self.storm, "release": release}),
-        }
-        command = [sys.executable, "-m", "django", "outbox_consume", "--group", self.group, "--threads", "2"]
-        with (self.folder / "consumers.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=django_settings.BASE_DIR, env=environment, stdout=log, stderr=log)
+        told = {VARIABLE: json.dumps({**self.storm, "release": release})}
+        return self._processes.start("django", "outbox_consume", "--threads", "2", "--group", self.group, **told)
 
     def _act(self) -> None:
         act = self.chance.choices(["kill", "stop", "freeze", "cut", "replay", "retry now"], [2, 3, 1, 2, 2, 2])[0]
@@ -246,9 +231,9 @@ class Storm:
             with connection.cursor() as cursor:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
         else:
-            rows = Deferred.objects.filter(consumer_group=self.group)
-            if ids := list(rows.filter(dead_at__isnull=act == "retry now").values_list("id", flat=True)):
-                chosen = rows.filter(id=self.chance.choice(ids))
+            deferred = Deferred.objects.filter(consumer_group=self.group)
+            if ids := list(deferred.filter(dead_at__isnull=act == "retry now").values_list("id", flat=True)):
+                chosen = deferred.filter(id=self.chance.choice(ids))
                 list(settle(chosen, Act.REPLAYED if act == "replay" else Act.RETRIED_NOW, by="the storm"))
 
     def _may_stop(self, place: int) -> bool:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from outbox.models import Inbox, Process
 from project.servers.rabbitmq import RabbitMQ
 from tests.journeys.deploys.given import VARIABLE
 from tests.journeys.processes import Processes, send
+from tests.journeys.tables import rows, tables
 from tests.rabbitmq_node import server
 from tests.waiting import wait_until
 
@@ -137,21 +137,15 @@ class Project:
             assert all(found == sorted(found) for found in of_key.values()), of_key
 
     def _effects(self, group: str) -> list[tuple[int, str, str]]:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT number, topic, key FROM deploy_effect WHERE consumer_group = %s ORDER BY id", [group])
-            return cursor.fetchall()
+        return rows("SELECT number, topic, key FROM deploy_effect WHERE consumer_group = %s ORDER BY id", [group])
 
 
 @pytest.fixture(params=["normal", "fifo"])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    with connection.cursor() as cursor:
-        cursor.execute(TABLE)
     found = Project(tmp_path, request.param)
-    with closing(found.processes):
+    with tables(TABLE), closing(found.processes):
         yield found
         print(found.processes.logs())  # noqa: T201  (pytest shows it where the test failed)
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE deploy_effect")
 
 
 def mixed(count: int, start: int = 0, tags: tuple[str, ...] = ("",)) -> list[Sent]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from outbox.consuming import register as consumers
 from outbox.half_first.producers import close_idle
@@ -14,6 +14,7 @@ from outbox.topics import forget
 from tests.journeys.frozen import settings as frozen
 from tests.journeys.frozen.messages import register
 from tests.journeys.frozen.places import Actor
+from tests.journeys.tables import tables
 
 
 @pytest.fixture
@@ -22,13 +23,7 @@ def actor(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
     monkeypatch.setattr(consumers, "registered", {})
     register()
     forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS journey_frozen")
-        cursor.execute("CREATE TABLE journey_frozen (number int)")
-    found = Actor()
-    yield found
-    found.close()
+    with tables("CREATE TABLE journey_frozen (number int)"), closing(Actor()) as found:
+        yield found
     close_idle()
     forget("default")
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE journey_frozen")

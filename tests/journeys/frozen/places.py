@@ -30,6 +30,7 @@ from outbox.relay import hosts
 from tests.database_url import url_of
 from tests.journeys.frozen import settings as frozen
 from tests.journeys.frozen.messages import FrozenPair, FrozenParcel
+from tests.journeys.tables import rows
 from tests.waiting import wait_until
 
 MARKS = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), pytest.mark.slow]
@@ -112,8 +113,7 @@ def consume() -> set[int]:
     """Handle what waits; return the numbers that were written down, each once."""
     with closing(Worker(group(frozen.GROUP), "default")) as worker:
         worker.run(once=True)
-    with connection.cursor() as cursor:
-        found = [number for (number,) in cursor.execute("SELECT number FROM journey_frozen").fetchall()]
+    found = [number for (number,) in rows("SELECT number FROM journey_frozen")]
     assert len(found) == len(set(found))
     return set(found)
 

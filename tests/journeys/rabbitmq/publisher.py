@@ -1,26 +1,20 @@
 """
-A process that publishes numbered messages of all kinds to all topics until it is stopped.
+Publishes numbered messages of all kinds to all topics.
 
-`python -m tests.journeys.rabbitmq.publisher FIRST`. Each number is written into a table by the transaction of its message; every
-fifth transaction is rolled back. Numbers of a key grow, since one process publishes all of them.
+Each number is written into a table by the transaction of its message; every fifth transaction is rolled back. Numbers of a key
+grow, since one process publishes all of them.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-import time
-from contextlib import suppress
 from datetime import timedelta
 
-import django
+from django.db import connection
 
-django.setup()
-
-from django.db import Error, connection  # noqa: E402
-
-from outbox import atomic, publish_raw  # noqa: E402
-from tests.journeys.rabbitmq.given import given, names  # noqa: E402
+from outbox import atomic, publish_raw
+from tests.journeys.publish import STEP, Undone
+from tests.journeys.rabbitmq.given import given, names
 
 ALL = names(given["unique"])
 
@@ -40,31 +34,14 @@ KINDS: dict[str, dict[str, float]] = {
 }
 
 
-class Undone(Exception):
-    """Raised to roll a transaction back."""
-
-
-def publish(number: int, topic: str, key: str = "") -> None:
+def publish(number: int) -> None:
     """Publish a message and write its number down, in one transaction."""
+    [topic] = random.choices(list(TOPICS), list(TOPICS.values()))
     [kind] = random.choices(list(KINDS[topic]), list(KINDS[topic].values()))
+    key = f"{number // STEP}-{number % KEYS}" if topic == ALL.steps else ""
     delay = timedelta(seconds=random.randint(1, 8)) if topic == ALL.later else None
     with atomic(), connection.cursor() as cursor:
         receipt = publish_raw(topic, {"do": kind, "number": number}, key=key, delay=delay)
         cursor.execute(NOTE, [number, receipt.message_id, topic, kind, key])
         if number % 5 == 0:
             raise Undone
-
-
-def main() -> None:
-    """Publish for ever."""
-    first = number = int(sys.argv[1])
-    while True:
-        [topic] = random.choices(list(TOPICS), list(TOPICS.values()))
-        with suppress(Undone, Error):
-            publish(number, topic, f"{first}-{number % KEYS}" if topic == ALL.steps else "")
-        number += 1
-        time.sleep(PAUSE)
-
-
-if __name__ == "__main__":
-    main()

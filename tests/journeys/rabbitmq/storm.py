@@ -9,32 +9,28 @@ purging a queue, is counted apart: it is lost, and has to be found as gaps.
 from __future__ import annotations
 
 import json
-import random
-import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import amqp
-from amqp.exceptions import AMQPError
-from django.db import connection
 
 from outbox.brokers.rabbitmq.topology import group_queues, queue_name
 from outbox.models import Deferred, Gap, MessageState
-from project.servers.program import ServerError
 from project.servers.rabbitmq import Cluster, RabbitMQ
+from tests.journeys import storms
 from tests.journeys.outcome import Outcome
-from tests.journeys.processes import Processes, send
+from tests.journeys.processes import Processes
 from tests.journeys.rabbitmq.given import DELAY, LIMIT, VARIABLE, names
+from tests.journeys.storms import Acts, say
+from tests.journeys.tables import rows
 from tests.waiting import wait_until
 
-START_SECONDS = 240  # until all processes work
-PAUSE = (1.0, 5.0)  # seconds between two acts
 PARTED_SECONDS = 20  # until the others have noticed it
 STATISTICS_SECONDS = 6  # quorum queues count their messages that often
 
@@ -43,7 +39,6 @@ CREATE TABLE storm_published (number int, message_id uuid, topic text, kind text
 CREATE TABLE storm_effect (id bigserial, consumer_group text, topic text, key text, number int);
 CREATE TABLE storm_failed (consumer_group text, number int, failed_at timestamptz DEFAULT clock_timestamp())
 """
-DROP = "DROP TABLE storm_published, storm_effect, storm_failed"
 
 # What the reason of a dead letter has in it, by kind.
 REASONS = {
@@ -53,124 +48,92 @@ REASONS = {
     "stuck": ["TimeLimitExceeded", "the handler ran beyond its time_limit"],
 }
 
-CELERY = ["celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "3", "--loglevel", "WARNING"]
-CELERY += ["--beat", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-PUBLISHER = "tests.journeys.rabbitmq.publisher"
 
-KINDS = {"relay": 2, "celery": 1, "consumer": 2, "consumer of two": 1, "consumer of spare": 1, "publisher": 2}
+def raise_alarm(node: RabbitMQ, seconds: float) -> None:
+    """Take a node's memory away for a while."""
+    node.control("set_vm_memory_high_watermark", "0.0001")
+    try:
+        time.sleep(seconds)
+    finally:
+        wait_until(lambda: _is_lifted(node), 180)
 
-Act = Callable[[], object]
-OF_A_CLUSTER = ("kill the leader", "part a node")
+
+def _is_lifted(node: RabbitMQ) -> bool:
+    with suppress(subprocess.SubprocessError):  # rabbitmqctl takes long on a busy machine
+        node.control("set_vm_memory_high_watermark", "0.6")
+        return True
+    return False
 
 
-class Storm:
+def count_waiting(node: RabbitMQ) -> dict[str, int]:
+    """Return how many messages each queue has, those included that consumers hold."""
+    lines = node.control("list_queues", "name", "messages", "--quiet", "--no-table-headers").splitlines()
+    return {name: int(count) for name, _, count in (line.partition("\t") for line in lines)}
+
+
+class Storm(storms.Storm):
     """
-    Keeps processes running, and hurts them and their broker.
+    A storm on one node or a cluster.
 
     Args:
         folder: for logs and Celery's files.
         unique: the suffix of all names.
     """
 
+    kinds = {"relay": 2, "celery": 1, "consumer": 2, "consumer of two": 1, "consumer of spare": 1, "publisher": 2}
+    publisher = "tests.journeys.rabbitmq.publisher"
+    first = ("kill the leader", "part a node")
+
     def __init__(self, cluster: Cluster, folder: Path, unique: str) -> None:
-        self.cluster = cluster
+        told = {VARIABLE: json.dumps({"unique": unique, "nodes": [node.address for node in cluster.nodes]})}
+        super().__init__(Processes(folder, "tests.journeys.rabbitmq.settings"), told, unique)
+        self.cluster, self.nodes = cluster, cluster.nodes
         self.names = names(unique)
-        self.processes = Processes(folder, "tests.journeys.rabbitmq.settings")
-        self.acts: Counter[str] = Counter()
         self.acted_at: list[tuple[str, float]] = []
         self.purged = 0  # messages
-        self.settled_after = 0.0  # seconds
-        self.chance = random.Random(unique)
-        self._told = {VARIABLE: json.dumps({"unique": unique, "nodes": [node.address for node in cluster.nodes]})}
-        self._numbers = iter(range(0, 2_000_000_000, 1_000_000))
         self._tap()
-        self.running = {f"{kind} {nth}": self._start(kind) for kind, count in KINDS.items() for nth in range(count)}
+        self.begin()
 
-    def play(self, seconds: float) -> None:
-        """Hurt by chance for so long, each time something else, so that a short storm has all of it."""
-        acts: dict[str, tuple[int, Act]] = {
-            "kill a process": (6, self._kill),
-            "freeze a process": (4, self._freeze),
-            "stop a process": (1, self._stop),
-            "kill a node": (2, self._kill_node),
+    def list_acts(self) -> Acts:
+        acts: Acts = {
+            "kill a process": (6, self.kill),
+            "freeze a process": (4, self.freeze),
+            "stop a process": (1, self.stop),
+            "kill a node": (2, lambda: self._kill_node(self._node())),
             "freeze a node": (2, self._freeze_node),
             "alarm": (2, self._alarm),
             "close connections": (2, self._close_connections),
             "purge a queue": (1, self._purge),
             "delete a queue": (1, self._delete),
         }
-        if len(self.cluster.nodes) > 1:
-            acts |= {"kill the leader": (3, self._kill_leader), "part a node": (3, self._part)}
-        wait_until(self._is_under_way, START_SECONDS)
-        ends_at = time.monotonic() + seconds
-        queue: list[str] = []
-        while time.monotonic() < ends_at:
-            time.sleep(self.chance.uniform(*PAUSE))
-            if not queue:  # one of each, those of a cluster first, then by weight
-                queue = [name for name, (weight, _) in acts.items() for _ in range(weight - 1)]
-                self.chance.shuffle(queue)
-                each = self.chance.sample(list(acts), k=len(acts))
-                queue = [*sorted(each, key=lambda name: name not in OF_A_CLUSTER), *queue]
-            self._do(name := queue.pop(0), acts[name][1])
-            self._keep_running()
+        if len(self.nodes) > 1:
+            acts |= {"kill the leader": (3, lambda: self._kill_node(self._leader())), "part a node": (3, self._part)}
+        return acts
 
-    def calm(self) -> None:
-        """Publish no more, and start again what died by itself."""
-        for name in [name for name in self.running if name.startswith("publisher")]:
-            self._end(name)
-            del self.running[name]
-        self._keep_running()
-        _say("all is calm")
+    def command(self, kind: str) -> list[str]:
+        groups = {"consumer": self.names.one, "consumer of two": self.names.two, "consumer of spare": self.names.third}
+        if kind in groups:
+            return ["django", "outbox_consume", "--threads", "2", "--group", groups[kind]]
+        return super().command(kind)
 
-    def close(self) -> None:
-        self.processes.close()
+    def is_under_way(self) -> bool:
+        [(groups,)] = rows("SELECT count(DISTINCT (consumer_group, topic)) FROM storm_effect")
+        return groups == sum(map(len, self.names.groups.values()))
 
     # --- what is hurt ---
 
-    def _do(self, name: str, act: Act) -> None:
-        _say(name)
-        try:
-            act()
-        except (subprocess.SubprocessError, AMQPError, OSError, LookupError, ServerError, AssertionError) as error:
-            _say(f"{name} did not work: {str(error)[:300]}")
-        else:
-            self.acts[name] += 1
-
-    def _kill(self) -> None:
-        name = self.chance.choice([*self.running])
-        self._end(name)
-        self.running[name] = self._start(name.rpartition(" ")[0])
-
-    def _stop(self) -> None:
-        send(self.running[self.chance.choice([*self.running])], signal.SIGTERM)
-
-    def _freeze(self) -> None:
-        with self._frozen(self.chance.choice([*self.running])):
-            time.sleep(self.chance.choice([1, 3, 12]))  # the last one is noticed by the node
-
-    def _kill_node(self, node: RabbitMQ | None = None) -> None:
-        node = node or self.chance.choice(self.cluster.nodes)
+    def _kill_node(self, node: RabbitMQ) -> None:
         queues = [*self._queues(), *map(_tap, self.names.groups)]
         wait_until(lambda: all(node.knows_after_crash(name) for name in queues), 20)
         self._mark("kill node")
-        node.kill()
-        time.sleep(self.chance.uniform(0, 3))
-        node.start()
-
-    def _kill_leader(self) -> None:
-        self._kill_node(self.cluster.leader(queue_name(self.names.work, self.names.one)))
+        self.restart(node)
 
     def _freeze_node(self) -> None:
-        node = self.chance.choice(self.cluster.nodes)
         self._mark("freeze node")
-        node.freeze()
-        try:
-            time.sleep(self.chance.choice([1, 4, 12]))
-        finally:
-            node.thaw()
+        self.freeze_server(self._node())
 
     def _part(self) -> None:
-        node = self.cluster.leader(queue_name(self.names.work, self.names.one))
+        node = self._leader()
         self._mark("part node")
         self.cluster.part(node)
         try:
@@ -181,13 +144,8 @@ class Storm:
             self.cluster.heal(node)
 
     def _alarm(self) -> None:
-        node = self.chance.choice(self.cluster.nodes)
         self._mark("alarm")
-        node.control("set_vm_memory_high_watermark", "0.0001")
-        try:
-            time.sleep(self.chance.choice([2, 6, 15]))
-        finally:
-            node.control("set_vm_memory_high_watermark", "0.6")
+        raise_alarm(self._node(), self.chance.choice([2, 6, 15]))
 
     def _close_connections(self) -> None:
         self._mark("close connections")
@@ -195,66 +153,21 @@ class Storm:
 
     def _purge(self) -> None:
         """Purge the queue of the spare topic while messages wait there."""
-        with self._frozen("consumer of spare 0"), self._channel() as channel:
+        with self.frozen("consumer of spare 0"), self._channel() as channel:
             queue = queue_name(self.names.spare, self.names.third)
             wait_until(lambda: _count(channel, queue) > 3, 10)
             self.purged += channel.queue_purge(queue) or 0
 
     def _delete(self) -> None:
         """Delete an empty queue while all processes are frozen, so that nothing is lost with it."""
-        with self._frozen(*self.running):
+        with self.frozen(*self.running):
             time.sleep(STATISTICS_SECONDS)
             waiting = self.waiting()
             empty = [name for name in self._queues() if waiting.get(name) == 0]
             name = self.chance.choice(empty)
-            _say(f"{name} is deleted")
+            say(f"{name} is deleted")
             with self._channel() as channel:
                 channel.queue_delete(name)
-
-    # --- processes ---
-
-    def _is_under_way(self) -> bool:
-        [(groups,)] = _rows("SELECT count(DISTINCT (consumer_group, topic)) FROM storm_effect")
-        return groups == sum(map(len, self.names.groups.values()))
-
-    def _start(self, kind: str) -> subprocess.Popen[bytes]:
-        start, consume = self.processes.start, ["django", "outbox_consume", "--threads", "2", "--group"]
-        match kind:
-            case "relay":
-                return start("django", "outbox_relay", **self._told)
-            case "celery":
-                schedule = str(self.processes.folder / f"beat-{self.chance.randrange(10**9)}")
-                return start(*CELERY, "--schedule", schedule, **self._told)
-            case "consumer":
-                return start(*consume, self.names.one, **self._told)
-            case "consumer of two":
-                return start(*consume, self.names.two, **self._told)
-            case "consumer of spare":
-                return start(*consume, self.names.third, **self._told)
-            case _:
-                return start(PUBLISHER, str(next(self._numbers)), **self._told)
-
-    def _end(self, name: str) -> None:
-        send(self.running[name], signal.SIGKILL)
-        self.running[name].wait()
-
-    def _keep_running(self) -> None:
-        for node in self.cluster.nodes:
-            if not node.is_running:  # a busy machine took too long for its last start
-                node.start()
-        for name, process in self.running.items():
-            if process.poll() is not None:
-                self.running[name] = self._start(name.rpartition(" ")[0])
-
-    @contextmanager
-    def _frozen(self, *chosen: str) -> Iterator[None]:
-        for name in chosen:
-            send(self.running[name], signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for name in chosen:
-                send(self.running[name], signal.SIGCONT)
 
     def _mark(self, what: str) -> None:
         self.acted_at.append((what, time.time()))
@@ -281,9 +194,7 @@ class Storm:
         return found
 
     def waiting(self) -> dict[str, int]:
-        """Return how many messages each queue has, those included that consumers hold."""
-        rows = self._node().control("list_queues", "name", "messages", "--quiet", "--no-table-headers").splitlines()
-        return {name: int(count) for name, _, count in (row.partition("\t") for row in rows)}
+        return count_waiting(self._node())
 
     def left(self) -> dict[str, int]:
         """Return what waits anywhere though nothing should: in queues of groups, or as a deferred message."""
@@ -298,8 +209,8 @@ class Storm:
 
     def unseen(self) -> list[tuple[int, int]]:
         """Return the lanes and numbers that were purged and are not in a gap, though earlier and later ones have arrived."""
-        applied = {number for (number,) in _rows("SELECT number FROM storm_effect WHERE topic = %s", [self.names.spare])}
-        places = _rows(PLACES, [self.names.spare])
+        applied = {number for (number,) in rows("SELECT number FROM storm_effect WHERE topic = %s", [self.names.spare])}
+        places = rows(PLACES, [self.names.spare])
         arrived: dict[int, list[int]] = {}
         for number, lane, seq in places:
             if number in applied:
@@ -312,15 +223,8 @@ class Storm:
             if lane in arrived and min(arrived[lane]) < seq < max(arrived[lane])
         ]
 
-    def settle(self, patience: float) -> None:
-        """Wait until each message is handled or a dead letter, nothing waits, and gaps are found; so long at most."""
-        began_at = time.monotonic()
-        with suppress(AssertionError):
-            wait_until(self._is_settled, patience)
-        self.settled_after = time.monotonic() - began_at
-
-    def _is_settled(self) -> bool:
-        self._keep_running()
+    def is_settled(self) -> bool:
+        """Return whether each message is handled or a dead letter, nothing waits, and gaps are found."""
         time.sleep(1)
         if MessageState.objects.exclude(state="sent").exists():
             return False
@@ -347,6 +251,9 @@ class Storm:
     def _node(self) -> RabbitMQ:
         return self.chance.choice(self.cluster.nodes)
 
+    def _leader(self) -> RabbitMQ:
+        return self.cluster.leader(queue_name(self.names.work, self.names.one))
+
     @contextmanager
     def _channel(self) -> Iterator[amqp.Channel]:
         with amqp.Connection(self._node().address) as one, one.channel() as channel:
@@ -360,10 +267,10 @@ class Count:
         self.storm = storm
         all_ = storm.names
         self.published = {
-            number: (topic, kind) for number, topic, kind in _rows("SELECT number, topic, kind FROM storm_published")
+            number: (topic, kind) for number, topic, kind in rows("SELECT number, topic, kind FROM storm_published")
         }
         self.copies, self.letters, self.left = storm.copies(), storm.letters(), storm.left()
-        self.effects = Counter((group, number) for group, number in _rows("SELECT consumer_group, number FROM storm_effect"))
+        self.effects = Counter((group, number) for group, number in rows("SELECT consumer_group, number FROM storm_effect"))
         expected = {(group, number) for number, (topic, _) in self.published.items() for group in all_.groups[topic]}
         missing = expected - self.effects.keys() - self.letters.keys()
         self.purged = {one for one in missing if one[0] == all_.third}
@@ -445,14 +352,14 @@ class Count:
 
     def _keys(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for key, number in _rows("SELECT key, number FROM storm_effect WHERE key <> '' ORDER BY id"):
+        for key, number in rows("SELECT key, number FROM storm_effect WHERE key <> '' ORDER BY id"):
             found.setdefault(key, []).append(number)
         return found
 
     def _spans(self) -> list[tuple[tuple[str, int], int, float]]:
         """Return how often each message that is a dead letter has failed, and in how many seconds."""
-        rows = _rows(SPANS)
-        return [((group, number), times, seconds) for group, number, times, seconds in rows if (group, number) in self.letters]
+        spans = rows(SPANS)
+        return [((group, number), times, seconds) for group, number, times, seconds in spans if (group, number) in self.letters]
 
     def _hasty(self) -> list[tuple[tuple[str, int], int, float]]:
         """
@@ -465,10 +372,10 @@ class Count:
 
     def _pauses(self) -> dict[str, float]:
         """Return, by what was done to the broker, the longest time until sending went on."""
-        sent = [at for (at,) in _rows(SENT)]
+        sent = [at for (at,) in rows(SENT)]
         found: dict[str, float] = {}
         for what, at in self.storm.acted_at:
-            pauses = [later - max(at, one) for one, later in pairwise(sent) if one < at + PAUSE[1] and later > at]
+            pauses = [later - max(at, one) for one, later in pairwise(sent) if one < at + self.storm.pause[1] and later > at]
             found[what] = max(round(max(pauses, default=0.0), 1), found.get(what, 0.0))
         return found
 
@@ -487,12 +394,6 @@ SELECT p.number, s.lane, s.number FROM storm_published p JOIN outbox_message_sta
 """
 
 
-def _rows(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        return cursor.fetchall()
-
-
 def _count(channel: amqp.Channel, queue: str) -> int:
     answer = channel.queue_declare(queue, passive=True)
     assert answer is not None, "it is waited for"
@@ -505,7 +406,3 @@ def _number(message: amqp.Message) -> int:
 
 def _tap(topic: str) -> str:
     return f"tap-{topic}"
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%X')} {text}", flush=True)  # noqa: T201

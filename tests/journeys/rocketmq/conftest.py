@@ -18,6 +18,7 @@ from outbox.failpoints import VARIABLE as FAILPOINTS
 from outbox.message import TopicType
 from tests.journeys.processes import Processes
 from tests.journeys.rocketmq.names import VARIABLE, names, outbox
+from tests.journeys.tables import rows, tables
 
 HERE = Path(__file__).parent
 
@@ -68,9 +69,7 @@ class Journey(Processes):
 
     def effects(self, topic: str) -> list[tuple[str, int]]:
         """List key and number of what was handled in a topic, in that order."""
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT key, number FROM journey_effect WHERE topic = %s ORDER BY id", [topic])
-            return cursor.fetchall()
+        return rows("SELECT key, number FROM journey_effect WHERE topic = %s ORDER BY id", [topic])
 
     def stick(self, key: str) -> None:
         """Make the handler of the ordered topic fail for a key."""
@@ -108,11 +107,8 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any) -> Iterator[J
     files = app.conf.broker_transport_options
     before = files["folder"]
     files["folder"] = str(tmp_path / "celery")  # wakeups of this process, too
-    with connection.cursor() as cursor:
-        cursor.execute(TABLES)
-    yield found
-    found.close()
-    files["folder"] = before
-    print(found.logs())  # noqa: T201  (pytest shows it where the test failed)
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE journey_effect, journey_stuck")
+    with tables(TABLES):
+        yield found
+        found.close()
+        files["folder"] = before
+        print(found.logs())  # noqa: T201  (pytest shows it where the test failed)

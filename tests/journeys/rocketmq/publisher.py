@@ -1,7 +1,5 @@
 """
-A process that publishes numbered messages until it is stopped.
-
-`python -m tests.journeys.rocketmq.publisher FIRST relay|half-first`.
+Publishes numbered messages, half first where the last argument says `half-first`.
 
 Each number is written into a table by the transaction of its message; every fifth transaction is rolled back.
 """
@@ -9,47 +7,24 @@ Each number is written into a table by the transaction of its message; every fif
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import suppress
 
-import django
+from django.db import connection
 
-django.setup()
-
-from django.db import Error, connection  # noqa: E402
-
-from outbox import atomic, publish_raw  # noqa: E402
-from outbox.errors import HalfNotStored  # noqa: E402
-from tests.journeys.rocketmq.consumers import WORK, Numbered  # noqa: E402
+from outbox import atomic, publish_raw
+from tests.journeys.publish import Undone
+from tests.journeys.rocketmq.consumers import WORK, Numbered
 
 PAUSE = 0.02  # seconds
 NOTE = "INSERT INTO journey_published VALUES (%s)"
+IS_HALF_FIRST = sys.argv[-1] == "half-first"
 
 
-class Undone(Exception):
-    """Raised to roll a transaction back."""
-
-
-def publish(number: int, *, is_half_first: bool) -> None:
+def publish(number: int) -> None:
     """Write a number down and publish it, in one transaction."""
-    with atomic(half_first=Numbered(number=number)) if is_half_first else atomic():
+    with atomic(half_first=Numbered(number=number)) if IS_HALF_FIRST else atomic():
         with connection.cursor() as cursor:
             cursor.execute(NOTE, [number])
-        if not is_half_first:
+        if not IS_HALF_FIRST:
             publish_raw(WORK, {"number": number})
         if number % 5 == 0:
             raise Undone
-
-
-def main() -> None:
-    """Publish for ever."""
-    number, is_half_first = int(sys.argv[1]), sys.argv[2] == "half-first"
-    while True:
-        with suppress(Undone, HalfNotStored, Error):
-            publish(number, is_half_first=is_half_first)
-        number += 1
-        time.sleep(PAUSE)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,44 +10,35 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import subprocess
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from outbox.message import TopicType
 from outbox.models import CheckBack, MessageState
 from project.servers.remoting import read_all
 from project.servers.rocketmq import Cluster, RocketMQ
+from tests.journeys import storms
 from tests.journeys.outcome import Outcome
 from tests.journeys.rocketmq.conftest import TABLES, Journey
 from tests.journeys.rocketmq.names import outbox
+from tests.journeys.storms import NODES, Acts, say, seconds_of_storm, show
+from tests.journeys.tables import rows, tables
 from tests.rocketmq_node import PROXY, own_cluster
-from tests.waiting import wait_until
 
-SECONDS = float(os.environ.get("STORM_SECONDS", 600))
-NODES = int(os.environ.get("STORM_NODES", 1))
-PAUSE = (1.0, 5.0)  # seconds between two acts
+SECONDS = seconds_of_storm(600)
 AWAY = 60.0  # seconds
-FREEZES = (1, 4, 12)  # seconds
 PATIENCE = float(os.environ.get("STORM_PATIENCE", 600))  # seconds until all is settled
 
 CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 1000}
 
-CELERY = ["celery", "-A", "project", "worker", "--queues", "outbox,shop", "--concurrency", "2", "--loglevel", "WARNING"]
-CELERY += ["--beat", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-PUBLISHER = "tests.journeys.rocketmq.publisher"
-
-KINDS = {"relay": 2, "celery": 1, "checker": 1, "consumer": 2, "publisher": 1, "half-first": 1}  # how many of each
 SENDING_TIMES = """
 SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM batch.sent_at - message.created_at))
 FROM outbox_batch batch, unnest(batch.message_ids) id JOIN outbox_message message USING (id) WHERE batch.sent_at IS NOT NULL
@@ -68,177 +59,150 @@ def journey(tmp_path: Path, transactional_db: None, settings: Any, cluster: Clus
     cluster.make_topic(found.work, TopicType.TRANSACTION)
     cluster.make_group(found.group)
     settings.OUTBOX = outbox(found.unique, options)
-    with connection.cursor() as cursor:
-        cursor.execute(TABLES)
-        cursor.execute("CREATE TABLE journey_published (number int)")
-    yield found
-    found.close()
-    print(found.logs())  # noqa: T201
+    with tables(f"{TABLES}; CREATE TABLE journey_published (number int)"):
+        yield found
 
 
-class Storm:
-    """Keeps processes running, and hurts them and their servers."""
+class Storm(storms.Storm):
+    """A storm on one node or a cluster."""
+
+    kinds = {"relay": 2, "celery": 1, "checker": 1, "consumer": 2, "publisher": 1, "half-first": 1}
+    publishers = ("publisher", "half-first")
+    publisher = "tests.journeys.rocketmq.publisher"
+    freezes = (1, 4, 12)
+    first = ("broker killed", "broker frozen", "broker away")
 
     def __init__(self, journey: Journey, cluster: Cluster) -> None:
+        super().__init__(journey, {}, journey.unique)
         self.journey, self.cluster = journey, cluster
-        self.acts: Counter[str] = Counter()
-        self.numbers = iter(range(0, 2_000_000_000, 1_000_000))
-        self.running = {f"{kind} {nth}": self.start(kind) for kind, count in KINDS.items() for nth in range(count)}
+        self.begin()
 
-    def start(self, kind: str) -> subprocess.Popen[bytes]:
-        start = self.journey.start
+    def list_acts(self) -> Acts:
+        acts: Acts = {f"{kind} killed": (count, partial(self.kill, kind)) for kind, count in self.kinds.items()}
+        acts["proxy killed"] = (1, lambda: self.restart(self.cluster.proxy))
+        if len(self.cluster.nodes) > 1:
+            acts["name server killed"] = (1, lambda: self._kill_name_servers([self.chance.choice(self.cluster.named)]))
+            acts["all name servers killed"] = (1, lambda: self._kill_name_servers(self.cluster.named))
+        others = {**acts, "broker killed": (1, self._kill_broker)}
+        if len(self.cluster.nodes) > 1:
+            others |= {"broker frozen": (1, self._freeze_broker), "broker away": (1, lambda: self._keep_away(acts))}
+        return others
+
+    def command(self, kind: str) -> list[str]:
         match kind:
-            case "relay":
-                return start("django", "outbox_relay")
-            case "celery":
-                return start(*CELERY, "--schedule", str(self.journey.folder / f"beat-{uuid.uuid4().hex}"))
             case "checker":
-                return start("django", "outbox_checker")
+                return ["django", "outbox_checker"]
             case "consumer":
-                return self.journey.consume()
+                return ["django", "outbox_consume", "--group", self.journey.group]
+            case "half-first":
+                return [*super().command(kind), "half-first"]
             case _:
-                how = "half-first" if kind == "half-first" else "relay"
-                return start(PUBLISHER, str(next(self.numbers)), how)
+                return super().command(kind)
 
-    def play(self, seconds: float) -> None:
-        """Hurt by chance for so long, each time something else, so that a short storm has all of it."""
-        acts: dict[str, Callable[[], None]] = {"proxy killed": self.kill_proxy}
-        if len(self.cluster.nodes) > 1:
-            acts |= {"name server killed": self.kill_name_server, "all name servers killed": self.kill_name_servers}
-        others = {**acts, "broker killed": self.kill_broker}
-        if len(self.cluster.nodes) > 1:
-            others |= {"broker frozen": self.freeze_broker, "broker away": lambda: self.keep_away(acts)}
-        self.hurt(others, time.monotonic() + seconds)
+    def is_under_way(self) -> bool:
+        return bool(numbers("journey_effect"))
 
-    def hurt(self, acts: dict[str, Callable[[], None]], ends_at: float) -> None:
-        """Do these acts, then kill each of the processes, in random orders, brokers first, and again, until a time."""
-        queue: list[str] = []
-        while True:
-            time.sleep(random.uniform(*PAUSE))
-            if time.monotonic() >= ends_at:
-                return
-            if not queue:
-                of_servers = sorted(random.sample([*acts], len(acts)), key=lambda name: not name.startswith("broker"))
-                queue = [*of_servers, *random.sample([*self.running], len(self.running))]
-            name = queue.pop(0)
-            say(name if name in acts else f"{name} is killed")
-            if name in acts:
-                acts[name]()
-                self.acts[name] += 1
-            else:
-                self.end(name)
-                self.running[name] = self.start(kind := name.split(" ")[0])
-                self.acts[f"{kind} killed"] += 1
+    def is_settled(self) -> bool:
+        """Return whether each message is sent and handled."""
+        is_sent = not MessageState.objects.exclude(state="sent").exists()
+        return is_sent and set(numbers("journey_effect")) >= set(numbers("journey_published"))
 
-    def kill_broker(self) -> None:
-        node = random.choice(self.cluster.nodes)
+    def _kill_broker(self) -> None:
+        node = self.chance.choice(self.cluster.nodes)
         node.kill_broker()
-        time.sleep(random.uniform(0, 3))
+        time.sleep(self.chance.uniform(0, 3))
         node.start_broker()
 
-    def freeze_broker(self) -> None:
-        with random.choice(self.cluster.nodes).frozen_broker():
-            time.sleep(random.choice(FREEZES))
+    def _freeze_broker(self) -> None:
+        with self.chance.choice(self.cluster.nodes).frozen_broker():
+            time.sleep(self.chance.choice(self.freezes))
 
-    def keep_away(self, acts: dict[str, Callable[[], None]]) -> None:
+    def _keep_away(self, acts: Acts) -> None:
         """Kill a broker and start it a minute later, while processes that are started know nothing of it."""
-        node = random.choice(self.cluster.nodes)
+        node = self.chance.choice(self.cluster.nodes)
         node.kill_broker()
         self.hurt(acts, time.monotonic() + AWAY)
         node.start_broker()
         say("the broker is back")
 
-    def kill_proxy(self) -> None:
-        self.cluster.proxy.kill()
-        time.sleep(random.uniform(0, 3))
-        self.cluster.proxy.start()
-
-    def kill_name_server(self) -> None:
-        self.kill_these([random.choice(self.cluster.named)])
-
-    def kill_name_servers(self) -> None:
-        self.kill_these(self.cluster.named)
-
-    def kill_these(self, nodes: Sequence[RocketMQ]) -> None:
+    def _kill_name_servers(self, nodes: Sequence[RocketMQ]) -> None:
         for node in nodes:
             node.kill_namesrv()
-        time.sleep(random.uniform(0, 3))
+        time.sleep(self.chance.uniform(0, 3))
         for node in nodes:
             node.start_namesrv()
 
-    def end(self, name: str) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.running[name].pid, signal.SIGKILL)
-        self.running[name].wait()
 
-    def calm(self) -> None:
-        """Publish no more; start again what died by itself."""
-        for name in list(self.running):
-            if name.startswith(("publisher", "half-first")):
-                self.end(name)
-                del self.running[name]
-            elif self.running[name].poll() is not None:
-                self.running[name] = self.start(name.split(" ")[0])
+class Count:
+    """What a storm has left behind, in the tables, in the brokers' logs, and at the handlers."""
+
+    def __init__(self, storm: Storm) -> None:
+        self.storm = storm
+        self.committed = set(numbers("journey_published"))
+        self.copies = copies_in(storm.cluster, storm.journey.work)
+        self.applied = Counter(numbers("journey_effect"))
+        self.lost = self.committed - self.copies.keys()
+        self.ghosts = self.copies.keys() - self.committed
+        self.not_applied = self.committed - self.applied.keys()
+        self.applied_twice = {number for number, times in self.applied.items() if times > 1}
+        self.not_sent = MessageState.objects.exclude(state="sent").count()
+        self.more = self.copies.total() - len(self.copies)
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {
+            "acts": dict(self.storm.acts),
+            "seconds to settle": round(self.storm.settled_after),
+            "committed": len(self.committed),
+            "lost": len(self.lost),
+            "ghosts": len(self.ghosts),
+            "applied twice": len(self.applied_twice),
+            "not applied": len(self.not_applied),
+            "copies too many": self.more,
+            "copies per 1,000": round(1000 * self.more / max(1, len(self.committed)), 1),
+            "not sent": self.not_sent,
+            "check-backs": CheckBack.objects.count(),
+            "seconds from publish to sent, p50 and p99": sending_times(),
+        }
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Return the figures of the report."""
+        return Outcome(
+            run="relays and consumers",
+            broker="rocketmq",
+            nodes=NODES,
+            seconds=seconds,
+            faults=self.storm.acts,
+            messages=len(self.committed),
+            lost=len(self.lost) + len(self.not_applied),
+            ghosts=len(self.ghosts),
+            copies=self.more,
+            applied_twice=len(self.applied_twice),
+            out_of_order=None,
+            settled_seconds=self.storm.settled_after,
+        )
 
 
 @pytest.mark.timeout(4 * 3600)  # of the conftest's own it would have minutes
 def test_storm(journey: Journey, cluster: Cluster):
-    storm = Storm(journey, cluster)
-    storm.play(SECONDS)
-    storm.calm()
-    calm_at = time.monotonic()
-    say("all is calm")
-    with suppress(AssertionError):
-        wait_until(lambda: not MessageState.objects.exclude(state="sent").exists(), PATIENCE)
-        wait_until(lambda: set(numbers("journey_effect")) >= set(numbers("journey_published")), PATIENCE)
+    with closing(Storm(journey, cluster)) as storm:
+        storm.play(SECONDS)
+        storm.calm()
+        storm.settle(PATIENCE)
 
-    committed = set(numbers("journey_published"))
-    copies, applied = copies_in(cluster, journey.work), Counter(numbers("journey_effect"))
-    more = copies.total() - len(copies)
-    report: dict[str, Any] = {
-        "acts": dict(storm.acts),
-        "seconds to settle": round(time.monotonic() - calm_at),
-        "committed": len(committed),
-        "lost": len(committed - copies.keys()),
-        "ghosts": len(copies.keys() - committed),
-        "applied twice": sum(times > 1 for times in applied.values()),
-        "not applied": len(committed - applied.keys()),
-        "copies too many": more,
-        "copies per 1,000": round(1000 * more / max(1, len(committed)), 1),
-        "not sent": MessageState.objects.exclude(state="sent").count(),
-        "check-backs": CheckBack.objects.count(),
-        "seconds from publish to sent, p50 and p99": sending_times(),
-    }
-    Outcome(
-        run="relays and consumers",
-        broker="rocketmq",
-        nodes=NODES,
-        seconds=SECONDS,
-        faults=storm.acts,
-        messages=len(committed),
-        lost=report["lost"] + report["not applied"],
-        ghosts=report["ghosts"],
-        copies=more,
-        applied_twice=report["applied twice"],
-        out_of_order=None,
-        settled_seconds=report["seconds to settle"],
-    ).write()
-    print("STORM", json.dumps(report))  # noqa: T201
-    assert [report[name] for name in ("lost", "ghosts", "applied twice", "not applied", "not sent")] == [0] * 5
-    assert committed
+        show(count := Count(storm), SECONDS)
+    assert (count.lost, count.ghosts, count.applied_twice, count.not_applied, count.not_sent) == (set(), set(), set(), set(), 0)
+    assert count.committed
 
 
 def numbers(table: str) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT number FROM {table}")
-        return [number for (number,) in cursor.fetchall()]
+    return [number for (number,) in rows(f"SELECT number FROM {table}")]
 
 
 def sending_times() -> list[float]:
     """Return the seconds that half of the messages needed to be sent, and those that nearly all needed."""
-    with connection.cursor() as cursor:
-        cursor.execute(SENDING_TIMES)
-        return [round(seconds, 1) for seconds in cursor.fetchone()[0]]
+    [(found,)] = rows(SENDING_TIMES)
+    return [round(seconds, 1) for seconds in found]
 
 
 def copies_in(cluster: Cluster, topic: str, queues: int = 4) -> Counter[int]:
@@ -246,7 +210,3 @@ def copies_in(cluster: Cluster, topic: str, queues: int = 4) -> Counter[int]:
     return Counter(
         json.loads(one.body)["number"] for node in cluster.nodes for one in read_all(node.broker_address, topic, queues)
     )
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%X')} {text}", flush=True)  # noqa: T201

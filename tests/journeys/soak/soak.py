@@ -33,6 +33,7 @@ from tests.journeys.soak.bounds import Figures, as_text, compare
 from tests.journeys.soak.brokers import SERVERS, Server
 from tests.journeys.soak.given import FIRST_DAY, VARIABLE
 from tests.journeys.soak.measure import measure
+from tests.journeys.tables import rows
 from tests.waiting import wait_until
 
 BROKER = os.environ.get("SOAK_BROKER", "embedded")
@@ -133,7 +134,7 @@ class Soak:
             self._require_running()
             self.server.note()
             time.sleep(1)
-            return _rows(IS_SETTLED) == [(True,)]
+            return rows(IS_SETTLED) == [(True,)]
 
         with suppress(AssertionError):
             wait_until(is_settled, PATIENCE)
@@ -185,12 +186,10 @@ class Count:
 
     def __init__(self, soak: Soak) -> None:
         self.server = soak.server
-        self.published = {
-            number: (topic, kind) for number, topic, kind in _rows("SELECT number, topic, kind FROM soak_published")
-        }
+        self.published = {number: (topic, kind) for number, topic, kind in rows("SELECT number, topic, kind FROM soak_published")}
         self.effects = Counter(_numbers("SELECT number FROM soak_effect"))
         self.copies = self.server.copies()
-        [(self.discarded,)] = _rows("SELECT count(*) FROM soak_discarded")
+        [(self.discarded,)] = rows("SELECT count(*) FROM soak_discarded")
 
     def report(self) -> dict[str, int]:
         """Return the figures."""
@@ -198,7 +197,7 @@ class Count:
         counted = {number for number, (topic, _) in self.published.items() if topic in self.copies}
         copies = sum(self.copies.values(), Counter())
         keys: dict[str, list[int]] = {}
-        for key, number in _rows("SELECT key, number FROM soak_effect WHERE topic = %s ORDER BY id", [self.server.names.steps]):
+        for key, number in rows("SELECT key, number FROM soak_effect WHERE topic = %s ORDER BY id", [self.server.names.steps]):
             keys.setdefault(key, []).append(number)
         return {
             "committed": len(self.published),
@@ -285,7 +284,7 @@ def _write(soak: Soak, rows: list[dict[str, Any]], report: dict[str, int]) -> No
 
 
 def _days() -> list[str]:
-    return [name for (name,) in _rows(LIST_DAYS)]
+    return [name for (name,) in rows(LIST_DAYS)]
 
 
 def _drop_days() -> None:
@@ -295,10 +294,4 @@ def _drop_days() -> None:
 
 
 def _numbers(statement: str) -> list[int]:
-    return [number for (number,) in _rows(statement)]
-
-
-def _rows(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        return cursor.fetchall()
+    return [number for (number,) in rows(statement)]
