@@ -1,7 +1,7 @@
 """
 Everything that goes wrong, and what an operator reads then: one table, which docs/how-to/watch.md contains.
 
-Each function plays one situation: it does the harm, yields, and mends it. `test_situations.py` plays them and holds the page to
+Each play does the harm, yields, and mends it. `test_situations.py` plays them and holds the page to
 this list. Messages flow to topic `orders` in all of them, one a second, and group `shipping` handles them.
 """
 
@@ -75,134 +75,93 @@ NO_RELAY = "outbox.no_relay of broker 'default'"
 NO_CONSUMER = "outbox.no_consumer of group 'shipping'"
 BROKER_AWAY = "outbox.broker_away of broker 'default'"
 TASKS_AWAY = "outbox.broker_away of broker 'celery'"
+NO_BEAT = "outbox.no_beat of broker 'default'"
+NO_MAINTENANCE = "outbox.no_maintenance of database 'default'"
+MISCONFIGURED = "outbox.misconfigured of topic 'orders'"
+SILENT_RELAY = "outbox.process_silent of broker 'default'"
+SILENT_CONSUMER = "outbox.process_silent of group 'shipping'"
+FAILS = "outbox.group_fails of group 'shipping'"
+STUCK = "outbox.group_stuck of group 'shipping'"
+GAP = "outbox.gap of group 'shipping'"
+
+START_ANOTHER = "kill it, and start another"
+STANDS_STILL = "see why its machine stands still"
+
+Act = Callable[[Stage], object]
+
+
+def nothing(stage: Stage) -> None:
+    """Do nothing."""
+
+
+def undone(harm: Act, mend: Act = nothing) -> Play:
+    def play(stage: Stage) -> Iterator[None]:
+        harm(stage)
+        yield
+        mend(stage)
+
+    return play
+
 
 # Processes
 
 
-@situation("The relay is killed", NO_RELAY, within=12, do="start `outbox_relay`")
-def relay_killed(stage: Stage) -> Iterator[None]:
-    stage.kill("relay")
-    yield
-    stage.start("relay")
+def killed(name: str) -> Play:
+    return undone(lambda stage: stage.kill(name), lambda stage: stage.start(name))
 
 
-@situation("The relay is frozen", NO_RELAY, within=12, do="kill it, and start another", in_suite=True)
-def relay_frozen(stage: Stage) -> Iterator[None]:
-    stage.freeze("relay")
-    yield
-    stage.kill("relay")
-    stage.start("relay")
+def frozen(name: str) -> Play:
+    def start_another(stage: Stage) -> None:
+        stage.kill(name)
+        stage.start(name)
+
+    return undone(lambda stage: stage.freeze(name), start_another)
 
 
-@situation("The relay was stopped", NO_RELAY, within=8, do="start `outbox_relay`")
-def relay_stopped(stage: Stage) -> Iterator[None]:
-    stage.stop("relay")
-    yield
-    stage.start("relay")
+def start_second(stage: Stage, kind: str, **more: Any) -> None:
+    """Start a second process of a kind, and wait until it works."""
+    stage.start(kind, f"second {kind}", **more)
+    wait_until(lambda: stage.execute(f"SELECT pid FROM outbox_process WHERE kind = '{kind}' OFFSET 1"))
 
 
-@situation(
-    "One of two relays is frozen",
-    "outbox.process_silent of broker 'default'",
-    within=12,
-    do="kill it, and start another",
+situation("The relay is killed", NO_RELAY, within=12, do="start `outbox_relay`")(killed("relay"))
+situation("The relay is frozen", NO_RELAY, within=12, do=START_ANOTHER, in_suite=True)(frozen("relay"))
+situation("The relay was stopped", NO_RELAY, within=8, do="start `outbox_relay`")(
+    undone(lambda stage: stage.stop("relay"), lambda stage: stage.start("relay"))
 )
+
+
+@situation("One of two relays is frozen", SILENT_RELAY, within=12, do=START_ANOTHER)
 def one_relay_frozen(stage: Stage) -> Iterator[None]:
-    stage.start("relay", "second relay")
-    wait_until(lambda: stage.execute(f"{RELAYS} OFFSET 1"))
+    start_second(stage, "relay")
     stage.freeze("second relay")
     yield
     stage.kill("second relay")
     stage.start("relay", "second relay")
 
 
-@situation("The consumer is killed", NO_CONSUMER, within=12, do="start `outbox_consume`", in_suite=True)
-def consumer_killed(stage: Stage) -> Iterator[None]:
-    stage.kill("consumer")
-    yield
-    stage.start("consumer")
+situation("The consumer is killed", NO_CONSUMER, within=12, do="start `outbox_consume`", in_suite=True)(killed("consumer"))
+situation("The consumer is frozen", NO_CONSUMER, within=12, do=START_ANOTHER)(frozen("consumer"))
 
 
-@situation("The consumer is frozen", NO_CONSUMER, within=12, do="kill it, and start another")
-def consumer_frozen(stage: Stage) -> Iterator[None]:
-    stage.freeze("consumer")
-    yield
-    stage.kill("consumer")
-    stage.start("consumer")
-
-
-@situation(
-    "One of two consumers is killed",
-    "outbox.process_silent of group 'shipping'",
-    within=12,
-    do="start another",
-)
+@situation("One of two consumers is killed", SILENT_CONSUMER, within=12, do="start another")
 def one_consumer_killed(stage: Stage) -> Iterator[None]:
-    stage.start("consumer", "second consumer")
-    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    start_second(stage, "consumer")
     stage.kill("second consumer")
     yield
     stage.start("consumer", "second consumer")
 
 
 BY_CELERY = {"needs": ("redis",), "given": {"wakeup": True}, "starts": ("worker", "beat", "consumer")}
+CONSUMING = {"needs": ("redis",), "given": {"wakeup": True, "consumes": ["shipping"]}, "starts": ("relay", "worker", "beat")}
 
-
-@situation("Celery's worker, which relays, is killed", NO_RELAY, within=20, do="start the worker", **BY_CELERY)
-def worker_killed(stage: Stage) -> Iterator[None]:
-    stage.kill("worker")
-    yield
-    stage.start("worker")
-
-
-@situation("Celery's worker, which relays, is frozen", NO_RELAY, within=20, do="kill it, and start another", **BY_CELERY)
-def worker_frozen(stage: Stage) -> Iterator[None]:
-    stage.freeze("worker")
-    yield
-    stage.kill("worker")
-    stage.start("worker")
-
-
-@situation(
-    "Celery's beat is killed, and wakeups still come",
-    "outbox.no_beat of broker 'default'",
-    within=60,
-    do="start beat",
-    **BY_CELERY,
+situation("Celery's worker, which relays, is killed", NO_RELAY, within=20, do="start the worker", **BY_CELERY)(killed("worker"))
+situation("Celery's worker, which relays, is frozen", NO_RELAY, within=20, do=START_ANOTHER, **BY_CELERY)(frozen("worker"))
+situation("Celery's beat is killed, and wakeups still come", NO_BEAT, within=60, do="start beat", **BY_CELERY)(killed("beat"))
+situation("Celery's beat is frozen, and wakeups still come", NO_BEAT, within=60, do=START_ANOTHER, **BY_CELERY)(frozen("beat"))
+situation("Celery's worker, which consumes, is killed", NO_CONSUMER, within=20, do="start the worker", **CONSUMING)(
+    killed("worker")
 )
-def beat_killed(stage: Stage) -> Iterator[None]:
-    stage.kill("beat")
-    yield
-    stage.start("beat")
-
-
-@situation(
-    "Celery's beat is frozen, and wakeups still come",
-    "outbox.no_beat of broker 'default'",
-    within=60,
-    do="kill it, and start another",
-    **BY_CELERY,
-)
-def beat_frozen(stage: Stage) -> Iterator[None]:
-    stage.freeze("beat")
-    yield
-    stage.kill("beat")
-    stage.start("beat")
-
-
-@situation(
-    "Celery's worker, which consumes, is killed",
-    NO_CONSUMER,
-    within=20,
-    do="start the worker",
-    needs=("redis",),
-    given={"wakeup": True, "consumes": ["shipping"]},
-    starts=("relay", "worker", "beat"),
-)
-def consuming_worker_killed(stage: Stage) -> Iterator[None]:
-    stage.kill("worker")
-    yield
-    stage.start("worker")
 
 
 @situation(
@@ -219,39 +178,39 @@ def no_worker(stage: Stage) -> Iterator[None]:
     stage.start("beat")
 
 
-@situation("The Redis of wakeups and beat is killed", NO_RELAY, within=20, do="start Redis", **BY_CELERY)
-def wakeup_redis_killed(stage: Stage) -> Iterator[None]:
-    stage.redis.kill()
-    yield
-    stage.redis.start()
+# Servers
+
+
+def server_killed(name: str) -> Play:
+    return undone(lambda stage: getattr(stage, name).kill(), lambda stage: getattr(stage, name).start())
+
+
+def server_frozen(name: str) -> Play:
+    return undone(lambda stage: getattr(stage, name).freeze(), lambda stage: getattr(stage, name).thaw())
+
+
+situation("The Redis of wakeups and beat is killed", NO_RELAY, within=20, do="start Redis", **BY_CELERY)(server_killed("redis"))
 
 
 # PostgreSQL
 
-
-def on_its_own_postgres(**more: Any) -> dict[str, Any]:
-    return {"needs": ("postgres",), **more}
+ON_ITS_OWN = {"needs": ("postgres",)}
 
 
-@situation("PostgreSQL is killed", UNREACHABLE, within=5, do="start it", in_suite=True, **on_its_own_postgres())
-def postgres_killed(stage: Stage) -> Iterator[None]:
-    stage.postgres.kill()
-    yield
-    stage.postgres.start()
+def executed(harm: str, mend: str) -> Play:
+    """Return a play that executes statements, in which `{database}` is the name of the stage's database."""
+
+    def execute(statement: str) -> Act:
+        return lambda stage: stage.execute(statement.format(database=_name(stage)))
+
+    return undone(execute(harm), execute(mend))
 
 
-@situation("PostgreSQL is frozen", UNREACHABLE, within=12, do="see why its machine stands still", **on_its_own_postgres())
-def postgres_frozen(stage: Stage) -> Iterator[None]:
-    stage.postgres.freeze()
-    yield
-    stage.postgres.thaw()
-
-
-@situation("PostgreSQL has no free connection", UNREACHABLE, within=5, do="raise `max_connections`, or use a pooler")
-def postgres_without_connections(stage: Stage) -> Iterator[None]:
-    stage.execute(f"ALTER DATABASE {_name(stage)} CONNECTION LIMIT 0")
-    yield
-    stage.execute(f"ALTER DATABASE {_name(stage)} CONNECTION LIMIT -1")
+situation("PostgreSQL is killed", UNREACHABLE, within=5, do="start it", in_suite=True, **ON_ITS_OWN)(server_killed("postgres"))
+situation("PostgreSQL is frozen", UNREACHABLE, within=12, do=STANDS_STILL, **ON_ITS_OWN)(server_frozen("postgres"))
+situation("PostgreSQL has no free connection", UNREACHABLE, within=5, do="raise `max_connections`, or use a pooler")(
+    executed("ALTER DATABASE {database} CONNECTION LIMIT 0", "ALTER DATABASE {database} CONNECTION LIMIT -1")
+)
 
 
 @situation(
@@ -269,49 +228,27 @@ def postgres_read_only(stage: Stage) -> Iterator[None]:
     _end_sessions(stage)
 
 
-@situation(
-    "The relay may not delete tickets",
-    "outbox.process_fails of broker 'default'",
-    within=12,
-    do="grant what the error names",
-    in_suite=True,
+def revoked(privilege: str, table: str) -> Play:
+    return executed(f"REVOKE {privilege} ON {table} FROM {ROLE}", f"GRANT {privilege} ON {table} TO {ROLE}")
+
+
+RELAY_FAILS, GROUP_FAILS = (f"outbox.process_fails of {subject}" for subject in ("broker 'default'", "group 'shipping'"))
+
+situation("The relay may not delete tickets", RELAY_FAILS, within=12, do="grant what the error names", in_suite=True)(
+    revoked("DELETE", "outbox_ticket")
 )
-def relay_without_permission(stage: Stage) -> Iterator[None]:
-    stage.execute(f"REVOKE DELETE ON outbox_ticket FROM {ROLE}")
-    yield
-    stage.execute(f"GRANT DELETE ON outbox_ticket TO {ROLE}")
-
-
-@situation(
-    "The consumer may not write the inbox", "outbox.process_fails of group 'shipping'", within=12, do="grant what the error names"
+situation("The consumer may not write the inbox", GROUP_FAILS, within=12, do="grant what the error names")(
+    revoked("INSERT", "outbox_inbox")
 )
-def consumer_without_permission(stage: Stage) -> Iterator[None]:
-    stage.execute(f"REVOKE INSERT ON outbox_inbox FROM {ROLE}")
-    yield
-    stage.execute(f"GRANT INSERT ON outbox_inbox TO {ROLE}")
-
-
-@situation("The processes may not write heartbeats", NO_RELAY, within=12, do="grant what the processes log")
-def no_heartbeats(stage: Stage) -> Iterator[None]:
-    stage.execute(f"REVOKE INSERT, UPDATE ON outbox_process FROM {ROLE}")
-    yield
-    stage.execute(f"GRANT INSERT, UPDATE ON outbox_process TO {ROLE}")
-
-
-@situation("A table of the outbox is gone", UNREACHABLE, within=5, do="restore it, or run `migrate`")
-def table_gone(stage: Stage) -> Iterator[None]:
-    stage.execute("ALTER TABLE outbox_lane RENAME TO elsewhere")
-    yield
-    stage.execute("ALTER TABLE elsewhere RENAME TO outbox_lane")
-
-
-@situation(
-    "The disk of PostgreSQL is full",
-    "outbox.process_fails of broker 'default'",
-    within=30,
-    do="make room",
-    needs=("postgres", "small disk"),
+situation("The processes may not write heartbeats", NO_RELAY, within=12, do="grant what the processes log")(
+    revoked("INSERT, UPDATE", "outbox_process")
 )
+situation("A table of the outbox is gone", UNREACHABLE, within=5, do="restore it, or run `migrate`")(
+    executed("ALTER TABLE outbox_lane RENAME TO elsewhere", "ALTER TABLE elsewhere RENAME TO outbox_lane")
+)
+
+
+@situation("The disk of PostgreSQL is full", RELAY_FAILS, within=30, do="make room", needs=("postgres", "small disk"))
 def postgres_full(stage: Stage) -> Iterator[None]:
     stage.kill("relay")
     stage.publish("x" * 2000, 3000)
@@ -331,51 +268,38 @@ ON_RABBITMQ = {"needs": ("rabbitmq",)}
 ON_VIRTUAL_HOST = {"needs": ("virtual host",)}
 
 
-@situation("RabbitMQ is killed", BROKER_AWAY, within=15, do="start it", in_suite=True, **ON_RABBITMQ)
-def rabbitmq_killed(stage: Stage) -> Iterator[None]:
-    stage.rabbitmq.kill()
-    yield
-    stage.rabbitmq.start()
+def told(harm: list[str], mend: list[str]) -> Play:
+    """Return a play of commands of rabbitmqctl."""
+    return undone(lambda stage: stage.rabbitmq.control(*harm), lambda stage: stage.rabbitmq.control(*mend))
 
 
-@situation("RabbitMQ is frozen", BROKER_AWAY, within=15, do="see why its machine stands still", **ON_RABBITMQ)
-def rabbitmq_frozen(stage: Stage) -> Iterator[None]:
-    stage.rabbitmq.freeze()
-    yield
-    stage.rabbitmq.thaw()
+def permitted(stage: Stage, configure: str, write: str) -> None:
+    """Set the permissions of the stage's user in its virtual host."""
+    name = stage.given["virtual_host"]
+    stage.rabbitmq.control("set_permissions", "-p", name, name, configure, write, ".*")
 
 
-@situation("RabbitMQ has no memory", BROKER_AWAY, within=20, do="see its memory alarm", **ON_RABBITMQ)
-def rabbitmq_memory(stage: Stage) -> Iterator[None]:
-    stage.rabbitmq.control("set_vm_memory_high_watermark", "0.00001")
-    yield
-    stage.rabbitmq.control("set_vm_memory_high_watermark", "0.6")
-
-
-@situation("RabbitMQ's disk is full", BROKER_AWAY, within=25, do="see its disk alarm", **ON_RABBITMQ)
-def rabbitmq_disk(stage: Stage) -> Iterator[None]:
-    stage.rabbitmq.control("set_disk_free_limit", "1000GB")
-    yield
-    stage.rabbitmq.control("set_disk_free_limit", "50MB")
-
-
-@situation(
+situation("RabbitMQ is killed", BROKER_AWAY, within=15, do="start it", in_suite=True, **ON_RABBITMQ)(server_killed("rabbitmq"))
+situation("RabbitMQ is frozen", BROKER_AWAY, within=15, do=STANDS_STILL, **ON_RABBITMQ)(server_frozen("rabbitmq"))
+situation("RabbitMQ has no memory", BROKER_AWAY, within=20, do="see its memory alarm", **ON_RABBITMQ)(
+    told(["set_vm_memory_high_watermark", "0.00001"], ["set_vm_memory_high_watermark", "0.6"])
+)
+situation("RabbitMQ's disk is full", BROKER_AWAY, within=25, do="see its disk alarm", **ON_RABBITMQ)(
+    told(["set_disk_free_limit", "1000GB"], ["set_disk_free_limit", "50MB"])
+)
+situation(
     "A queue of RabbitMQ is full",
     BROKER_AWAY,
     within=30,
     do="start the group's consumers, or raise `MAX_LENGTH`",
     given={"max_length": 5},
     **ON_VIRTUAL_HOST,
-)
-def rabbitmq_queue_full(stage: Stage) -> Iterator[None]:
-    stage.kill("consumer")
-    yield
-    stage.start("consumer")
+)(killed("consumer"))
 
 
 @situation(
     "The queue of a group was deleted with messages, and the relay declared it again",
-    "outbox.gap of group 'shipping'",
+    GAP,
     within=15,
     do="`outbox_replay --lost --all`",
     **ON_VIRTUAL_HOST,
@@ -392,33 +316,25 @@ def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
 
 @situation(
     "The exchange of a topic was deleted, and the user may not declare it",
-    "outbox.misconfigured of topic 'orders'",
+    MISCONFIGURED,
     within=10,
     do="give it the permission; with it, the relay declares the exchange again",
     **ON_VIRTUAL_HOST,
 )
 def rabbitmq_exchange_gone(stage: Stage) -> Iterator[None]:
-    name = stage.given["virtual_host"]
-    stage.rabbitmq.control("set_permissions", "-p", name, name, "^$", ".*", ".*")
-    exchange = f'rabbit_misc:r(<<"{name}">>, exchange, <<"orders">>)'
+    permitted(stage, "^$", ".*")
+    exchange = f'rabbit_misc:r(<<"{stage.given["virtual_host"]}">>, exchange, <<"orders">>)'
     stage.rabbitmq.control("eval", f'rabbit_exchange:delete({exchange}, false, <<"operator">>).')
     yield
-    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", ".*", ".*")
+    permitted(stage, ".*", ".*")
 
 
-@situation(
-    "The user of RabbitMQ may not write",
-    "outbox.misconfigured of topic 'orders'",
-    within=20,
-    do="give it the permission",
-    **ON_VIRTUAL_HOST,
-)
+@situation("The user of RabbitMQ may not write", MISCONFIGURED, within=20, do="give it the permission", **ON_VIRTUAL_HOST)
 def rabbitmq_without_permission(stage: Stage) -> Iterator[None]:
-    name = stage.given["virtual_host"]
-    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", "^$", ".*")
-    stage.rabbitmq.control("close_all_user_connections", name, "permissions changed")
+    permitted(stage, ".*", "^$")
+    stage.rabbitmq.control("close_all_user_connections", stage.given["virtual_host"], "permissions changed")
     yield
-    stage.rabbitmq.control("set_permissions", "-p", name, name, ".*", ".*", ".*")
+    permitted(stage, ".*", ".*")
 
 
 @situation("RabbitMQ's password was changed", BROKER_AWAY, within=15, do="correct the password", **ON_VIRTUAL_HOST)
@@ -435,48 +351,42 @@ def rabbitmq_password(stage: Stage) -> Iterator[None]:
 WITH_TASKS = {"needs": ("redis",)}
 
 
-@situation("The Redis of Celery's tasks is killed", TASKS_AWAY, within=15, do="start it", **WITH_TASKS)
-def redis_killed(stage: Stage) -> Iterator[None]:
-    stage.redis.kill()
-    yield
-    stage.redis.start()
+def said(harm: str, mend: str) -> Play:
+    """Return a play of commands of Redis."""
+    return undone(lambda stage: stage.redis.say(harm), lambda stage: stage.redis.say(mend))
 
 
-@situation("The Redis of Celery's tasks is frozen", TASKS_AWAY, within=20, do="see why its machine stands still", **WITH_TASKS)
-def redis_frozen(stage: Stage) -> Iterator[None]:
-    stage.redis.freeze()
-    yield
-    stage.redis.thaw()
-
-
-@situation("The Redis of Celery's tasks is full", TASKS_AWAY, within=20, do="raise `maxmemory`, or start workers", **WITH_TASKS)
-def redis_full(stage: Stage) -> Iterator[None]:
-    stage.redis.say("CONFIG SET maxmemory 1")
-    yield
-    stage.redis.say("CONFIG SET maxmemory 0")
-
-
-@situation("The Redis of Celery's tasks is a replica", TASKS_AWAY, within=20, do="point Celery at the master", **WITH_TASKS)
-def redis_read_only(stage: Stage) -> Iterator[None]:
-    stage.redis.say("REPLICAOF 127.0.0.1 1")
-    yield
-    stage.redis.say("REPLICAOF NO ONE")
-
-
-@situation(
+situation("The Redis of Celery's tasks is killed", TASKS_AWAY, within=15, do="start it", **WITH_TASKS)(server_killed("redis"))
+situation("The Redis of Celery's tasks is frozen", TASKS_AWAY, within=20, do=STANDS_STILL, **WITH_TASKS)(server_frozen("redis"))
+situation("The Redis of Celery's tasks is full", TASKS_AWAY, within=20, do="raise `maxmemory`, or start workers", **WITH_TASKS)(
+    said("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0")
+)
+situation("The Redis of Celery's tasks is a replica", TASKS_AWAY, within=20, do="point Celery at the master", **WITH_TASKS)(
+    said("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")
+)
+situation(
     "The user of Redis may not write",
     "outbox.misconfigured of topic 'celery-tasks'",
     within=20,
     do="give it the permission",
     **WITH_TASKS,
-)
-def redis_without_permission(stage: Stage) -> Iterator[None]:
-    stage.redis.say("ACL SETUSER default -LPUSH")
-    yield
-    stage.redis.say("ACL SETUSER default +@all")
+)(said("ACL SETUSER default -LPUSH", "ACL SETUSER default +@all"))
 
 
 # What is gone
+
+
+def deploy(stage: Stage, **given: Any) -> None:
+    """End all processes, and start them with other code."""
+    names = ("relay", "consumer", "web")
+    stage.kill(*names)
+    for name in names:
+        stage.start(name, given=given)
+
+
+def deployed(**given: Any) -> Play:
+    """Return a play of a release with other code."""
+    return undone(lambda stage: deploy(stage, **given), deploy)
 
 
 @situation(
@@ -491,80 +401,62 @@ def topic_removed(stage: Stage) -> Iterator[None]:
     wait_until(
         lambda: stage.execute("SELECT pos FROM outbox_ticket JOIN outbox_topic t ON t.id = topic_id WHERE name = 'refunds'")
     )
-    _deploy(stage, topics=["orders"])
+    deploy(stage, topics=["orders"])
     yield
-    _deploy(stage)
+    deploy(stage)
 
 
-@situation(
+situation(
     "A group was removed from the code, with messages waiting",
     "outbox.no_consumer of group 'billing'",
     within=12,
     do="start a release that has it; or, if it was removed for good, `outbox_forget`",
     given={"groups": ["shipping", "billing"]},
-)
-def group_removed(stage: Stage) -> Iterator[None]:
-    _deploy(stage, groups=["shipping"])
-    yield
-    _deploy(stage)
-
-
-@situation(
+)(deployed(groups=["shipping"]))
+situation(
     "A topic of a group was removed from the code, with messages waiting",
     "outbox.no_handler of group 'shipping'",
     within=10,
     do="restore its handler, or `outbox_forget`",
-)
-def type_removed(stage: Stage) -> Iterator[None]:
-    _deploy(stage, handles=["refunds"])
-    yield
-    _deploy(stage)
+)(deployed(handles=["refunds"]))
 
 
-@situation(
-    "The partition of tomorrow is missing",
-    "outbox.no_maintenance of database 'default'",
-    within=5,
-    do="run `outbox_maintenance`",
-    in_suite=True,
-)
-def partition_of_tomorrow_gone(stage: Stage) -> Iterator[None]:
-    names = _partitions(stage, "current_date + 1")
-    for name in names:
-        stage.execute(f"DROP TABLE {name}")
-    yield
+def maintain(stage: Stage) -> None:
     stage.run("outbox_maintenance")
 
 
-@situation(
-    "The partition of today is missing", "outbox.no_maintenance of database 'default'", within=10, do="run `outbox_maintenance`"
-)
-def partition_of_today_gone(stage: Stage) -> Iterator[None]:
+def drop_tomorrow(stage: Stage) -> None:
+    for name in _partitions(stage, "current_date + 1"):
+        stage.execute(f"DROP TABLE {name}")
+
+
+def drop_today(stage: Stage) -> None:
     [today, *_] = _partitions(stage, "current_date")
     stage.execute(
         f"ALTER TABLE outbox_message DETACH PARTITION {today};"
         f"INSERT INTO outbox_message_default SELECT * FROM {today};"
         f"DROP TABLE {today}"
     )
-    yield
-    stage.run("outbox_maintenance")
 
 
-@situation(
-    "Messages are kept past their retention",
-    "outbox.no_maintenance of database 'default'",
-    within=5,
-    do="run `outbox_maintenance`",
-)
-def old_partition(stage: Stage) -> Iterator[None]:
+def make_old_partition(stage: Stage) -> None:
     day = datetime.now(UTC).date() - timedelta(days=30)
     first, end = first_id(day), first_id(day + timedelta(days=1))
     stage.execute(
         f"CREATE TABLE outbox_message_{day:%Y%m%d} PARTITION OF outbox_message FOR VALUES FROM ('{first}') TO ('{end}');"
         f"ALTER TABLE outbox_message_{day:%Y%m%d} OWNER TO {ROLE}"
     )
-    yield
-    stage.run("outbox_maintenance")
+
+
+situation("The partition of tomorrow is missing", NO_MAINTENANCE, within=5, do="run `outbox_maintenance`", in_suite=True)(
+    undone(drop_tomorrow, maintain)
+)
+situation("The partition of today is missing", NO_MAINTENANCE, within=10, do="run `outbox_maintenance`")(
+    undone(drop_today, maintain)
+)
+situation("Messages are kept past their retention", NO_MAINTENANCE, within=5, do="run `outbox_maintenance`")(
+    undone(make_old_partition, maintain)
+)
 
 
 # Clocks
@@ -581,151 +473,109 @@ def _clock(hours: int) -> dict[str, str]:
     }
 
 
-@situation("The web server's clock is an hour ahead", NOTHING, within=0, do="correct it", web=_clock(1))
-def web_ahead(stage: Stage) -> Iterator[None]:
-    yield
+def started_at(hours: int) -> Play:
+    """Return a play in which relay and consumer have a wrong clock."""
+
+    def start(stage: Stage) -> None:
+        stage.kill(*RELAY_AND_CONSUMER)
+        for name in RELAY_AND_CONSUMER:
+            stage.start(name, **_clock(hours))
+        stage.wait_for(lambda sample: sample.entries == {}, 30)
+
+    return undone(start)
 
 
-@situation("The web server's clock is an hour behind", NOTHING, within=0, do="correct it", web=_clock(-1))
-def web_behind(stage: Stage) -> Iterator[None]:
-    yield
-
-
-@situation("The relay's and the consumer's clocks are an hour ahead", NOTHING, within=0, do="correct them")
-def processes_ahead(stage: Stage) -> Iterator[None]:
-    stage.kill("relay", "consumer")
-    stage.start("relay", **_clock(1))
-    stage.start("consumer", **_clock(1))
-    stage.wait_for(lambda sample: sample.entries == {}, 30)
-    yield
-
-
-@situation("The relay's and the consumer's clocks are an hour behind", NOTHING, within=0, do="correct them")
-def processes_behind(stage: Stage) -> Iterator[None]:
-    stage.kill("relay", "consumer")
-    stage.start("relay", **_clock(-1))
-    stage.start("consumer", **_clock(-1))
-    stage.wait_for(lambda sample: sample.entries == {}, 30)
-    yield
+for hours, text in ((1, "an hour ahead"), (-1, "an hour behind")):
+    situation(f"The web server's clock is {text}", NOTHING, within=0, do="correct it", web=_clock(hours))(undone(nothing))
+for hours, text in ((1, "an hour ahead"), (-1, "an hour behind")):
+    situation(f"The relay's and the consumer's clocks are {text}", NOTHING, within=0, do="correct them")(started_at(hours))
 
 
 # Messages
 
 
-@situation("A message fails beside healthy ones", "outbox.group_fails of group 'shipping'", within=80, do="correct the handler")
-def lone_failure(stage: Stage) -> Iterator[None]:
-    stage.publish("fail")
-    yield
-    _mend_handlers(stage)
+def mend_handlers(stage: Stage) -> None:
+    stage.kill("consumer")
+    stage.start("consumer", given={"mended": True})
 
 
-@situation(
-    "All messages of another topic of the group fail",
-    "outbox.group_fails of group 'shipping'",
-    within=80,
-    do="correct the handler",
-)
-def topic_fails(stage: Stage) -> Iterator[None]:
-    stage.publish("fail", 6, "refunds")
-    yield
-    _mend_handlers(stage)
+def published(*message: Any) -> Play:
+    return undone(lambda stage: stage.publish(*message), mend_handlers)
 
 
-@situation(
-    "A message hangs beside healthy ones",
-    "outbox.group_stuck of group 'shipping'",
-    within=80,
-    do="kill the consumer; set a `time_limit`",
-)
-def lone_hang(stage: Stage) -> Iterator[None]:
-    stage.start("consumer", "second consumer")
-    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
-    stage.publish("hang")
-    yield
-    stage.kill("second consumer")
-    _mend_handlers(stage)
+def hanging(*message: Any) -> Play:
+    """Return a play in which a handler hangs in one of two processes."""
+
+    def hang(stage: Stage) -> None:
+        start_second(stage, "consumer")
+        stage.publish(*message)
+
+    def mend(stage: Stage) -> None:
+        stage.kill("second consumer")
+        mend_handlers(stage)
+
+    return undone(hang, mend)
 
 
-@situation(
-    "A message of another topic of the group hangs",
-    "outbox.group_stuck of group 'shipping'",
-    within=80,
-    do="kill the consumer; set a `time_limit`",
-)
-def topic_hangs(stage: Stage) -> Iterator[None]:
-    stage.start("consumer", "second consumer")
-    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
-    stage.publish("hang", 1, "refunds")
-    yield
-    stage.kill("second consumer")
-    _mend_handlers(stage)
+def ran(harm: Act, *mend: str) -> Play:
+    """Return a play that a command mends."""
+    return undone(harm, lambda stage: stage.run(*mend))
 
 
-@situation(
-    "A handler rejected a message",
-    "outbox.dead_letters of group 'shipping'",
-    within=10,
-    do="correct the cause, then `outbox_replay`, or discard",
-    in_suite=True,
-)
-def dead_letter(stage: Stage) -> Iterator[None]:
-    stage.publish("reject")
-    yield
-    stage.run("outbox_replay", "--all", "--discard", "--no-input")
-
-
-@situation(
-    "The broker rejected a message",
-    "outbox.rejected of topic 'orders'",
-    within=10,
-    do="`outbox_replay --unsent`, or discard it",
-)
-def rejected(stage: Stage) -> Iterator[None]:
+def publish_too_large(stage: Stage) -> None:
     one = uuid7()
     stage.execute(PUBLISH_TOO_LARGE, one, json.dumps({"ce-id": str(one), "content-type": "application/json"}))
-    yield
-    stage.run("outbox_replay", "--unsent", "--all", "--discard", "--no-input")
 
 
-@situation(
-    "A topic was paused, and not resumed for a day",
-    "outbox.paused of topic 'orders'",
-    within=10,
-    do="`outbox_pause orders --resume`",
-)
-def paused_for_a_day(stage: Stage) -> Iterator[None]:
+def pause_for_a_day(stage: Stage) -> None:
     stage.run("outbox_pause", "orders")
     stage.execute("UPDATE outbox_topic SET paused_at = now() - interval '25 hours' WHERE name = 'orders'")
-    yield
-    stage.run("outbox_pause", "orders", "--resume")
 
 
-@situation(
-    "A message was lost by the broker",
-    "outbox.gap of group 'shipping'",
-    within=30,
-    do="`outbox_replay --lost --all`",
-)
-def lost(stage: Stage) -> Iterator[None]:
+def lose(stage: Stage) -> None:
     stage.kill("consumer")
     stage.publish("ok", 20)
     waiting = wait_until(lambda: (found := stage.execute(NOT_HANDLED)) and len(found) > 15 and found)
     stage.execute("DELETE FROM outbox_embedded_message WHERE message_id = %s", waiting[3][0])
     stage.start("consumer")
-    yield
-    stage.run("outbox_replay", "--lost", "--all")
 
 
-@situation(
+LIMIT_TIME = "kill the consumer; set a `time_limit`"
+
+situation("A message fails beside healthy ones", FAILS, within=80, do="correct the handler")(published("fail"))
+situation("All messages of another topic of the group fail", FAILS, within=80, do="correct the handler")(
+    published("fail", 6, "refunds")
+)
+situation("A message hangs beside healthy ones", STUCK, within=80, do=LIMIT_TIME)(hanging("hang"))
+situation("A message of another topic of the group hangs", STUCK, within=80, do=LIMIT_TIME)(hanging("hang", 1, "refunds"))
+situation(
+    "A handler rejected a message",
+    "outbox.dead_letters of group 'shipping'",
+    within=10,
+    do="correct the cause, then `outbox_replay`, or discard",
+    in_suite=True,
+)(ran(lambda stage: stage.publish("reject"), "outbox_replay", "--all", "--discard", "--no-input"))
+situation(
+    "The broker rejected a message",
+    "outbox.rejected of topic 'orders'",
+    within=10,
+    do="`outbox_replay --unsent`, or discard it",
+)(ran(publish_too_large, "outbox_replay", "--unsent", "--all", "--discard", "--no-input"))
+situation(
+    "A topic was paused, and not resumed for a day",
+    "outbox.paused of topic 'orders'",
+    within=10,
+    do="`outbox_pause orders --resume`",
+)(ran(pause_for_a_day, "outbox_pause", "orders", "--resume"))
+situation("A message was lost by the broker", GAP, within=30, do="`outbox_replay --lost --all`")(
+    ran(lose, "outbox_replay", "--lost", "--all")
+)
+situation(
     "A half message was checked back about too often",
     "outbox.parked of topic 'orders'",
     within=5,
     do="check back about it in the admin",
-)
-def parked(stage: Stage) -> Iterator[None]:
-    stage.execute(PARKED_HALF)
-    yield
-    stage.execute("DELETE FROM outbox_embedded_half")
+)(undone(lambda stage: stage.execute(PARKED_HALF), lambda stage: stage.execute("DELETE FROM outbox_embedded_half")))
 
 
 @situation(
@@ -749,25 +599,21 @@ def slow(stage: Stage) -> Iterator[None]:
     do="deploy the same code to both",
 )
 def code_differs(stage: Stage) -> Iterator[None]:
-    stage.start("consumer", "second consumer", given={"handles": ["orders"]})
-    wait_until(lambda: stage.execute(f"{CONSUMERS} OFFSET 1"))
+    start_second(stage, "consumer", given={"handles": ["orders"]})
     stage.execute("UPDATE outbox_process SET started_at = started_at - interval '2 hours'")
     yield
     stage.stop("second consumer")
 
 
-@situation("A topic is paused", NOTHING, within=0, do="its page shows who paused it; resume it")
-def paused(stage: Stage) -> Iterator[None]:
-    stage.run("outbox_pause", "orders", "--reason", "stock-taking")
-    yield
+situation("A topic is paused", NOTHING, within=0, do="its page shows who paused it; resume it")(
+    undone(lambda stage: stage.run("outbox_pause", "orders", "--reason", "stock-taking"))
+)
 
 
 NOT_HANDLED = """
 SELECT message_id FROM outbox_embedded_message m
 WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid) ORDER BY m.pos
 """
-CONSUMERS = "SELECT pid FROM outbox_process WHERE kind = 'consumer'"
-RELAYS = "SELECT pid FROM outbox_process WHERE kind = 'relay'"
 
 # As publish() writes a message, which refuses one of more than 4 MB.
 PUBLISH_TOO_LARGE = """
@@ -793,19 +639,6 @@ def _name(stage: Stage) -> str:
 def _end_sessions(stage: Stage) -> None:
     others = "datname = current_database() AND pid <> pg_backend_pid()"
     stage.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
-
-
-def _deploy(stage: Stage, **given: Any) -> None:
-    """End all processes, and start them with other code."""
-    names = ("relay", "consumer", "web")
-    stage.kill(*names)
-    for name in names:
-        stage.start(name, given=given)
-
-
-def _mend_handlers(stage: Stage) -> None:
-    stage.kill("consumer")
-    stage.start("consumer", given={"mended": True})
 
 
 def _partitions(stage: Stage, since: str) -> list[str]:
