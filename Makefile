@@ -46,7 +46,7 @@ test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace proce
 
 # The shop, its demo, the comparison and the compose files.
 SHOP = tests/demo tests/docker tests/project tests/shop tests/journeys/test_compare.py tests/journeys/test_demo.py \
-	tests/journeys/test_demo_on_rabbitmq.py
+	tests/journeys/test_demo_on_servers.py
 
 test-shop: $(VENV)/.dev ## run the tests of the shop, its demo, the comparison and docker/ (ARGS="...")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses 4 $(BY_FILE) $(SHOP))
