@@ -1,7 +1,5 @@
 """Ends of half messages: the first, repeated ones, what an accepted one is worth, and which half message it names."""
 
-import threading
-
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +7,7 @@ from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, SendStatus
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Resolution, TopicType
 from tests.contracts.acts import HELD, NO_TIME, Acts
 from tests.contracts.harness import Harness
+from tests.waiting import run_at_once
 
 HALF = TopicType.TRANSACTION
 
@@ -67,22 +66,15 @@ class TestEnd:
     @pytest.mark.needs("remembers_ends")
     def test_gives_two_that_end_at_once_the_same_outcome(self, acts: Acts, harness: Harness):
         halves = [acts.half() for _ in range(40)]
-        answers: dict[Resolution, list[Ended | None]] = {}
-        start = threading.Barrier(2)
 
-        def end_all(resolution: Resolution, refs: list[HalfRef]) -> None:
-            mine = harness.open()
-            start.wait(10)
-            answers[resolution] = [outcome.ended for ref in refs for outcome in mine.end([ref], resolution)]
+        def end_all(by: tuple[Broker, Resolution]) -> list[Ended | None]:
+            broker, resolution = by
+            return [outcome.ended for half in halves for outcome in broker.end([half], resolution)]
 
-        threads = [threading.Thread(target=end_all, args=(one, halves)) for one in (COMMIT, ROLLBACK)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        first, second = run_at_once(end_all, (harness.open(), COMMIT), (harness.open(), ROLLBACK))
 
-        assert answers[COMMIT] == answers[ROLLBACK]
-        assert len(acts.receive(HALF)) == answers[COMMIT].count(Ended.COMMITTED)
+        assert first == second
+        assert len(acts.receive(HALF)) == first.count(Ended.COMMITTED)
 
 
 class TestRepeatedEnd:

@@ -1,7 +1,5 @@
 """Half messages: hidden until they are ended, ended once."""
 
-import threading
-
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +7,7 @@ from outbox.brokers.base import Broker, Ended, HalfRef, SendStatus
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import CHECK_AFTER, CHECK_INTERVAL, CHECK_LIMIT, Harness
+from tests.waiting import run_at_once
 
 HALF = TopicType.TRANSACTION
 
@@ -178,18 +177,11 @@ class TestCheckLoop:
         acts.send_halves(*[acts.message(HALF) for _ in range(50)])
         harness.pass_time(CHECK_AFTER)
         asked: list[str] = []
-        start = threading.Barrier(2)
 
-        def loop() -> None:
-            mine = harness.open()
-            start.wait(10)
+        def loop(mine: Broker) -> None:
             while mine.check_halves(lambda half: asked.append(half.half_id) or UNKNOWN, limit=7):
                 pass
 
-        threads = [threading.Thread(target=loop) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        run_at_once(loop, harness.open(), harness.open())
 
         assert len(asked) == len(set(asked)) == 50

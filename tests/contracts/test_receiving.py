@@ -11,6 +11,7 @@ from outbox.errors import UnknownTopic
 from outbox.message import TopicType
 from tests.contracts.acts import HELD, INVISIBLE, NO_TIME, Acts
 from tests.contracts.harness import Harness
+from tests.waiting import run_at_once
 
 NORMAL = TopicType.NORMAL
 
@@ -91,21 +92,14 @@ class TestReceive:
     def test_shares_between_receivers_without_overlap(self, acts: Acts, harness: Harness):
         sent = [message for n in range(30) for message in acts.send_bodies(*[b"%d" % n] * 10)]
         taken: list[str] = []
-        start = threading.Barrier(3)
 
-        def work() -> None:
-            mine = harness.open()
-            start.wait(30)
+        def work(mine: Broker) -> None:
             while len(taken) < len(sent):
                 found = acts.receive(broker=mine, limit=7)
                 taken.extend(delivery.message_id for delivery in found)
                 assert all(mine.ack(found))
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        run_at_once(work, *[harness.open() for _ in range(3)])
 
         assert sorted(taken) == sorted(message.message_id for message in sent)
         assert acts.receive() == []

@@ -12,7 +12,7 @@ from outbox.embedded.topics import write_topics
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
-from tests.waiting import wait_until
+from tests.waiting import run_at_once, wait_until
 
 NORMAL = TopicType.NORMAL
 
@@ -51,25 +51,13 @@ class TestSend:
         self, harness: EmbeddedHarness, connection: Connection
     ):
         topic = write_topics(connection, harness.topics.values())[harness.topic(NORMAL)]
-        failures: list[Exception] = []
-        start = threading.Barrier(2)
 
         def write(queues: list[int]) -> None:
-            try:
-                with database.connect("default") as mine:
-                    start.wait(10)
-                    for _ in range(150):
-                        log.send(mine, rows(topic.id, queues), now=harness.now)
-            except Exception as error:
-                failures.append(error)
+            with database.connect("default") as mine:
+                for _ in range(150):
+                    log.send(mine, rows(topic.id, queues), now=harness.now)
 
-        writers = [threading.Thread(target=write, args=(queues,)) for queues in ([0, 1, 2, 3], [3, 2, 1, 0])]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(30)
-
-        assert failures == []
+        run_at_once(write, [0, 1, 2, 3], [3, 2, 1, 0])
 
     def test_loses_nothing_to_a_reader_among_many_writers(self, acts: Acts, harness: EmbeddedHarness):
         done = threading.Event()

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import Delivery
+from outbox.brokers.base import Broker, Delivery
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, receiver
 from outbox.message import TopicType
 from tests.contracts.acts import INVISIBLE, Acts
 from tests.contracts.harness import EmbeddedHarness
-from tests.waiting import wait_until_it_blocks
+from tests.waiting import run_at_once, wait_until_it_blocks
 
 FIFO = TopicType.FIFO
 HOLD_ONE = "SELECT FROM outbox_embedded_offset WHERE consumer_group = 'group' AND queue = %s FOR UPDATE"
@@ -96,11 +96,8 @@ class TestFifo:
         order: dict[str, list[int]] = {f"key {n}": [] for n in range(3)}
         busy: set[str] = set()
         broken: list[str] = []
-        start = threading.Barrier(4)
 
-        def work() -> None:
-            mine = harness.open()
-            start.wait(10)
+        def work(mine: Broker) -> None:
             while found := acts.receive(FIFO, broker=mine, limit=2, wait=timedelta(seconds=0.3)):
                 for delivery in found:
                     if delivery.key in busy:
@@ -111,11 +108,7 @@ class TestFifo:
                     busy.discard(delivery.key)
                     mine.ack([delivery])
 
-        workers = [threading.Thread(target=work) for _ in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(30)
+        run_at_once(work, *[harness.open() for _ in range(4)])
 
         assert broken == []
         assert order == {f"key {n}": list(range(n, 60, 3)) for n in range(3)}
@@ -170,18 +163,11 @@ class TestTakeDue:
         acts.receive(hold=INVISIBLE)
         harness.pass_time(INVISIBLE)
         found: list[str] = []
-        start = threading.Barrier(3)
 
-        def take() -> None:
-            mine = harness.open()
-            start.wait(10)
+        def take(mine: Broker) -> None:
             while deliveries := acts.receive(broker=mine, limit=5):
                 found.extend(delivery.message_id for delivery in deliveries)
 
-        threads = [threading.Thread(target=take) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        run_at_once(take, *[harness.open() for _ in range(3)])
 
         assert len(found) == len(set(found)) == 100

@@ -1,9 +1,8 @@
 """Topics are created at first use, once, and keep their type."""
 
-import threading
 from dataclasses import replace
 
-from outbox.brokers.base import Broker, SendStatus
+from outbox.brokers.base import SendStatus
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker
 from outbox.embedded.topics import write_topics
@@ -11,6 +10,7 @@ from outbox.findings import BROKER_WEAK
 from outbox.message import TopicType
 from tests.contracts.acts import Acts
 from tests.contracts.harness import EmbeddedHarness
+from tests.waiting import run_at_once
 
 
 def other(harness: EmbeddedHarness, **changes: object) -> EmbeddedBroker:
@@ -24,20 +24,9 @@ def other(harness: EmbeddedHarness, **changes: object) -> EmbeddedBroker:
 
 class TestTopic:
     def test_is_created_once_by_many_at_once(self, acts: Acts, harness: EmbeddedHarness, connection: Connection):
-        statuses: list[SendStatus] = []
-        start = threading.Barrier(4)
+        found = run_at_once(lambda broker: broker.send([acts.message()]), *[harness.open() for _ in range(4)])
 
-        def first_use(broker: Broker) -> None:
-            start.wait(10)
-            statuses.extend(outcome.status for outcome in broker.send([acts.message()]))
-
-        threads = [threading.Thread(target=first_use, args=(harness.open(),)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-
-        assert statuses == [SendStatus.ACCEPTED] * 4
+        assert [outcome.status for outcomes in found for outcome in outcomes] == [SendStatus.ACCEPTED] * 4
         assert connection.execute("SELECT count(*) FROM outbox_embedded_topic").fetchone() == (len(TopicType),)
 
     def test_keeps_its_type(self, acts: Acts, harness: EmbeddedHarness):
