@@ -57,51 +57,37 @@ def with_ports(act: Callable[[Ports], Awaitable[Any]], clock: Clock | None = Non
     return asyncio.run(run())
 
 
+def addresses(**options: Any) -> dict[str, str]:
+    return with_ports(lambda ports: ports.addresses("orders"), **options)
+
+
 class TestAddresses:
     def test_are_those_that_a_name_server_says(self, port: PortStub, other: PortStub):
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        found = with_ports(act, NAME_SERVERS=[port.address])
+        found = addresses(NAME_SERVERS=[port.address])
 
         assert found == {"broker-a": port.address, "broker-b": other.address}
 
     def test_are_those_of_settings_by_name(self, port: PortStub, other: PortStub):
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        found = with_ports(act, NAME_SERVERS=[port.address], BROKER_ADDRESSES={"broker-b": "outside:1", "broker-c": "other:1"})
+        found = addresses(NAME_SERVERS=[port.address], BROKER_ADDRESSES={"broker-b": "outside:1", "broker-c": "other:1"})
 
         assert found == {"broker-a": port.address, "broker-b": "outside:1"}
 
     def test_are_those_of_settings_alone_without_a_name_server(self):
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        assert with_ports(act, BROKER_ADDRESSES={"broker-a": "host:1"}) == {"broker-a": "host:1"}
+        assert addresses(BROKER_ADDRESSES={"broker-a": "host:1"}) == {"broker-a": "host:1"}
 
     def test_are_none_where_the_topic_is_not(self, port: PortStub):
         port.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
 
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        assert with_ports(act, NAME_SERVERS=[port.address]) == {}
+        assert addresses(NAME_SERVERS=[port.address]) == {}
 
     def test_come_from_the_next_name_server_where_one_is_away(self, port: PortStub):
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        assert with_ports(act, NAME_SERVERS=["127.0.0.1:1", port.address]) == {"broker-a": port.address}
+        assert addresses(NAME_SERVERS=["127.0.0.1:1", port.address]) == {"broker-a": port.address}
 
     def test_come_from_the_next_name_server_where_one_has_just_started_and_knows_nobody(self, port: PortStub):
         started = PortStub()
         started.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
 
-        async def act(ports: Ports) -> dict[str, str]:
-            return await ports.addresses("orders")
-
-        assert with_ports(act, NAME_SERVERS=[started.address, port.address]) == {"broker-a": port.address}
+        assert addresses(NAME_SERVERS=[started.address, port.address]) == {"broker-a": port.address}
         started.stop()
 
     def test_go_on_while_no_name_server_answers(self, port: PortStub, clock: Clock):
@@ -133,11 +119,8 @@ class TestAddresses:
     def test_are_unknown_where_no_name_server_ever_answered(self, port: PortStub):
         port.stop()
 
-        async def act(ports: Ports) -> None:
-            with pytest.raises(NotConnected, match="No name server returns the route of topic orders"):
-                await ports.addresses("orders")
-
-        with_ports(act, NAME_SERVERS=[port.address])
+        with pytest.raises(NotConnected, match="No name server returns the route of topic orders"):
+            addresses(NAME_SERVERS=[port.address])
 
     def test_are_asked_for_now_and_then_and_when_in_doubt(self, port: PortStub, clock: Clock):
         async def act(ports: Ports) -> list[int]:
@@ -230,10 +213,7 @@ class TestAsk:
         assert with_ports(act, REQUEST_TIMEOUT="PT0.2S") == 0
 
     def test_signs_what_is_asked(self, port: PortStub):
-        async def act(ports: Ports) -> None:
-            await ports.ask(port.address, INFO)
-
-        with_ports(act, ACCESS_KEY="me", SECRET_KEY="secret")
+        with_ports(lambda ports: ports.ask(port.address, INFO), ACCESS_KEY="me", SECRET_KEY="secret")
 
         assert [dict(one.fields).keys() for one in port.requests] == [{"AccessKey", "Signature"}]
 
@@ -269,17 +249,13 @@ class TestTls:
         safe.stop()
 
     def test_is_spoken_with_a_broker_that_the_file_vouches_for(self, safe: PortStub, authority: Path):
-        async def act(ports: Ports) -> int:
-            return (await ports.ask(safe.address, INFO)).code
+        answer = with_ports(lambda ports: ports.ask(safe.address, INFO), BROKER_TLS=True, TLS_CA_FILE=str(authority))
 
-        assert with_ports(act, BROKER_TLS=True, TLS_CA_FILE=str(authority)) == 0
+        assert answer.code == 0
 
     @pytest.mark.parametrize("options", [{"BROKER_TLS": True}, {}], ids=str)
     def test_keeps_requests_from_strangers_and_from_going_in_the_clear(self, safe: PortStub, options: dict[str, bool]):
-        async def act(ports: Ports) -> None:
-            with pytest.raises((NotConnected, NoAnswer)):
-                await ports.ask(safe.address, INFO)
-
-        with_ports(act, **options)
+        with pytest.raises((NotConnected, NoAnswer)):
+            with_ports(lambda ports: ports.ask(safe.address, INFO), **options)
 
         assert safe.requests == []

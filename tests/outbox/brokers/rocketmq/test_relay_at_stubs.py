@@ -27,87 +27,79 @@ SEND, END = SEND_MESSAGE_V2, END_TRANSACTION
 
 
 @pytest.fixture
-def connection() -> database.Connection:
-    return database.raw("default")
-
-
-@pytest.fixture(autouse=True)
-def _retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def relay(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Relay:
+    """A relay with five messages, which retries at once."""
     monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
-
-
-def relay(connection: database.Connection, broker: Broker) -> Relay:
     TicketFactory.create_batch(5, topic=TopicFactory(name="transaction", type="transaction"))
-    return Relay(connection, broker, HeldLane(1))
+    return Relay(database.raw("default"), broker, HeldLane(1))
+
+
+def released() -> Batch:
+    """Return the batch, which is released without a try that counts."""
+    batch = Batch.objects.get()
+    assert (batch.state, batch.failures) == (State.RELEASED, 0)
+    assert not DeadMessage.objects.exists()
+    return batch
+
+
+def are_decided_but_one() -> bool:
+    batch = Batch.objects.get()
+    return (batch.state, len(batch.open)) == (State.PREPARED, 1)
 
 
 class TestAtThePort:
+    @pytest.fixture
+    def broker(self, port: PortStub, open_here: OpenAt) -> Broker:
+        return open_here()
+
     @pytest.mark.parametrize("code", [2, 215, 16, 17, 3])
-    def test_keeps_messages_and_counts_no_try(
-        self, port: PortStub, open_here: OpenAt, connection: database.Connection, code: int
-    ):
+    def test_keeps_messages_and_counts_no_try(self, port: PortStub, relay: Relay, code: int):
         port.say(SEND, code, "no")
 
-        relay(connection, open_here()).step()
+        relay.step()
 
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.failures) == (State.RELEASED, 0)
-        assert not DeadMessage.objects.exists()
+        assert released()
 
-    def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(
-        self, port: PortStub, open_here: OpenAt, connection: database.Connection
-    ):
-        running = relay(connection, open_here())
+    def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(self, port: PortStub, relay: Relay):
         port.say(SEND, 10, "flushed too late", does=True, times=5)
 
-        running.step()
+        relay.step()
         before = list(port.log.ends)
-        wait_until(lambda: running.step().sent == 5)
+        wait_until(lambda: relay.step().sent == 5)
 
         assert before == []
         stored = [one.properties for one in port.log.of("RMQ_SYS_TRANS_HALF_TOPIC")]
         assert len({one["ce-token"] for one in stored}) == len(stored) == 10
         assert {one.half_id for one in port.log.ends} == {one["UNIQ_KEY"] for one in stored[5:]}
 
-    def test_keeps_messages_while_nobody_is_there(self, port: PortStub, open_here: OpenAt, connection: database.Connection):
-        running = relay(connection, open_here())
+    def test_keeps_messages_while_nobody_is_there(self, port: PortStub, relay: Relay):
         port.stop()
 
-        running.drain()
+        relay.drain()
 
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.failures) == (State.RELEASED, 0)
+        assert released()
 
-    def test_opens_its_breaker_while_the_server_has_no_time(
-        self, port: PortStub, open_here: OpenAt, connection: database.Connection
-    ):
-        running = relay(connection, open_here())
+    def test_opens_its_breaker_while_the_server_has_no_time(self, port: PortStub, relay: Relay):
         port.say(SEND, 2)
 
-        running.drain(at_most=timedelta(seconds=5))
+        relay.drain(at_most=timedelta(seconds=5))
 
-        assert running.breakers.failed_topics
+        assert relay.breakers.failed_topics
         assert Batch.objects.get().failures == 0
 
     @pytest.mark.parametrize("code", [2, 1])
-    def test_leaves_a_commit_that_is_not_confirmed_decided_and_repeats_nothing(
-        self, port: PortStub, open_here: OpenAt, connection: database.Connection, code: int
-    ):
-        running = relay(connection, open_here())
+    def test_leaves_a_commit_that_is_not_confirmed_decided_and_repeats_nothing(self, port: PortStub, relay: Relay, code: int):
         port.say(END, code, "not now", times=1)
 
-        running.step()
-        running.sweep()
+        relay.step()
+        relay.sweep()
 
-        batch = Batch.objects.get()
-        assert (batch.state, len(batch.open)) == (State.PREPARED, 1)
+        assert are_decided_but_one()
         assert len(port.asked(END)) == 5
         assert {one.kind for one in port.log.ends} == {COMMIT_TYPE}
 
-    def test_marks_sent_what_is_confirmed(self, port: PortStub, open_here: OpenAt, connection: database.Connection):
-        running = relay(connection, open_here())
-
-        assert running.step().sent == 5
+    def test_marks_sent_what_is_confirmed(self, port: PortStub, relay: Relay):
+        assert relay.step().sent == 5
         assert Batch.objects.get().state == State.SENT
         assert len(port.log.of("transaction")) == 5
 
@@ -127,28 +119,20 @@ class TestAtTheProxy:
             ("SendMessage", Code.TOO_MANY_REQUESTS),
         ],
     )
-    def test_keeps_messages_and_counts_no_try(
-        self, stub: Stub, broker: Broker, connection: database.Connection, name: str, code: int
-    ):
+    def test_keeps_messages_and_counts_no_try(self, stub: Stub, relay: Relay, name: str, code: int):
         stub.say(name, code, "no")
 
-        relay(connection, broker).step()
+        relay.step()
 
-        [batch] = Batch.objects.all()
-        assert (batch.state, batch.failures) == (State.RELEASED, 0)
-        assert str(code) in batch.last_error
-        assert not DeadMessage.objects.exists()
+        assert str(code) in released().last_error
 
     @pytest.mark.parametrize("code", [Code.MASTER_PERSISTENCE_TIMEOUT, Code.PROXY_TIMEOUT], ids=Code.Name)
-    def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(
-        self, stub: Stub, broker: Broker, connection: database.Connection, code: int
-    ):
-        running = relay(connection, broker)
+    def test_commits_nothing_that_is_perhaps_stored_and_sends_it_again(self, stub: Stub, relay: Relay, code: int):
         stub.say("SendMessage", code, times=5)
 
-        running.step()
+        relay.step()
         before = stub.asked("EndTransaction")
-        wait_until(lambda: running.step().sent == 5)
+        wait_until(lambda: relay.step().sent == 5)
 
         assert before == []
         tokens = {one.user_properties["ce-token"] for one in stub.sent()}
@@ -156,15 +140,11 @@ class TestAtTheProxy:
         ended = {request.message_id for request in stub.asked("EndTransaction")}
         assert ended == {one.system_properties.message_id for one in stub.sent()[5:]}
 
-    def test_leaves_a_commit_that_the_proxy_does_not_know_to_the_check_back(
-        self, stub: Stub, broker: Broker, connection: database.Connection
-    ):
-        running = relay(connection, broker)
+    def test_leaves_a_commit_that_the_proxy_does_not_know_to_the_check_back(self, stub: Stub, relay: Relay):
         stub.say("EndTransaction", Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", times=1)
 
-        running.step()
-        running.sweep()
+        relay.step()
+        relay.sweep()
 
-        batch = Batch.objects.get()
-        assert (batch.state, len(batch.open)) == (State.PREPARED, 1)
+        assert are_decided_but_one()
         assert len(stub.asked("EndTransaction")) == 5

@@ -36,6 +36,22 @@ class Server:
     def routes(self) -> Routes:
         return Routes(self.ask, clock=lambda: self.now)
 
+    def want(self, *steps: float | tuple[str, ...]) -> list[Any]:
+        """Want the route, and again after each step: seconds that pass, or the arguments of `invalidate`."""
+
+        async def want() -> list[Any]:
+            routes = self.routes()
+            found = [await routes.of("orders")]
+            for step in steps:
+                if isinstance(step, tuple):
+                    routes.invalidate(*step)
+                else:
+                    self.now += step
+                found.append(await routes.of("orders"))
+            return found
+
+        return asyncio.run(want())
+
 
 class TestOf:
     def test_asks_once_for_all_who_want_it_at_once(self):
@@ -49,61 +65,23 @@ class TestOf:
         assert server.asked == 1
 
     def test_remembers_for_a_while(self):
-        server = Server(["old"], ["new"])
-
-        async def want() -> list[Any]:
-            routes = server.routes()
-            found = [await routes.of("orders"), await routes.of("orders")]
-            server.now += 31
-            return [*found, await routes.of("orders")]
-
-        assert asyncio.run(want()) == [["old"], ["old"], ["new"]]
+        assert Server(["old"], ["new"]).want(0, 31) == [["old"], ["old"], ["new"]]
 
     def test_asks_again_when_in_doubt(self):
-        server = Server(["old"], ["new"])
-
-        async def want() -> list[Any]:
-            routes = server.routes()
-            found = await routes.of("orders")
-            routes.invalidate("orders")
-            return [found, await routes.of("orders")]
-
-        assert asyncio.run(want()) == [["old"], ["new"]]
+        assert Server(["old"], ["new"]).want(("orders",)) == [["old"], ["new"]]
 
     def test_goes_on_with_what_was_known_while_nobody_can_be_asked(self):
         server = Server(["old"], AWAY)
 
-        async def want() -> list[Any]:
-            routes = server.routes()
-            found = [await routes.of("orders")]
-            routes.invalidate()
-            return [*found, await routes.of("orders"), await routes.of("orders")]
-
-        assert asyncio.run(want()) == [["old"]] * 3
+        assert server.want((), 0) == [["old"]] * 3
         assert server.asked == 2  # and is left in peace for a moment
 
     def test_goes_on_where_a_topic_is_missing_since_its_brokers_may_be_away(self):
-        server = Server(["old"], NO_TOPIC)
-
-        async def want() -> list[Any]:
-            routes = server.routes()
-            found = [await routes.of("orders")]
-            server.now += 300
-            return [*found, await routes.of("orders")]
-
-        assert asyncio.run(want()) == [["old"]] * 2
+        assert Server(["old"], NO_TOPIC).want(300) == [["old"]] * 2
 
     def test_believes_that_a_topic_is_gone_after_a_while(self):
-        server = Server(["old"], NO_TOPIC)
-
-        async def want() -> None:
-            routes = server.routes()
-            await routes.of("orders")
-            server.now += 601
-            await routes.of("orders")
-
         with pytest.raises(StatusError):
-            asyncio.run(want())
+            Server(["old"], NO_TOPIC).want(601)
 
     def test_tells_a_topic_that_was_there_from_one_that_never_was(self):
         server = Server(["old"])
@@ -118,7 +96,7 @@ class TestOf:
 
     def test_knows_nothing_where_nothing_was_known(self):
         with pytest.raises(grpc.aio.AioRpcError):
-            asyncio.run(Server(AWAY).routes().of("orders"))
+            Server(AWAY).want()
 
 
 class TestQueues:
