@@ -24,6 +24,10 @@ INVISIBLE = timedelta(seconds=60)  # for tests that let this time pass
 HELD = timedelta(minutes=20)  # for all others: long enough that no message is delivered again, even on a slow machine
 NO_TIME = timedelta()
 
+# Two projects: the ids of their outboxes, and their names.
+SHOP = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000a", "shop"
+BLOG = "urn:uuid:7a0e9f0e-0000-4000-8000-00000000000b", "blog"
+
 
 @dataclass(frozen=True, slots=True)
 class AgedDelivery:

@@ -62,6 +62,7 @@ class Harness(abc.ABC):
     knows_open_deliveries = False  # may_deliver_again() returns messages whose deliveries have not ended
     can_start_at_the_end = True  # START="latest"
     forgets_groups = False  # forget_group() works
+    keeps_owners = ""  # what sets two projects apart where the server knows which outbox a group belongs to
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
     moves_between_members = True  # a message that was handed back goes to any member of its group
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
@@ -126,6 +127,10 @@ class Harness(abc.ABC):
             arrive: whether the server gets the requests. True: they take effect, and only the answers are lost.
         """
         raise NotImplementedError
+
+    def new_group(self, name: str) -> str:
+        """Return another name at each call, of a group that is there if the server makes none itself."""
+        return f"{name}-{uuid.uuid4().hex[:8]}"
 
     def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
         """Have the server give up messages that wait for a group, all that do. See `Broker.gives_up`."""

@@ -46,9 +46,9 @@ class PatientKafka(KafkaBroker):
                 return
 
     def _is_kept_waiting(self, member: GroupMember) -> bool:
-        """Return whether it is not a member yet, since another one does not call, or was killed."""
-        if member._partitions:
-            return False
+        """Return whether it is not a member yet, since another one does not call, or was killed, or may not become one."""
+        if member._partitions or member.refusals:
+            return bool(member.refusals)
         client = admin(self._settings.servers[0])
         with suppress(KafkaException):  # its coordinator may not be ready
             return len(client.describe_consumer_groups([member.group])[member.group].result(SECONDS).members) > 1
@@ -76,6 +76,7 @@ class KafkaHarness(RealTimeHarness):
     lateness = timedelta(seconds=20)
     ends_late = True
     can_restart = True
+    keeps_owners = "a prefix of its own for its groups"
     gives_back_at_once = True
     moves_between_members = False
 

@@ -26,6 +26,7 @@ class RabbitMQHarness(RealTimeHarness):
     marks: ClassVar = [pytest.mark.rabbitmq, pytest.mark.timeout(120)]
     lateness = timedelta(seconds=10)
     can_restart = True
+    keeps_owners = "a virtual host of its own"
     can_start_at_the_end = False
     counts_what_is_handled = False
     moves_between_members = False  # what is released stays with its process for some seconds

@@ -85,6 +85,7 @@ class RocketMQHarness(RealTimeHarness):
     places_halves = False
     can_lose_ends = True
     can_restart = True
+    keeps_owners = "a NAMESPACE of its own"
     refuses_second_ack = False
     can_start_at_the_end = False
     counts_what_is_handled = False
@@ -143,6 +144,11 @@ class RocketMQHarness(RealTimeHarness):
             wait_until(are_given_up, 60)
         finally:
             self._limit_retries(group, MIN_RETRIES)
+
+    def new_group(self, name: str) -> str:
+        group = super().new_group(name)
+        self._limit_retries(group, MIN_RETRIES)
+        return group
 
     def _limit_retries(self, group: str, retries: int) -> None:
         server().make_group(group, retries=retries)

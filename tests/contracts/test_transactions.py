@@ -93,6 +93,7 @@ class TestLane:
 
         assert marker == "batch 1"
         assert late[0] is not ACCEPTED
+        assert not sender.is_lane_open(LANE)
         assert statuses(next_holder, [acts.message(body=b"after")], "batch 3") == [ACCEPTED]
         assert sorted(acts.bodies(count=2)) == [b"after", b"before"]
 

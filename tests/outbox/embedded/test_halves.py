@@ -1,12 +1,11 @@
 """Half messages beyond the contract: ends are remembered, and at most one copy becomes visible."""
 
 import threading
-from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
 
-from outbox.brokers.base import Ended, HalfRef, SendStatus
+from outbox.brokers.base import Ended, HalfRef
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, halves
 from outbox.errors import BrokerUnavailable
@@ -123,12 +122,6 @@ class TestEnd:
         half = half_from(acts, SOURCE)
 
         assert acts.end(replace(half, source="")) == [Ended.COMMITTED]
-
-    def test_does_not_leave_when_its_time_is_over(self, acts: Acts, broker: EmbeddedBroker):
-        [result] = broker.end([acts.half()], COMMIT, within=timedelta(0))
-
-        assert result.status is SendStatus.UNAVAILABLE
-        assert acts.receive(HALF) == []
 
     def test_keeps_no_body_of_what_was_rolled_back(self, acts: Acts, connection: Connection):
         acts.end(acts.half(), resolution=ROLLBACK)

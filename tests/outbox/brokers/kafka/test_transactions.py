@@ -47,17 +47,6 @@ def statuses(broker, messages, marker="batch 1", lane=LANE) -> list[SendStatus]:
 
 
 class TestTransaction:
-    def test_shows_messages_and_marker(self, source, topic):
-        other = create_topic()
-        broker = open_broker(topic, other)
-        assert broker.open_lane(source, LANE) is None
-
-        assert statuses(broker, [message(topic, b"a", key="k"), message(other, b"b")]) == [ACCEPTED] * 2
-
-        assert (bodies(topic), bodies(other)) == ([b"a"], [b"b"])
-        assert broker.is_lane_open(LANE)
-        assert open_broker().open_lane(source, LANE) == "batch 1"
-
     def test_has_cloud_events_in_binary_mode(self, source, topic):
         broker = open_broker(topic)
         broker.open_lane(source, LANE)
@@ -85,20 +74,6 @@ class TestTransaction:
             numbers = [int(record.value()) for record in found if record.key() == key]
             assert numbers == sorted(numbers)
         assert len(found) == 200
-
-    def test_of_a_holder_that_was_fenced_out_stores_nothing(self, source, topic):
-        broker, successor = open_broker(topic), open_broker(topic)
-        broker.open_lane(source, LANE)
-        statuses(broker, [message(topic, b"before")])
-
-        marker = successor.open_lane(source, LANE)
-        late = statuses(broker, [message(topic, b"late")], "batch 2")
-
-        assert marker == "batch 1"
-        assert late[0] is not ACCEPTED
-        assert not broker.is_lane_open(LANE)
-        assert statuses(successor, [message(topic, b"after")], "batch 3") == [ACCEPTED]
-        assert sorted(bodies(topic)) == [b"after", b"before"]
 
     def test_that_was_left_open_is_ended_by_the_next_holder(self, source, topic, monkeypatch):
         broker = open_broker(topic)
@@ -336,13 +311,6 @@ class TestOutage:
         assert bodies(topic) == [b"before"]
         wait_until(lambda: _sends(broker, source, [message(topic, b"after")]))
         assert sorted(bodies(topic)) == [b"after", b"before"]
-
-    def test_without_transactions_uses_up_no_attempt(self, topic):
-        broker = open_broker(topic, SERVERS=["127.0.0.1:1"], TRANSACTIONS=False)
-
-        [result] = broker.send([message(topic)])
-
-        assert result.status is UNAVAILABLE
 
 
 class TestWithoutTransactions:

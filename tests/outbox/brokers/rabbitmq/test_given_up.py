@@ -101,15 +101,6 @@ class TestInlet:
         wait_until(lambda: sum(broker.backlog("billing").given_up.values()) == 3)
         return [one.message_id for one in messages]
 
-    def test_is_empty_for_what_was_acknowledged(self, broker, filled, topic):
-        first = receive_given_up(broker, topic, limit=2)
-
-        answers = broker.ack(first)
-
-        rest = receive_given_up(broker, topic)
-        assert answers == [True, True]
-        assert [one.message_id for one in [*first, *rest]] == filled
-
     def test_has_what_was_not_acknowledged_again(self, broker, filled, topic):
         first = receive_given_up(broker, topic)
 
@@ -119,12 +110,6 @@ class TestInlet:
         assert broker.ack(first) == [False] * 3
         assert broker.ack(again) == [True] * 3
         assert receive_given_up(broker, topic) == []
-
-    def test_has_what_a_process_left_that_was_lost(self, broker, open_broker: Open, filled, topic):
-        receive_given_up(broker, topic)
-        broker.close()
-
-        assert len(wait_until(lambda: receive_given_up(open_broker(), topic))) == 3
 
     def test_is_counted_and_keeps_what_the_group_has_noted(self, broker, filled, topic):
         other = uuid.uuid4().hex

@@ -157,9 +157,6 @@ class TestOrderedMessages:
         wait_until(lambda: broker.backlog("billing").waiting == {topic: 0})
         return broker
 
-    def test_of_one_key_are_handed_out_together_in_their_order(self, broker, topic):
-        assert bodies(receive(broker, topic)) == [b"a1", b"a2", b"a3", b"b1"]
-
     def test_wait_for_earlier_ones_of_their_key_from_another_hand(self, broker, topic):
         head = receive(broker, topic, limit=1)
         others = receive(broker, topic)
@@ -167,15 +164,6 @@ class TestOrderedMessages:
 
         assert (bodies(head), bodies(others)) == ([b"a1"], [b"b1"])
         assert bodies(receive(broker, topic)) == [b"a2", b"a3"]
-
-    def test_begin_again_at_the_released_one(self, broker, topic):
-        hand = receive(broker, topic)
-
-        broker.ack(hand[:1])
-        broker.release(hand[1:])
-
-        again = receive(broker, topic)
-        assert [(one.body, one.delivery_count) for one in again] == [(b"a2", 2), (b"a3", 2), (b"b1", 2)]
 
     def test_begin_again_at_the_first_that_is_not_acknowledged_where_a_process_was_lost(self, broker, open_broker: Open, topic):
         hand = receive(broker, topic)
