@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,11 @@ def require_described(name: str, headers: Mapping[str, object], body: bytes) -> 
     assert set(headers) <= set(message["headers"]["properties"])
     jsonschema.Draft7Validator(message["headers"]).validate(headers)
     jsonschema.Draft7Validator({**found, **message["payload"]}).validate(json.loads(body))
+
+
+def require_all(seen: Sequence[tuple[Any, Any]]) -> None:
+    """Raise unless a handler of the type has seen one message of another program, which had all that ours have."""
+    [(message, context)] = seen
+    assert (type(message).__name__, message.order_id) == ("OrderPlaced", 4711)
+    assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
+    assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db.models import Model
 
-from outbox import atomic, conf, consumer, database, publish, publish_raw
+from outbox import atomic, conf, database, publish, publish_raw
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.message import Cause, current_cause
@@ -22,10 +22,10 @@ from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
-from tests.outbox.brokers.messages_page import names, require_described, type_of
+from tests.outbox.brokers.messages_page import names, require_all, require_described, type_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [pytest.mark.django_db, pytest.mark.rabbitmq, pytest.mark.usefixtures("no_consumers", "own_types")]
 
 JSON = "application/json"
 
@@ -44,18 +44,6 @@ def topic(settings: Any, node: RabbitMQ) -> str:
     }
     write_topics("default")
     return name
-
-
-@pytest.fixture
-def seen(topic: str) -> list[Any]:
-    """What a handler of the topic is called with: message and context."""
-    found: list[Any] = []
-
-    @consumer(topic=topic, group="cart")
-    def note(message: Any, context: Any) -> None:
-        found.append((message, context))
-
-    return found
 
 
 @pytest.fixture
@@ -79,11 +67,6 @@ def theirs(topic: str, seen: list[Any], handle: Callable[[], Any], channel: amqp
         channel.basic_publish(message, topic, tag, mandatory=True)
 
     return publish
-
-
-@pytest.fixture(autouse=True)
-def _own_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.message.registered", {})
 
 
 @pytest.fixture
@@ -125,15 +108,7 @@ class TestTheirMessage:
         [(message, _)] = seen
         assert message == {"n": 7}
 
-    def test_may_have_all_that_ours_have(self, theirs, handle, topic):
-        found: list[Any] = []
-
-        kind = type_of(topic)
-
-        @consumer(kind, group="cart")
-        def note_typed(message: Any, context: Any) -> None:
-            found.append((message, context))
-
+    def test_may_have_all_that_ours_have(self, theirs, handle, seen_typed):
         headers = {
             "ce-id": "a-1",
             "ce-source": "https://shipping.example",
@@ -146,10 +121,7 @@ class TestTheirMessage:
 
         handle()
 
-        [(message, context)] = found
-        assert message == kind(order_id=4711)
-        assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
-        assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")
+        require_all(seen_typed)
 
     def test_is_identified_by_source_and_id(self, theirs, handle, seen):
         for source in ("shipping", "billing", "shipping"):

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from outbox import atomic, conf, consumer, database, publish, publish_raw
+from outbox import atomic, conf, database, publish, publish_raw
 from outbox.brokers.rocketmq import RocketMQBroker  # before the client, whose log it replaces
-from outbox.consuming import register
-from outbox.consuming.worker import Worker
 from outbox.message import Cause, TopicType, current_cause
 from outbox.models import Deferred
 from outbox.relay.lane import HeldLane
@@ -21,17 +19,12 @@ from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.remoting import query
 from project.servers.rocketmq import RocketMQ
-from tests.outbox.brokers.messages_page import names, type_of
+from tests.outbox.brokers.messages_page import names, require_all, type_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_consumers", "own_types")]
 
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(autouse=True)
-def _own_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox.message.registered", {})
 
 
 @pytest.fixture(params=[TopicType.NORMAL, TopicType.TRANSACTION])
@@ -52,33 +45,6 @@ def topic(settings: Any, server: RocketMQ, kind: TopicType) -> str:
     }
     write_topics("default")
     return name
-
-
-@pytest.fixture
-def seen(topic: str) -> list[Any]:
-    """What a handler of the topic is called with: message and context."""
-    found: list[Any] = []
-
-    @consumer(topic=topic, group="cart")
-    def note(message: Any, context: Any) -> None:
-        found.append((message, context))
-
-    return found
-
-
-@pytest.fixture
-def handle_until(topic: str) -> Iterator[Callable[[Callable[[Any], object]], Any]]:
-    """Handle messages until a condition of the counts is true; return them."""
-    made: list[Worker] = []
-
-    def handle_until(condition: Callable[[Any], object]) -> Any:
-        made.append(Worker(register.group("cart"), "default"))
-        wait_until(lambda: condition(made[-1].run(once=True)), 60)
-        return made[-1].counts
-
-    yield handle_until
-    for one in made:
-        one.close()
 
 
 @pytest.fixture
@@ -142,23 +108,13 @@ class TestTheirMessage:
         assert message == b"plain"
         assert (context.message_id != "", context.source, context.key, context.tag) == (True, "", "", "")
 
-    def test_may_have_all_that_ours_have(self, theirs, handle_until, topic):
-        found: list[Any] = []
-        kind = type_of(topic)
-
-        @consumer(kind, group="cart")
-        def note(message: Any, context: Any) -> None:
-            found.append((message, context))
-
+    def test_may_have_all_that_ours_have(self, theirs, handle_until, seen_typed):
         headers = {"ce_id": "a-1", "ce_source": "https://shipping.example", "ce_type": "shop.OrderPlaced", "ce_subject": "4711"}
         theirs(b'{"order_id": 4711}', tag="shipped", **headers, **JSON, x_tenant="eu")
 
-        handle_until(lambda _: found)
+        handle_until(lambda _: seen_typed)
 
-        [(message, context)] = found
-        assert message == kind(order_id=4711)
-        assert (context.message_id, context.source) == ("a-1", "https://shipping.example")
-        assert (context.key, context.tag, context.headers["x-tenant"]) == ("4711", "shipped", "eu")
+        require_all(seen_typed)
 
     def test_is_identified_by_source_and_id(self, theirs, handle_until, seen):
         for source in ("shipping", "billing", "shipping"):
