@@ -45,16 +45,6 @@ class TestSend:
 
         assert statuses(broker.send([Outgoing("one", TOPIC, body) for body in bodies])) == [REFUSED] * 2
 
-    def test_calls_an_unknown_topic_misconfigured(self, broker: CeleryBroker):
-        assert statuses(broker.send([Outgoing("one", "elsewhere", task().body)])) == [MISCONFIGURED]
-
-    def test_answers_an_empty_batch(self, broker: CeleryBroker):
-        assert broker.send([]) == []
-
-    def test_is_unavailable_where_the_server_is_away(self):
-        with broker_at(AWAY) as broker:
-            assert statuses(broker.send([task(1), task(2)])) == [SendStatus.UNAVAILABLE] * 2
-
     def test_is_unavailable_after_close(self, broker: CeleryBroker):
         broker.send([task(1)])
 
