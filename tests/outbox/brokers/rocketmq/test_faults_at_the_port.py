@@ -43,11 +43,15 @@ def send(broker: Broker, kind: TopicType = HALF) -> SendResult:
     return outcome
 
 
+@pytest.fixture
+def broker(open_here: OpenHere) -> Broker:
+    return open_here()
+
+
 @pytest.mark.parametrize("kind", [HALF, NORMAL])
 class TestSend:
     @pytest.mark.parametrize("code", [1, 10, 11, 12, 14])  # flushed or replicated too late, and others
-    def test_counts_as_stored_only_when_the_broker_is_sure(self, port: PortStub, open_here: OpenHere, kind: TopicType, code: int):
-        broker = open_here()
+    def test_counts_as_stored_only_when_the_broker_is_sure(self, port: PortStub, broker: Broker, kind: TopicType, code: int):
         port.say(SEND, code, "too late", does=True)
 
         outcome = send(broker, kind)
@@ -57,9 +61,8 @@ class TestSend:
 
     @pytest.mark.parametrize("does", [False, True])
     def test_is_unsure_when_the_connection_breaks_before_the_answer(
-        self, port: PortStub, open_here: OpenHere, kind: TopicType, does: bool
+        self, port: PortStub, broker: Broker, kind: TopicType, does: bool
     ):
-        broker = open_here()
         port.close_at(SEND, does=does)
 
         outcome = send(broker, kind)
@@ -98,10 +101,9 @@ class TestSend:
         assert wait_until(lambda: send(broker, kind).status is ACCEPTED)
 
     def test_has_no_proxy_asked_for_its_topic_while_name_servers_know_no_broker(
-        self, stub: Stub, port: PortStub, open_here: OpenHere, kind: TopicType
+        self, stub: Stub, port: PortStub, broker: Broker, kind: TopicType
     ):
         """A proxy that is asked while its broker starts remembers that there is no such topic."""
-        broker = open_here()
         port.say(GET_CLUSTER_INFO, 0)
 
         away = send(broker, kind)
@@ -136,9 +138,8 @@ class TestSend:
         assert "No name server returns the route" in outcome.reason
 
     def test_is_surely_not_stored_when_no_proxy_tells_the_type_of_the_topic(
-        self, stub: Stub, port: PortStub, open_here: OpenHere, kind: TopicType
+        self, stub: Stub, port: PortStub, broker: Broker, kind: TopicType
     ):
-        broker = open_here()
         stub.fail("QueryRoute", grpc.StatusCode.UNAVAILABLE, "failed to connect")
 
         assert send(broker, kind).status is UNAVAILABLE
@@ -159,10 +160,9 @@ class TestSend:
         assert "BROKER_ADDRESSES" in outcome.reason
 
     def test_is_surely_not_stored_when_name_servers_name_its_broker_no_more(
-        self, port: PortStub, open_here: OpenHere, kind: TopicType
+        self, port: PortStub, broker: Broker, kind: TopicType
     ):
         """So they do with one that is away; and tell of it when it is back."""
-        broker = open_here()
         port.say(ROUTE_OF_TOPIC, 17, "No topic route info")
 
         away = send(broker, kind)
@@ -176,10 +176,7 @@ class TestSend:
 
         assert send(open_here(), kind).status is SendStatus.REFUSED
 
-    def test_is_another_half_message_or_the_same_message_the_next_time(
-        self, port: PortStub, open_here: OpenHere, kind: TopicType
-    ):
-        broker = open_here()
+    def test_is_another_half_message_or_the_same_message_the_next_time(self, port: PortStub, broker: Broker, kind: TopicType):
         port.say(SEND, 10, does=True, times=1)
         send(broker, kind)
         send(broker, kind)
@@ -200,15 +197,13 @@ class TestFlowControl:
         assert len({outcome.reason for outcome in outcomes}) == 1  # so that they stay one batch
         assert len(port.asked(SEND)) == 1
 
-    def test_is_over_after_a_second(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_is_over_after_a_second(self, port: PortStub, broker: Broker):
         port.say(SEND, 2, times=1)
         send(broker)
 
         wait_until(lambda: send(broker).status is ACCEPTED)
 
-    def test_commits_what_is_stored_all_the_same(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_commits_what_is_stored_all_the_same(self, port: PortStub, broker: Broker):
         half = send(broker)
         port.say(SEND, 2)
         send(broker)

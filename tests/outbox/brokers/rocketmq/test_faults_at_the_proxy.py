@@ -56,10 +56,14 @@ def open_at(open_at: OpenAt) -> OpenAt:
     return partial(open_at, UNCONFIRMED_ENDS=True)
 
 
+@pytest.fixture
+def broker(open_at: OpenAt, stub: Stub) -> Broker:
+    return open_at(stub.endpoints)
+
+
 class TestHalf:
     @pytest.mark.parametrize("code", PERHAPS_STORED, ids=Code.Name)
-    def test_counts_as_stored_only_when_the_server_is_sure(self, stub: Stub, open_at: OpenAt, code: int):
-        broker = open_at(stub.endpoints)
+    def test_counts_as_stored_only_when_the_server_is_sure(self, stub: Stub, broker: Broker, code: int):
         stub.say("SendMessage", code)
 
         outcome = send_half(broker)
@@ -72,8 +76,7 @@ class TestHalf:
 
         assert send_half(open_at(stub.endpoints)).status is SendStatus.UNSURE
 
-    def test_is_sent_under_another_id_the_next_time(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_is_sent_under_another_id_the_next_time(self, stub: Stub, broker: Broker):
         stub.say("SendMessage", Code.PROXY_TIMEOUT, times=1)
 
         send_half(broker)
@@ -111,16 +114,14 @@ class TestHalf:
         assert outcome.status is SendStatus.MISCONFIGURED
         assert outcome.reason == f"RocketMQ says {code} signature does not match."
 
-    def test_waits_for_a_person_when_something_else_listens_there(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_waits_for_a_person_when_something_else_listens_there(self, stub: Stub, broker: Broker):
         stub.fail("QueryRoute", grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
         assert send_half(broker).status is SendStatus.MISCONFIGURED
 
 
 class TestEnd:
-    def test_is_known_in_the_process_that_sent_it_alone_and_once(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_is_known_in_the_process_that_sent_it_alone_and_once(self, stub: Stub, open_at: OpenAt, broker: Broker):
         half = ref(send_half(broker))
 
         ended = [one.end([half], COMMIT)[0].ended for one in (open_at(stub.endpoints), broker, broker)]
@@ -137,9 +138,8 @@ class TestEnd:
         ],
     )
     def test_is_not_repeated_whatever_the_proxy_answers(
-        self, stub: Stub, open_at: OpenAt, code: int, status: SendStatus, ended: Ended | None
+        self, stub: Stub, broker: Broker, code: int, status: SendStatus, ended: Ended | None
     ):
-        broker = open_at(stub.endpoints)
         half = ref(send_half(broker))
         stub.say("EndTransaction", code)
 
@@ -171,8 +171,7 @@ class TestEnd:
 
 
 class TestTopic:
-    def test_that_was_there_is_away_where_the_proxy_says_that_it_is_missing(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_that_was_there_is_away_where_the_proxy_says_that_it_is_missing(self, stub: Stub, broker: Broker):
         broker.send([message(FIFO, key="1")])
         stub.say("SendMessage", Code.TOPIC_NOT_FOUND)
 
@@ -193,8 +192,7 @@ class TestFlowControl:
         assert len({outcome.reason for outcome in outcomes}) == 1  # so that they stay one batch
         assert len(stub.sent()) == 1
 
-    def test_is_over_after_a_second(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_is_over_after_a_second(self, stub: Stub, broker: Broker):
         stub.say("SendMessage", Code.TOO_MANY_REQUESTS, times=1)
         began = time.monotonic()
         send_half(broker)
@@ -203,8 +201,7 @@ class TestFlowControl:
 
         assert time.monotonic() - began > 0.7
 
-    def test_commits_what_is_stored_all_the_same(self, stub: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_commits_what_is_stored_all_the_same(self, stub: Stub, broker: Broker):
         half = send_half(broker)
         stub.say("SendMessage", Code.TOO_MANY_REQUESTS)
         send_half(broker)
@@ -238,8 +235,7 @@ class TestSeveralProxies:
         assert [outcome.status for outcome in outcomes].count(SendStatus.ACCEPTED) == 39
         assert len(other.sent()) == 1
 
-    def test_do_not_stand_in_for_the_one_that_keeps_a_keys_order(self, stub: Stub, other: Stub, open_at: OpenAt):
-        broker = open_at(stub.endpoints)
+    def test_do_not_stand_in_for_the_one_that_keeps_a_keys_order(self, other: Stub, broker: Broker):
         keys = [f"key-{number}" for number in range(20)]
         broker.send([message(FIFO, key=key) for key in keys])
         others = {one.system_properties.message_group for one in other.sent()}

@@ -29,6 +29,11 @@ def halves(broker: Broker, count: int = 1) -> list[HalfRef]:
     return [HalfRef(TOPIC, one.half_id, f"m{number}", one.place) for number, one in enumerate(outcomes)]
 
 
+@pytest.fixture
+def broker(open_here: OpenHere) -> Broker:
+    return open_here()
+
+
 class TestSend:
     def test_says_where_a_half_message_is_stored(self, port: PortStub, open_here: OpenHere):
         first, second = halves(open_here(), 2)
@@ -50,9 +55,8 @@ class TestEnd:
         [(COMMIT, Ended.COMMITTED, requests.COMMIT_TYPE, 1), (ROLLBACK, Ended.ROLLED_BACK, requests.ROLLBACK_TYPE, 0)],
     )
     def test_is_done_at_the_place(
-        self, port: PortStub, open_here: OpenHere, resolution: Resolution, ended: Ended, kind: int, copies: int
+        self, port: PortStub, resolution: Resolution, ended: Ended, broker: Broker, kind: int, copies: int
     ):
-        broker = open_here()
         _, half = halves(broker, 2)
 
         [outcome] = broker.end([half], resolution)
@@ -66,8 +70,7 @@ class TestEnd:
 
         assert [one.ended for one in open_here().end([half], COMMIT)] == [Ended.COMMITTED]
 
-    def test_is_answered_in_the_order_of_the_halves(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_is_answered_in_the_order_of_the_halves(self, broker: Broker):
         first, second = halves(broker, 2)
         nowhere = replace(first, place="broker-a 77000 5")
 
@@ -83,8 +86,7 @@ class TestEnd:
         assert outcome.ended is Ended.COMMITTED
         assert [one.half_id for one in port.log.ends] == [half.half_id]
 
-    def test_is_not_found_without_a_place_and_by_its_id(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_is_not_found_without_a_place_and_by_its_id(self, port: PortStub, broker: Broker):
         [half] = halves(broker)
 
         [outcome] = broker.end([replace(half, half_id="m.0", place="")], COMMIT)
@@ -92,8 +94,7 @@ class TestEnd:
         assert (outcome.status, outcome.ended) == (SendStatus.ACCEPTED, Ended.NOT_FOUND)
         assert port.asked(END) == []
 
-    def test_does_not_leave_where_it_cannot_be_looked_for(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_does_not_leave_where_it_cannot_be_looked_for(self, port: PortStub, broker: Broker):
         [half] = halves(broker)
         port.say(requests.QUERY_MESSAGE, 2, "[TIMEOUT_CLEAN_QUEUE]")
 
@@ -102,8 +103,7 @@ class TestEnd:
         assert (outcome.status, outcome.ended) == (SendStatus.UNAVAILABLE, None)
         assert port.asked(END) == []
 
-    def test_is_not_asked_of_a_broker_that_serves_the_topic_no_more(self, port: PortStub, open_here: OpenHere):
-        broker = open_here()
+    def test_is_not_asked_of_a_broker_that_serves_the_topic_no_more(self, port: PortStub, broker: Broker):
         [half] = halves(broker)
 
         [outcome] = broker.end([replace(half, place=half.place.replace("broker-a", "broker-z"))], COMMIT)
@@ -136,8 +136,7 @@ class TestAnswer:
             (16, "no permission", SendStatus.MISCONFIGURED, None),
         ],
     )
-    def test_decides(self, port: PortStub, open_here: OpenHere, code: int, text: str, status: SendStatus, ended: Ended | None):
-        broker = open_here()
+    def test_decides(self, port: PortStub, broker: Broker, code: int, text: str, status: SendStatus, ended: Ended | None):
         [half] = halves(broker)
         port.say(END, code, text)
 
@@ -148,8 +147,7 @@ class TestAnswer:
         assert len(port.asked(END)) == 1
 
     @pytest.mark.parametrize("does", [False, True])
-    def test_that_is_lost_leaves_it_unsure_and_nothing_is_repeated(self, port: PortStub, open_here: OpenHere, does: bool):
-        broker = open_here()
+    def test_that_is_lost_leaves_it_unsure_and_nothing_is_repeated(self, port: PortStub, broker: Broker, does: bool):
         [half] = halves(broker)
         port.close_at(END, does=does, times=1)
 
