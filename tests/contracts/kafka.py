@@ -46,9 +46,11 @@ class PatientKafka(KafkaBroker):
                 return
 
     def _is_kept_waiting(self, member: GroupMember) -> bool:
-        """Return whether it is not a member yet, since another one does not call, or was killed, or may not become one."""
-        if member._partitions or member.refusals:
-            return bool(member.refusals)
+        """Return whether it is not a member yet, since another one does not call, or was killed, or the group is another's."""
+        if any("belongs to" in reason for reason in member.refusals.values()):
+            return True
+        if member._partitions:
+            return False
         client = admin(self._settings.servers[0])
         with suppress(KafkaException):  # its coordinator may not be ready
             return len(client.describe_consumer_groups([member.group])[member.group].result(SECONDS).members) > 1
