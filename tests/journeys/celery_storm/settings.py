@@ -4,12 +4,8 @@ from datetime import timedelta
 
 from outbox.schedule import beat_schedule
 from tests.journeys.celery_storm.given import given
-from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, INSTALLED_APPS
+from tests.journeys.settings import *  # noqa: F403
 
-del DATABASES["other"]
-INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("project.")]
-ROOT_URLCONF = None
 TASKS = {"APP": "tests.journeys.celery_storm.app.app", "TIMEOUT": timedelta(seconds=3)}
 OUTBOX = {
     "BROKERS": {"celery": {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": TASKS}},

@@ -3,13 +3,11 @@
 import os
 from pathlib import Path
 
-from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, INSTALLED_APPS
+from tests.journeys.settings import *  # noqa: F403
+from tests.journeys.settings import INSTALLED_APPS
 
 BASE_DIR = Path(os.environ["RELEASE_DIR"])
-del DATABASES["other"]
-INSTALLED_APPS = [*(app for app in INSTALLED_APPS if not app.startswith("project.")), "shop"]
-ROOT_URLCONF = None
+INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
 OUTBOX = {
     "BROKERS": {"default": {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
     "TOPICS": {"orders": {"TYPE": "normal"}, "sales": {"TYPE": "normal"}},

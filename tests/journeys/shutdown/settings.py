@@ -4,15 +4,13 @@ import json
 import os
 from datetime import timedelta
 
+from tests.journeys.settings import *  # noqa: F403
+from tests.journeys.settings import INSTALLED_APPS
 from tests.journeys.shutdown import INVISIBLE, VARIABLE
-from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, INSTALLED_APPS
 
 options = json.loads(os.environ.get(VARIABLE, "{}"))
 
-del DATABASES["other"]
-INSTALLED_APPS = [*(app for app in INSTALLED_APPS if not app.startswith("project.")), "tests.journeys.shutdown"]
-ROOT_URLCONF = None
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.journeys.shutdown"]
 ROCKETMQ = {"BACKEND": "outbox.brokers.rocketmq.RocketMQBroker", "OPTIONS": options}
 OUTBOX = {
     "BROKERS": {"default": ROCKETMQ if options else {"BACKEND": "outbox.embedded.EmbeddedBroker"}},
