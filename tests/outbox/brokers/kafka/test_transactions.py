@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.capabilities import TransactionalSends
-from outbox.brokers.kafka import lanes
+from outbox.brokers.kafka import KafkaBroker, lanes
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.message import TopicType
@@ -42,14 +42,20 @@ def topic() -> str:
     return create_topic(partitions=3)
 
 
+@pytest.fixture
+def broker(source: str, topic: str) -> KafkaBroker:
+    """A broker that holds the lane."""
+    broker = open_broker(topic)
+    broker.open_lane(source, LANE)
+    return broker
+
+
 def statuses(broker, messages, marker="batch 1", lane=LANE) -> list[SendStatus]:
     return [result.status for result in broker.send_transaction(lane, messages, marker)]
 
 
 class TestTransaction:
-    def test_has_cloud_events_in_binary_mode(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_has_cloud_events_in_binary_mode(self, broker, topic):
         headers = {"ce-id": "1", "ce-type": "OrderPlaced", "content-type": "application/json", "traceparent": "00-1"}
 
         statuses(broker, [Outgoing("1", topic, b"{}", key="order 7", headers=headers)])
@@ -75,9 +81,7 @@ class TestTransaction:
             assert numbers == sorted(numbers)
         assert len(found) == 200
 
-    def test_that_was_left_open_is_ended_by_the_next_holder(self, source, topic, monkeypatch):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_that_was_left_open_is_ended_by_the_next_holder(self, broker, source, topic, monkeypatch):
         statuses(broker, [message(topic, b"before")])
         monkeypatch.setattr(lanes, "_commit", lambda producer: "the process died here")
 
@@ -88,9 +92,7 @@ class TestTransaction:
         assert open_broker().open_lane(source, LANE) == "batch 1"
         assert bodies(topic) == [b"before"]
 
-    def test_that_was_committed_without_an_answer_is_in_the_marker(self, source, topic, monkeypatch):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_that_was_committed_without_an_answer_is_in_the_marker(self, broker, source, topic, monkeypatch):
         commit = lanes._commit
         monkeypatch.setattr(lanes, "_commit", lambda producer: commit(producer) or "the answer was lost")
 
@@ -102,9 +104,7 @@ class TestTransaction:
         assert broker.open_lane(source, LANE) == "batch 2"
         assert bodies(topic) == [b"committed"]
 
-    def test_that_was_committed_late_closes_its_lane(self, source, topic, monkeypatch):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_that_was_committed_late_closes_its_lane(self, broker, topic, monkeypatch):
         monkeypatch.setattr(lanes, "SLOW_COMMIT", lanes.SLOW_COMMIT * 0)
 
         assert statuses(broker, [message(topic)]) == [ACCEPTED]
@@ -125,10 +125,7 @@ class TestRejection:
         assert bodies(topic) == []
         assert statuses(broker, [message(topic, b"{}")]) == [ACCEPTED]
 
-    def test_of_the_largest_body_does_not_happen_on_a_topic_without_settings(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
-
+    def test_of_the_largest_body_does_not_happen_on_a_topic_without_settings(self, broker, topic):
         assert statuses(broker, [message(topic, b"x" * broker.max_body_bytes, key="k" * 100)]) == [ACCEPTED]
 
     def test_of_a_larger_body_does_not_happen_where_client_and_topic_take_it(self, source):
@@ -195,9 +192,7 @@ def _sends(broker, source, messages) -> bool:
 
 
 class TestMarker:
-    def test_is_read_behind_transactions_that_were_not_committed(self, source, topic, monkeypatch):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_is_read_behind_transactions_that_were_not_committed(self, broker, source, topic, monkeypatch):
         statuses(broker, [message(topic)], "batch 1")
         monkeypatch.setattr(lanes, "_commit", lambda producer: "never asked")
         for number in range(3):
@@ -220,9 +215,7 @@ class TestMarker:
         with pytest.raises(BrokerMisconfigured, match=r"has 2 partitions, and lane 3 needs partition 3.*Add partitions"):
             open_broker().open_lane(source, LANE)
 
-    def test_topic_that_was_deleted_is_made_anew_and_has_none(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_topic_that_was_deleted_is_made_anew_and_has_none(self, broker, source, topic):
         statuses(broker, [message(topic)])
 
         delete_topic(marker_topic(source))
@@ -265,9 +258,7 @@ class TestOutage:
             assert marker in ("batch 1", "batch 2")
             assert sorted(bodies(topic)) == ([b"before"] if marker == "batch 1" else [b"before", b"during"])
 
-    def test_closes_the_lanes_before_the_next_transaction(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_closes_the_lanes_before_the_next_transaction(self, broker, topic):
         statuses(broker, [message(topic)])
 
         server().kill()
@@ -292,9 +283,7 @@ class TestOutage:
         other.abort_transaction(30)
         assert wait_until(lambda: _marker_now(source)) == "none"
 
-    def test_of_a_frozen_server_burns_no_attempt_and_ends_with_it(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_of_a_frozen_server_burns_no_attempt_and_ends_with_it(self, broker, source, topic):
         assert statuses(broker, [message(topic, b"before")]) == [ACCEPTED]
         server().freeze()
         try:
@@ -347,9 +336,7 @@ class TestFork:
         assert statuses_of(broker.send([message(topic, b"parent again")])) == [ACCEPTED]
         assert sorted(bodies(topic)) == [b"child", b"parent", b"parent again"]
 
-    def test_has_no_lane_open_until_it_opens_one(self, source, topic):
-        broker = open_broker(topic)
-        broker.open_lane(source, LANE)
+    def test_has_no_lane_open_until_it_opens_one(self, broker, source, topic):
         statuses(broker, [message(topic, b"parent")], "batch 1")
 
         def send() -> bool:
