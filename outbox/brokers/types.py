@@ -1,8 +1,4 @@
-"""
-The types that brokers and their callers exchange. Import them from `outbox.brokers.base`.
-
-Types of which each sent message needs one are structs of msgspec, which are created ten times as fast as dataclasses.
-"""
+"""The types that brokers and their callers exchange. Import them from `outbox.brokers.base`."""
 
 from __future__ import annotations
 
