@@ -3,7 +3,7 @@ PY ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := outbox project tests docs/generate manage.py $(wildcard benchmarks)
+SOURCES := outbox project tests docs/blocks manage.py $(wildcard benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
