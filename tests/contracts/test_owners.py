@@ -1,9 +1,9 @@
 """Two projects, each with a database of its own, on one server: a group of one name belongs to one of them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.capabilities import Receives
 from outbox.message import TopicType

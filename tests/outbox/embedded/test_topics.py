@@ -1,6 +1,6 @@
 """Topics are created at first use, once, and keep their type."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from outbox.brokers.base import SendStatus
 from outbox.database import Connection
