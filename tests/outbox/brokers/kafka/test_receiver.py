@@ -63,16 +63,6 @@ def open_member(clock: Clock) -> Iterator[Open]:
 
 
 @pytest.fixture
-def topic() -> str:
-    return create_topic()
-
-
-@pytest.fixture
-def mine(open_member: Open, topic: str) -> KafkaBroker:
-    return open_member(topic)
-
-
-@pytest.fixture
 def group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
@@ -100,7 +90,8 @@ def bodies(deliveries: list[Delivery]) -> list[bytes]:
 
 
 class TestMessagesOfOthers:
-    def test_without_id_are_identified_by_their_place_for_good(self, topic: str, open_member: Open, group: str):
+    def test_without_id_are_identified_by_their_place_for_good(self, open_member: Open, group: str):
+        topic = create_topic()
         produce(topic, b"a", timestamp=1_700_000_000_123)
         mine = open_member(topic)
         [first] = receive(mine, group)
@@ -121,7 +112,9 @@ class TestMessagesOfOthers:
         assert (tombstone.body, tombstone.key, tombstone.stored_at) == (b"", "\\xff\x00", None)
         assert tombstone.headers == {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"}
 
-    def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, topic: str, mine: KafkaBroker, group: str):
+    def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic) for _ in range(100)])
         mine.ack(receive(mine, group, count=100))  # the interpreter has specialized its calls by now
         produce_with_header(topic, b"b\xffd")
@@ -138,7 +131,9 @@ class TestMessagesOfOthers:
 
 
 class TestOffsets:
-    def test_stay_behind_what_is_not_settled(self, topic: str, mine: KafkaBroker, open_member: Open, group: str):
+    def test_stay_behind_what_is_not_settled(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"%d" % n) for n in range(5)])
         found = receive(mine, group, count=5)
 
@@ -147,7 +142,9 @@ class TestOffsets:
 
         assert bodies(receive(open_member(topic), group, count=5)) == [b"0", b"1", b"2", b"3", b"4"]
 
-    def test_are_committed_before_a_member_leaves(self, topic: str, mine: KafkaBroker, open_member: Open, group: str):
+    def test_are_committed_before_a_member_leaves(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"%d" % n) for n in range(5)])
         found = receive(mine, group, count=5)
 
@@ -157,16 +154,18 @@ class TestOffsets:
         again = receive(open_member(topic), group, count=2)
         assert [(one.body, one.delivery_count) for one in again] == [(b"3", 2), (b"4", 2)]
 
-    def test_are_those_behind_the_ends_of_transactions_when_nothing_is_left(self, topic: str, mine: KafkaBroker, group: str):
+    def test_are_those_behind_the_ends_of_transactions_when_nothing_is_left(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.open_lane(new_source(), 0)
         mine.send_transaction(0, [message(topic, b"a")], "[]")
         mine.ack(receive(mine, group))
 
         wait_until(lambda: once(mine, group) == [] and mine.backlog(group).waiting == {topic: 0}, SECONDS)
 
-    def test_leave_a_message_that_nobody_was_handed_its_first_delivery(
-        self, topic: str, mine: KafkaBroker, open_member: Open, group: str
-    ):
+    def test_leave_a_message_that_nobody_was_handed_its_first_delivery(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"a"), message(topic, b"b")])
         receive(mine, group, limit=1)
 
@@ -191,7 +190,8 @@ class TestHand:
         assert len({one.message_id for one in seen}) == 100
         assert len({one.queue for one in seen[:60]}) > 1
 
-    def test_of_an_ordered_partition_is_the_next_one_when_all_of_it_has_ended(self, topic: str, open_member: Open, group: str):
+    def test_of_an_ordered_partition_is_the_next_one_when_all_of_it_has_ended(self, open_member: Open, group: str):
+        topic = create_topic()
         mine = open_member(topic, kind=TopicType.FIFO)
         mine.send([message(topic, b"%d" % n, key="ab"[n % 2]) for n in range(1500)])
         hand = receive(mine, group, count=32, limit=32)
@@ -206,9 +206,9 @@ class TestHand:
         assert open_records <= 64
         assert bodies(receive(mine, group, count=32, limit=32)) == [b"%d" % n for n in range(32, 64)]
 
-    def test_goes_on_behind_what_is_held_of_a_topic_without_order_up_to_its_limit(
-        self, topic: str, mine: KafkaBroker, group: str
-    ):
+    def test_goes_on_behind_what_is_held_of_a_topic_without_order_up_to_its_limit(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"%d" % n) for n in range(100)])
         first, *rest = receive(mine, group, count=32, limit=32)
 
@@ -219,9 +219,8 @@ class TestHand:
         assert behind == []
         assert len(receive(mine, group, count=32, limit=32)) == 32
 
-    def test_that_was_released_begins_again_at_its_first_message_that_is_not_acknowledged(
-        self, topic: str, open_member: Open, group: str
-    ):
+    def test_that_was_released_begins_again_at_its_first_message_that_is_not_acknowledged(self, open_member: Open, group: str):
+        topic = create_topic()
         mine = open_member(topic, kind=TopicType.FIFO)
         mine.send([message(topic, b"%d" % n, key="a") for n in range(6)])
         hand = receive(mine, group, count=4, limit=4)
@@ -254,13 +253,17 @@ class TestHand:
 class TestInUse:
     """The metadata of a committed offset says which records may have been handed out."""
 
-    def test_is_committed_before_the_first_record_is_handed_out(self, topic: str, mine: KafkaBroker, group: str):
+    def test_is_committed_before_the_first_record_is_handed_out(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic) for _ in range(10)])
         wait_until(lambda: once(mine, group, limit=4), SECONDS)
 
         assert noted(topic, group) == (0, 4)
 
-    def test_ends_where_commits_fail(self, topic: str, mine: KafkaBroker, group: str, monkeypatch: pytest.MonkeyPatch):
+    def test_ends_where_commits_fail(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"%d" % n) for n in range(10)])
         hand = receive(mine, group, count=4, limit=4)
         monkeypatch.setattr(GroupMember, "_commit", lambda self, partitions: set())
@@ -272,7 +275,8 @@ class TestInUse:
         assert behind == []
         assert bodies(receive(mine, group, count=4, limit=4)) == [b"4", b"5", b"6", b"7"]
 
-    def test_of_a_killed_member_is_what_its_successor_takes_for_redelivered(self, topic: str, open_member: Open, group: str):
+    def test_of_a_killed_member_is_what_its_successor_takes_for_redelivered(self, open_member: Open, group: str):
+        topic = create_topic()
         killed = open_member(topic)
         killed.send([message(topic) for _ in range(10)])
         killed.ack(receive(killed, group, count=4, limit=4)[:1])
@@ -282,7 +286,8 @@ class TestInUse:
 
         assert [one.delivery_count for one in again] == [2, 2, 2, 2, 1, 1, 1, 1, 1]
 
-    def test_that_was_inherited_outlasts_a_member_that_did_not_come_so_far(self, topic: str, open_member: Open, group: str):
+    def test_that_was_inherited_outlasts_a_member_that_did_not_come_so_far(self, open_member: Open, group: str):
+        topic = create_topic()
         killed = open_member(topic)
         killed.send([message(topic) for _ in range(10)])
         receive(killed, group, count=4, limit=4)
@@ -295,7 +300,9 @@ class TestInUse:
         again = receive(open_member(topic), group, count=9, limit=9)
         assert [one.delivery_count for one in again] == [2, 2, 2, 1, 1, 1, 1, 1, 1]
 
-    def test_is_over_when_a_member_leaves_with_nothing_open(self, topic: str, mine: KafkaBroker, group: str):
+    def test_is_over_when_a_member_leaves_with_nothing_open(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic) for _ in range(4)])
         mine.ack(receive(mine, group, count=4, limit=4))
 
@@ -416,7 +423,8 @@ class TestRebalance:
         assert slow.ack(held) == [True]
         assert once(slow, group) == []
 
-    def test_finds_the_partitions_that_a_topic_gets_later(self, topic: str, open_member: Open, group: str):
+    def test_finds_the_partitions_that_a_topic_gets_later(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+        topic = create_topic()
         mine = open_member(topic, START="latest", CLIENT={**SESSION, "topic.metadata.refresh.interval.ms": 500})
         once(mine, group)
         admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
@@ -429,7 +437,8 @@ class TestRebalance:
 
 
 class TestOwner:
-    def test_cannot_be_taken_over_while_the_group_has_members(self, topic: str, open_member: Open, group: str):
+    def test_cannot_be_taken_over_while_the_group_has_members(self, open_member: Open, group: str):
+        topic = create_topic()
         mine, theirs = open_member(topic), open_member(topic)
         mine.set_owner(group, "urn:uuid:1", "shop")
         mine.send([message(topic, b"a")])
@@ -438,9 +447,9 @@ class TestOwner:
         with pytest.raises(BrokerUnavailable, match="still has members"):
             theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
 
-    def test_is_nobody_where_another_program_has_committed_offsets(
-        self, topic: str, mine: KafkaBroker, open_member: Open, group: str
-    ):
+    def test_is_nobody_where_another_program_has_committed_offsets(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"a")])
         mine.ack(receive(mine, group))
 
@@ -474,7 +483,8 @@ class TestStart:
         done.set()
         calls.join(SECONDS)
 
-    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, topic: str, open_member: Open, group: str):
+    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, open_member: Open, group: str):
+        topic = create_topic()
         produce(topic, b"meanwhile")
         mine = open_member(topic, START="latest")
         mine.set_owner(group, "urn:uuid:1", "shop", known_topics=[topic])
@@ -499,7 +509,9 @@ class TestTopics:
         assert bodies(receive(mine, group)) == [b"b"]
         assert mine.refusals == {}
 
-    def test_that_are_deleted_and_created_again_are_read_from_their_start(self, topic: str, mine: KafkaBroker, group: str):
+    def test_that_are_deleted_and_created_again_are_read_from_their_start(self, open_member: Open, group: str):
+        topic = create_topic()
+        mine = open_member(topic)
         mine.send([message(topic, b"old") for _ in range(5)])
         mine.ack(receive(mine, group, count=5))
 
