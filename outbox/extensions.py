@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.apps import AppConfig, apps
+from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Page:
     """
 
     rank: int
-    name: str
+    name: str | Promise
     model: type[Model] = field(compare=False)
     view: str = field(compare=False)
 
