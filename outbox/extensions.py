@@ -62,6 +62,14 @@ class Page:
     view: str = field(compare=False)
 
 
+# What the attributes of former versions are now.
+FORMER = {
+    "find_attention": "Yield findings in a function with the decorator rule of outbox.findings.",
+    "attention_kinds": "Name the ids in the decorator rule of outbox.findings.",
+    **dict.fromkeys(["checks", "database_checks"], "Register them with django.core.checks.register and the tag outbox."),
+}
+
+
 class Extension:
     """
     What an app adds to the outbox. Each attribute and method has a default that adds nothing.
@@ -69,6 +77,11 @@ class Extension:
     The class is imported when all models are loaded, and may import those of its app. Modules that need the admin are imported
     in the method that uses them.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in FORMER.keys() & vars(cls):
+            raise TypeError(f"{cls.__name__}.{name} is called by nobody any more. {FORMER[name]}")
 
     tables: Mapping[str, str] = {}
     """Tables to prune, in databases that have them: name -> SQL condition of rows past their retention, with `%(before)s`."""

@@ -311,6 +311,7 @@ class Migration(PostgreSQLMigration):
                 ("pid", models.IntegerField()),
                 ("instance", models.TextField(db_default="")),
                 ("broker", models.TextField(default="")),
+                ("server", models.TextField(db_default="")),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("consumer_group", models.TextField(default="")),
                 ("breaker", models.TextField(default="closed")),

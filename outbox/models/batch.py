@@ -139,6 +139,7 @@ class Process(models.Model):
     pid = models.IntegerField()
     instance = models.TextField(db_default="")  # no other process has it, whatever its host and pid
     broker = models.TextField(default="")
+    server = models.TextField(db_default="")  # which one the broker is, by the settings of the process
     lane = models.SmallIntegerField(null=True)
     consumer_group = models.TextField(default="")
     breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open

@@ -178,6 +178,24 @@ def _beat(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.no_beat", f"broker {alias!r}", cause, step, seconds=seconds)
 
 
+@rule("outbox.servers_differ", needs=Needs.STATUS)
+def _servers(status: Status) -> Iterator[Finding]:
+    """
+    servers_differ: The settings of a process name another server for a broker than those of its relays: what one sends does not
+    reach the other.
+        Give both the same `OUTBOX["BROKERS"]`; silence it where that is one server under two names.
+    """
+    for alias in _aliases():
+        relays = {relay.server: relay for relay in status.live("relay", alias) if relay.server}
+        for process in status.processes:
+            if process.broker != alias or process.is_silent or not process.server or not relays or process.server in relays:
+                continue
+            server, relay = min(relays.items(), key=lambda known: known[0])
+            cause = f"The {process.kind} {process.name} uses {process.server}, and the relay {relay.name} sends to {server}."
+            step = f'Give both processes the same OUTBOX["BROKERS"]["{alias}"], and restart them.'
+            yield Finding("outbox.servers_differ", process.subject, cause, step)
+
+
 @rule("outbox.process_fails", needs=Needs.STATUS)
 def _failing(status: Status) -> Iterator[Finding]:
     """
