@@ -299,7 +299,8 @@ class TestSent:
 
         assert ask(message) == (
             "It was sent. Group 'cart': deferred: it waited behind a slow handler, next run now. "
-            "Group 'cart': (outbox.no_consumer) No consumer is running (none sends heartbeats), and it waits. Start outbox_consume --group cart."
+            "Group 'cart': (outbox.no_consumer) No consumer is running (none sends heartbeats), and it waits. "
+            "Start outbox_consume --group cart."
         )
 
     def test_to_a_group_where_it_waits_behind_another_one(self, message, ask):
