@@ -152,7 +152,7 @@ def row(situation: Situation, seen: Outcome) -> str:
     gone = "never" if seen.gone is None else f"{seen.gone:.0f} s"
     if situation.entry == NOTHING:
         named = gone = seen.error
-    without = f"{seen.without} of {seen.samples}" if seen.without else ""
+    without = f"{seen.without} of {seen.samples}" if seen.without and situation.entry != NOTHING else ""
     others = ", ".join(f"{name} ({count})" for name, count in seen.others.most_common())
     return cells(
         *(situation.name, situation.entry or "none", named, seen.text, situation.do, gone, without, others, ", ".join(seen.left))
