@@ -105,7 +105,7 @@ def _cards(status: Status) -> list[dict[str, Any]]:
         _card(_("Dead messages"), dead, _("rejected by the broker"), "bad" if dead else "good"),
         _card(_("Deferred messages"), letters, _("dead letters, failed in a consumer group"), "bad" if letters else "good"),
         _card(_("Half messages"), parked, _("check-back unanswered"), "bad" if parked else "good"),
-        _card(_("Processes"), alive, _("running, {} silent").format(silent) if silent else _("running"), tone),
+        _card(_("Processes"), alive, _("running, {} silent").format(silent) if silent else _("all running"), tone),
     ]
 
 

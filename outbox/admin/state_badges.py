@@ -24,7 +24,7 @@ TONES: dict[str, str] = {
 }
 
 
-OUTCOMES = {"deferred": _("deferred"), "dead": _("dead"), "discarded": _("discarded")}
+OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discarded": _("discarded")}
 
 
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
