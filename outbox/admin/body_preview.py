@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 from django.utils.translation import gettext as _
@@ -37,8 +36,7 @@ class BodyKind(enum.StrEnum):
     HIDDEN = "hidden"
 
 
-@dataclass(frozen=True, slots=True)
-class Readable:
+class Readable(msgspec.Struct, frozen=True):
     """A formatted body. `notes`: remarks for the user, for example that it was truncated."""
 
     kind: BodyKind

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
@@ -25,8 +25,7 @@ from outbox.admin.text import Text, plain
 TYPED_OVER = 100  # for more rows than this, the user has to type their number
 
 
-@dataclass(frozen=True, slots=True)
-class BulkAct:
+class BulkAct(msgspec.Struct, frozen=True):
     """
     Something to be done about many.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from outbox.admin.text import local
 
@@ -14,16 +15,14 @@ WIDTH, HEIGHT = 1100, 130
 LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """Values at equal distances; None: unknown, and the line is interrupted."""
 
     name: str
     values: Sequence[float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(msgspec.Struct, frozen=True):
     """Where a value stands, from 0 (bottom) to 1. By decades where values of all sizes are to be seen."""
 
     low: float

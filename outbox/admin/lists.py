@@ -8,12 +8,12 @@ reads the newest `LOOKED_AT` rows only, says so, and can continue from there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
@@ -52,8 +52,7 @@ class Pages(Paginator):
         return self._found > COUNTED
 
 
-@dataclass(frozen=True, slots=True)
-class Unindexed:
+class Unindexed(msgspec.Struct, frozen=True):
     """The result of a search without an index. `floor`: no older row was read. `note`: says so."""
 
     pks: Sequence[Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from django.contrib.admin import ListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import QuerySet
@@ -39,8 +39,7 @@ class Time(enum.Enum):
     BESIDE_IDS = enum.auto()  # ids that increase with the time, which has an index
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRange:
+class TimeRange(msgspec.Struct, frozen=True):
     """
     From when, and up to but not including when; None: without bound.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
 
 from outbox.ids import made_at
 from outbox.logs import one_line
@@ -20,8 +22,7 @@ NONE_FOUND = "No such message: never published here, rolled back with its transa
 NOT_FOUND = "No such message among those that were read."
 
 
-@dataclass(frozen=True, slots=True)
-class FoundInDatabase:
+class FoundInDatabase(msgspec.Struct, frozen=True):
     """
     The messages found in a database, newest first.
 
@@ -37,7 +38,7 @@ class FoundInDatabase:
     is_cut: bool
     reached: datetime | None
     is_late: bool
-    timeline: list[dict[str, Any]] = field(default_factory=list)
+    timeline: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 def find_in(alias: str, search: Search, *, since: datetime | None, until: datetime | None) -> FoundInDatabase:

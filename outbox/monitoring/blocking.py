@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from psycopg.rows import class_row
 
 from outbox.database import Connection
@@ -39,8 +38,7 @@ GROUP BY pair.pid, a.usename, a.application_name, a.state, a.state_change HAVING
 """
 
 
-@dataclass(frozen=True, slots=True)
-class BlockingSession:
+class BlockingSession(msgspec.Struct, frozen=True):
     """
     A session that others wait for.
 

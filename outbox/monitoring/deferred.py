@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from psycopg.rows import class_row
 
 from outbox.consuming.deferred import HELD
@@ -37,8 +36,7 @@ WHERE order_key IS NOT NULL AND dead_at IS NULL AND due_at IS NULL GROUP BY 1, 2
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredCount:
+class DeferredCount(msgspec.Struct, frozen=True):
     """
     The deferred messages of a group in a topic.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import LiteralString
 from uuid import UUID
@@ -70,8 +69,7 @@ WHERE message.id = ANY(%s) ORDER BY message.id DESC
 MayRead = Callable[[Mapping[str, str], str], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(msgspec.Struct, frozen=True):
     """
     What a person typed, and what it can mean.
 
@@ -89,8 +87,7 @@ class Search:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """
     The result of a search, newest first.
 
@@ -106,8 +103,7 @@ class Found:
     is_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMessage:
+class FoundMessage(msgspec.Struct, frozen=True):
     """A message in a few words. `state`: as in `outbox_message_state`."""
 
     id: UUID

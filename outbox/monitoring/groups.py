@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
+
+import msgspec
 
 from outbox import conf
 from outbox.brokers.base import BrokerStatus
@@ -49,8 +50,7 @@ JOIN outbox_topic t ON t.id = b.topic_id
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TopicProgress:
+class TopicProgress(msgspec.Struct, frozen=True):
     """
     The progress of a consumer group in one topic.
 
@@ -69,8 +69,7 @@ class TopicProgress:
     ignored_per_minute: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupStatus:
+class GroupStatus(msgspec.Struct, frozen=True):
     """
     The status of a consumer group at one broker.
 
@@ -94,18 +93,18 @@ class GroupStatus:
     consumer_group: str
     broker: str
     topics: list[str]
-    waiting: dict[str, int] = field(default_factory=dict)
-    progress: dict[str, TopicProgress] = field(default_factory=dict)
+    waiting: dict[str, int] = msgspec.field(default_factory=dict)
+    progress: dict[str, TopicProgress] = msgspec.field(default_factory=dict)
     trouble: str = ""
     consumers: int = 0
     silent_seconds: float | None = None
     oldest_seconds: float = 0.0
     per_minute: float = 0.0
     can_tell: bool = True
-    refusals: dict[str, str] = field(default_factory=dict)
-    deferred: dict[str, DeferredCount] = field(default_factory=dict)
-    given_up: dict[str, int] = field(default_factory=dict)
-    unhandled: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, str] = msgspec.field(default_factory=dict)
+    deferred: dict[str, DeferredCount] = msgspec.field(default_factory=dict)
+    given_up: dict[str, int] = msgspec.field(default_factory=dict)
+    unhandled: dict[str, int] = msgspec.field(default_factory=dict)
     has_code: bool = True
 
     @property
@@ -116,8 +115,7 @@ class GroupStatus:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
+class _Pace(msgspec.Struct, frozen=True):
     """How many messages of a topic a group has ended recently, in how many seconds, and the seconds since the last one."""
 
     ended: int
@@ -126,16 +124,14 @@ class _Pace:
     idle_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    waiting: dict[str, int] = field(default_factory=dict)
-    given_up: dict[str, int] = field(default_factory=dict)
+class _Answer(msgspec.Struct, frozen=True):
+    waiting: dict[str, int] = msgspec.field(default_factory=dict)
+    given_up: dict[str, int] = msgspec.field(default_factory=dict)
     trouble: str = ""
     can_tell: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(msgspec.Struct, frozen=True):
     """
     What the database knows of all groups.
 

@@ -8,8 +8,8 @@ holds it until it ends, so it is found without a write and without waiting.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import psycopg
 
 from outbox import database
@@ -45,8 +45,7 @@ ORDER BY holder.id, one.nth
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseSession:
+class DatabaseSession(msgspec.Struct, frozen=True):
     """
     A session of PostgreSQL, as `pg_stat_activity` has it.
 
@@ -72,16 +71,14 @@ class DatabaseSession:
     reader: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(msgspec.Struct, frozen=True):
     """An open transaction, and the sessions that it waits for."""
 
     session: DatabaseSession
     blocked_by: Sequence[DatabaseSession]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransactions:
+class OpenTransactions(msgspec.Struct, frozen=True):
     """
     What is known of the transactions of messages, by message id.
 
@@ -90,9 +87,9 @@ class OpenTransactions:
         unknown: why nothing is known.
     """
 
-    open: dict[str, OpenTransaction] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    unknown: dict[str, str] = field(default_factory=dict)
+    open: dict[str, OpenTransaction] = msgspec.field(default_factory=dict)
+    ended: set[str] = msgspec.field(default_factory=set)
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def read_open_transactions(halves: Iterable[tuple[str, str]]) -> OpenTransactions:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
 from psycopg.rows import dict_row
 
 from outbox import conf
@@ -30,8 +31,7 @@ FROM outbox_process ORDER BY kind, broker, consumer_group, beat_at DESC, host, p
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
+class ProcessStatus(msgspec.Struct, frozen=True):
     """
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from outbox import conf
 from outbox.brokers.base import SendGuarantee
@@ -29,8 +29,7 @@ CHECKED_BACK = (
 NOT_CHECKED_BACK = "Sent in one phase, so nothing is asked back."
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """
     What is promised about the messages of a topic, a sentence each.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
+from msgspec.structs import replace
 from psycopg.rows import class_row
 
 from outbox import conf
@@ -123,8 +124,7 @@ IS_READ_ONLY = "SELECT current_setting('transaction_read_only') = 'on'"
 STRAYS = f"SELECT EXISTS (SELECT FROM outbox_message_default), ({IS_READ_ONLY})"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStatus:
+class TopicStatus(msgspec.Struct, frozen=True):
     """
     The status of a topic: counts of its messages that are not sent yet.
 
@@ -167,18 +167,16 @@ class TopicStatus:
         return self.waiting + self.delayed + self.released + self.claimed + self.prepared
 
 
-@dataclass(slots=True)
-class IgnoredType:
+class IgnoredType(msgspec.Struct):
     """The number of messages of a type in the last hour that no group of a database handled; groups that had no handler."""
 
     topic: str
     type: str
     messages: int = 0
-    groups: set[str] = field(default_factory=set)
+    groups: set[str] = msgspec.field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class GapStatus:
+class GapStatus(msgspec.Struct, frozen=True):
     """The number of open gaps of a group in a topic, of the numbers missing in them, and for how long the first one is known."""
 
     consumer_group: str
@@ -188,8 +186,7 @@ class GapStatus:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FailureStatus:
+class FailureStatus(msgspec.Struct, frozen=True):
     """Failed deliveries of the last hour with the same fingerprint. `messages` counts distinct messages."""
 
     consumer_group: str
@@ -201,8 +198,7 @@ class FailureStatus:
     newest_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     """
     The status of one database.
 
@@ -235,8 +231,8 @@ class Status:
     lacks_tomorrow: bool
     overdue: list[date]
     check_backs: dict[str, int]
-    risks: list[str] = field(default_factory=list)
-    promises: dict[str, Promise] = field(default_factory=dict)
+    risks: list[str] = msgspec.field(default_factory=list)
+    promises: dict[str, Promise] = msgspec.field(default_factory=dict)
     is_read_only: bool = False
 
     def processes_of(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
@@ -361,8 +357,7 @@ GROUP BY 1 ORDER BY 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
+class Minute(msgspec.Struct, frozen=True):
     """Messages published and handled in the minute from `begins_at` on; None: the minute is before the rows that were read."""
 
     begins_at: datetime

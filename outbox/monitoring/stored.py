@@ -9,11 +9,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from django.db import connections
 
 from outbox import conf, database
@@ -83,8 +83,7 @@ class Unreadable(NamedTuple):
     hint: str
 
 
-@dataclass
-class Readings:
+class Readings(msgspec.Struct):
     """
     What became of reading stored messages.
 
@@ -95,10 +94,10 @@ class Readings:
         unreadable: kinds of unreadable messages -> how many; the problem and the id of the first.
     """
 
-    read: Counter[str] = field(default_factory=Counter)
-    cut: set[str] = field(default_factory=set)
+    read: Counter[str] = msgspec.field(default_factory=Counter)
+    cut: set[str] = msgspec.field(default_factory=set)
     foreign: int = 0
-    unreadable: dict[Unreadable, tuple[int, str, str]] = field(default_factory=dict)
+    unreadable: dict[Unreadable, tuple[int, str, str]] = msgspec.field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -121,8 +120,7 @@ class Readings:
 Progress = Callable[[str, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredBroker:
+class _StoredBroker(msgspec.Struct, frozen=True):
     """Brokers that share tables in a database."""
 
     kind: type[StoredInDatabase]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+from msgspec.structs import replace
 from psycopg.rows import class_row
 
 from outbox import conf, database
@@ -90,8 +91,7 @@ ACTS: dict[str, tuple[str, Severity]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
+class TimelineEntry(msgspec.Struct, frozen=True):
     """
     An event in the life of a message.
 
@@ -109,8 +109,7 @@ class TimelineEntry:
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """
     The timeline of a message.
 
@@ -128,8 +127,7 @@ class Timeline:
     ended: list[GroupEnd]
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True):
     id: int
     lane: int | None
     number: int | None
@@ -145,8 +143,7 @@ class _Batch:
     last_error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(msgspec.Struct, frozen=True):
     kind: str
     at: datetime
     who: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
 from psycopg.rows import class_row
 
 from outbox import conf
@@ -82,8 +82,7 @@ REASONS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Deferred:
+class _Deferred(msgspec.Struct, frozen=True):
     consumer_group: str
     reason: str
     failures: int
@@ -96,8 +95,7 @@ class _Deferred:
     behind: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(msgspec.Struct, frozen=True):
     state: str
     topic_id: int
     topic: str

@@ -6,11 +6,12 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
+from msgspec.structs import asdict
 
 from outbox import conf
 from outbox.brokers.capabilities import Receives
@@ -34,8 +35,7 @@ logger = get_logger(__name__)
 FINAL = "This cannot be undone: these messages can never be delivered to the group again."
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True):
     """The messages of a group in a topic that are dropped."""
 
     database: str

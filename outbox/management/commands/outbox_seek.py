@@ -6,10 +6,10 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
 
@@ -63,7 +63,7 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"group": name, "moved": list(map(asdict, moved))}))
+            self.stdout.write(json.dumps({"group": name, "moved": msgspec.to_builtins(moved)}))
         elif moved:
             self.stdout.write(f"{_as_table(moved)}\n\nMoved.")
         else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict
+from datetime import datetime, timedelta
 from itertools import starmap
 from typing import Any
 
+import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
 
@@ -17,7 +18,7 @@ from outbox.errors import OutboxError
 from outbox.findings import Finding
 from outbox.logs import one_line
 from outbox.management.exits import unable
-from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
+from outbox.management.found import NONE_FOUND, NOT_FOUND, FoundInDatabase, as_text, find_in
 from outbox.management.tables import table
 from outbox.management.times import time
 from outbox.monitoring.attention import find_attention
@@ -96,7 +97,7 @@ class Command(BaseCommand):
             raise unable(error) from error
         has_any = any(result.messages for result in results)
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": list(map(asdict, results))}, default=str))
+            self.stdout.write(json.dumps({"databases": [_as_dict(result) for result in results]}, default=str))
         else:
             parts = [part for result in results for part in as_text(result)]
             self.stdout.write("\n\n".join(parts if has_any else [NOT_FOUND if parts else NONE_FOUND, *parts]))
@@ -109,12 +110,20 @@ class Command(BaseCommand):
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         if options["json"]:
-            shown = [asdict(status) | {"findings": [finding.as_dict() for finding in attention]} for status, attention in results]
+            shown = [
+                _as_dict(status) | {"findings": [finding.as_dict() for finding in attention]} for status, attention in results
+            ]
             self.stdout.write(json.dumps({"databases": shown}, default=str))
         else:
             self.stdout.write("\n\n".join(starmap(_as_text, results)))
         if any(attention for _, attention in results):
             raise SystemExit(1)
+
+
+def _as_dict(result: FoundInDatabase | Status) -> dict[str, Any]:
+    """Return a result with all that it contains as JSON has it; `json.dumps` makes texts of times."""
+    shown: dict[str, Any] = msgspec.to_builtins(result, builtin_types=(datetime, timedelta))
+    return shown
 
 
 def _read(alias: str) -> tuple[Status, list[Finding]]:

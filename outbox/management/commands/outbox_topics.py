@@ -7,10 +7,10 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
 
@@ -45,8 +45,7 @@ NEVER_CHANGED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownResource:
+class ShownResource(msgspec.Struct, frozen=True):
     """
     A resource as it is shown.
 
@@ -67,8 +66,7 @@ class ShownResource:
         return f"{self.name} at {self.place}" if self.place else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerTopics:
+class BrokerTopics(msgspec.Struct, frozen=True):
     """
     The resources of a broker.
 
@@ -108,7 +106,7 @@ class Command(BaseCommand):
         except OutboxError as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"brokers": list(map(asdict, listed))}))
+            self.stdout.write(json.dumps({"brokers": msgspec.to_builtins(listed)}))
         else:
             self.stdout.write("\n\n".join(_as_text(listed, create=options["create"])) or "There are no topics in settings.")
         if not all(topics.is_complete for topics in listed):
