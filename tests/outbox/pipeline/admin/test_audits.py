@@ -104,8 +104,22 @@ class TestRuns:
         ):
             assert said.lower() in page.lower()
         assert f"{reverse(LIST)}?run={made.pk}" in page
-        assert page.count("outbox-chart") == 2
+        assert page.count("outbox-chart") == 3
         assert "style=" not in page
+
+    def test_draws_when_the_lost_messages_were_published(self, client, run):
+        hours = [datetime(2026, 11, 20, hour, tzinfo=UTC) for hour in (1, 1, 2)]
+        made = run(findings=[{**FINDING, "ids": [str(message_id(hour)) for hour in hours] + ["orders/0/7"]}])
+
+        context = client.get(page_of(made)).context
+
+        assert [values for _, values in context["losses"]["rows"] if values != ["0"]] == [["1"], ["2"]]
+        assert {stage["name"]: (stage["number"], stage["tone"]) for stage in context["stages"]} == {
+            "Business": ("0", "good"),
+            "Outbox": ("10", "good"),
+            "Broker": ("8", "bad"),
+            "Inbox": ("8", "good"),
+        }
 
     def test_shows_why_one_failed(self, client):
         made = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
@@ -137,6 +151,22 @@ class TestRuns:
         url = reverse("admin:outbox_pipeline_auditrun_verdict", args=[failed.pk])
 
         assert operator("view_auditrun").get(url).status_code == 404
+        assert operator("view_topic", name="bob").get(url).status_code == 403
+
+    def test_gives_its_page_as_one_file_that_loads_nothing(self, client, operator, run):
+        made = run(findings=[{**FINDING, "text": "<script>alert(1)</script>"}])
+        url = reverse("admin:outbox_pipeline_auditrun_report", args=[made.pk])
+
+        answer = client.get(url)
+
+        finding = reverse("admin:outbox_pipeline_auditfinding_change", args=[AuditFinding.objects.get().pk])
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="audit-{made.pk}.html"'
+        assert url in client.get(page_of(made)).text
+        assert '<base href="http://testserver/">' in answer.text
+        assert f'<a href="{finding}"><bdi>&lt;script&gt;alert(1)' in answer.text
+        assert "<script" not in answer.text
+        assert not re.search(r"<link|\bsrc=|@import|url\(", answer.text)
+        assert finding not in operator("view_auditrun", name="eve").get(url).text
         assert operator("view_topic", name="bob").get(url).status_code == 403
 
     def test_links_no_findings_for_whoever_may_not_see_them(self, operator, run):
@@ -290,7 +320,7 @@ class TestAPage:
         page = client.get(page_of(made))
 
         assert page.status_code == 200
-        assert page.text.count("outbox-chart") == 7
+        assert page.text.count("outbox-chart") == 8
         assert "10 more" in page.text
         assert len(asked) < 30
 
