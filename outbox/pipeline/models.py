@@ -39,7 +39,7 @@ class AuditRun(models.Model):
     """
     One run of the audit: its scope, its code version, and its result.
 
-    A run in state RUNNING may have died with its process; `outbox.pipeline.audit_runs.store.state_of` tells.
+    A run in state RUNNING may have died with its process; `outbox.pipeline.runs.state_of` tells.
     """
 
     class RunState(models.TextChoices):

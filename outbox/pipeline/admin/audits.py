@@ -27,9 +27,9 @@ from outbox.admin.links import message_link
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
 from outbox.monitoring.text import age
+from outbox.pipeline import runs, verdict
 from outbox.pipeline.admin.findings import state_badge
-from outbox.pipeline.audit_runs import store, verdict
-from outbox.pipeline.audit_runs.figures import OF_GROUPS, LatencySeries, by_group, given_up, latency_series, losses, percentiles
+from outbox.pipeline.figures import OF_GROUPS, LatencySeries, by_group, given_up, latency_series, losses, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 from outbox.pipeline.spark.bins import SHARES
 from outbox.pipeline.spark.findings import FindingKind, Stage
@@ -88,19 +88,20 @@ TONES: dict[str, str] = {
 }
 HEADS = ("assigned", "sent", "explained", "broker", "in flight")
 FINDINGS_SHOWN, FINDINGS_IN_REPORT = 50, 1_000
+SHEETS = ("static/outbox/admin.css", "pipeline/static/outbox_pipeline/report.css")
 
 
 @admin.display(description="state")
 def state_now(run: AuditRun) -> SafeString:
     """Return the state of a run as a badge."""
-    state = store.state_of(run)
+    state = runs.state_of(run)
     return badge(state, TONES[state])
 
 
 def answer(run: AuditRun) -> SafeString:
     """Return the result of a run: how much it found, or why it failed."""
     if run.found is None:
-        return shown(store.error_of(run).partition("\n")[0], 200)
+        return shown(runs.error_of(run).partition("\n")[0], 200)
     if run.found:
         return badge(f"{run.found} finding{pluralize(run.found)}", "bad")
     return badge("nothing is lost, some are dead letters", "waiting") if given_up(run.counts) else badge("no findings", "good")
@@ -176,7 +177,7 @@ def report_html(run: AuditRun, site: AdminSite, *, base: str = "", may_open: boo
         base: the address of the server with the admin, for links; empty: the page has none.
         may_open: the reader may see findings in the admin.
     """
-    style = Path(str(files("outbox")), "static/outbox/admin.css").read_text()
+    style = "".join((Path(str(files("outbox"))) / sheet).read_text() for sheet in SHEETS)
     context = _context(run, site if base else None, may_open=may_open, limit=FINDINGS_IN_REPORT)
     return render_to_string(
         "admin/outbox_pipeline/report.html",
@@ -197,7 +198,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
         "title": f"Audit {run.pk}",
         "state": state_now(run),
         "answer": answer(run) if run.found is not None else "",
-        "error": shown(store.error_of(run)),
+        "error": shown(runs.error_of(run)),
         "stages": _stages(run),
         "losses": _losses(connection, run),
         "findings": [

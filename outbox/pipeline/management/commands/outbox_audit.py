@@ -17,13 +17,13 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.management.tables import table
-from outbox.pipeline.audit_runs import verdict
-from outbox.pipeline.audit_runs.figures import OF_GROUPS, by_group, given_up
-from outbox.pipeline.audit_runs.run import explain, run_and_store, run_job
+from outbox.pipeline import verdict
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
+from outbox.pipeline.figures import OF_GROUPS, by_group, given_up
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.runs import explain, run_and_store, run_job
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import PipelineError
 
 IDS_SHOWN = 3
 

@@ -6,7 +6,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox.models import Batch, MessageState, State
-from outbox.pipeline.audit_runs import store, verdict
+from outbox.pipeline import runs, verdict
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, FINDING, REPORT
@@ -30,8 +30,8 @@ def run():
     """Store a run that found this."""
 
     def run(report=REPORT, **changes):
-        made = store.begin("default", asked_by="command", since=None, settle_seconds=300)
-        store.finish(made, {**report, **changes}, exit_code=0)
+        made = runs.begin("default", asked_by="command", since=None, settle_seconds=300)
+        runs.finish(made, {**report, **changes}, exit_code=0)
         return made
 
     return run
@@ -78,13 +78,13 @@ class TestRuns:
     def test_says_of_each_how_it_ended(self, client, run):
         run()
         run(CLEAN)
-        store.fail(store.begin("default", asked_by="beat", since=None, settle_seconds=1), "No Java.\n\nlast words", 2)
-        store.begin("default", asked_by="command", since=None, settle_seconds=1)
-        store.skip("default", "An audit runs already.")
+        runs.fail(runs.begin("default", asked_by="beat", since=None, settle_seconds=1), "No Java.\n\nlast words", 2)
+        runs.begin("default", asked_by="command", since=None, settle_seconds=1)
+        runs.skip("default", "An audit runs already.")
 
         page = client.get(reverse(RUNS)).text
 
-        for said in ("1 finding", "no findings", "No Java.", "died", store.DIED, "skipped", "An audit runs already."):
+        for said in ("1 finding", "no findings", "No Java.", "died", runs.DIED, "skipped", "An audit runs already."):
             assert said in page
         assert "last words" not in page
 
@@ -122,8 +122,8 @@ class TestRuns:
         }
 
     def test_shows_why_one_failed(self, client):
-        made = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
-        store.fail(made, "No Java.\n\n<b>last words</b>", 2)
+        made = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
+        runs.fail(made, "No Java.\n\n<b>last words</b>", 2)
 
         page = client.get(page_of(made)).text
 
@@ -146,7 +146,7 @@ class TestRuns:
         assert verdict.verify(answer.text)["run"] == made.pk
 
     def test_gives_no_verdict_to_others_and_none_where_there_is_none(self, operator, run):
-        failed = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
+        failed = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
 
         url = reverse("admin:outbox_pipeline_auditrun_verdict", args=[failed.pk])
 

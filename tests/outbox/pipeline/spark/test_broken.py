@@ -6,12 +6,11 @@ from datetime import timedelta
 import pytest
 
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.latency import latency_report
-from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.latency import backlog_report, latency_report
+from outbox.pipeline.spark.postgres import copy_history
 from tests.outbox.pipeline.spark.broken import BROKEN, installed_long_ago, play, run
 
 pytestmark = pytest.mark.django_db(transaction=True)

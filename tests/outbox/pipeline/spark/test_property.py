@@ -6,8 +6,7 @@ from datetime import timedelta
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.latency import backlog_report, latency_report
 from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import judged_by_sql

@@ -2,9 +2,8 @@
 
 from datetime import timedelta
 
-from outbox.pipeline.spark.backlog import backlog_report
 from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.latency import backlog_report, latency_report
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
 

@@ -10,10 +10,9 @@ import pytest
 from outbox.pipeline.spark import history as files
 from outbox.pipeline.spark import scan
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.hashes import digest
 from outbox.pipeline.spark.history import History, open_history, write_metadata
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.keys import digest
+from outbox.pipeline.spark.latency import backlog_report, latency_report
 from outbox.pipeline.spark.scan import FileReader
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, World

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.latency import latency_report
 

@@ -19,7 +19,7 @@ from outbox.pipeline.spark.findings import (
     Stage,
     unknown_topic,
 )
-from outbox.pipeline.spark.sources.statements import NO_TOPIC
+from outbox.pipeline.spark.statements import NO_TOPIC
 from tests.outbox.pipeline.sql.frames import Check
 
 STILL_TO_COME = "their times are still to come: a clock is ahead, or was"

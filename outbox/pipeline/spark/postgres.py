@@ -18,22 +18,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from outbox.pipeline.spark.archive.spark import read_rows
+from outbox.pipeline.spark import HistoryError, PipelineError, statements
+from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import HistoryError, PipelineError
 from outbox.pipeline.spark.findings import Broken, grouped
 from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
-from outbox.pipeline.spark.lake.frames import RECORDED
-from outbox.pipeline.spark.lake.read import add_archived, known_at_the_broker, snapshot_lake
-from outbox.pipeline.spark.sources import statements
-from outbox.pipeline.spark.sources.readers import read_by_jdbc, read_by_psycopg
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.sources.statements import BROKEN_BATCHES, Statement
+from outbox.pipeline.spark.lake import RECORDED
+from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
+from outbox.pipeline.spark.statements import BROKEN_BATCHES, Statement, exported_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
+    from outbox.pipeline.spark.kafka import KafkaSnapshot
+
 
 Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
@@ -114,7 +112,7 @@ def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
     if not config.kafka:
         return []
     try:
-        from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
+        from outbox.pipeline.spark.kafka import KafkaSnapshot
     except ImportError as error:
         raise PipelineError('confluent-kafka is missing: pip install "django-transactional-outbox[kafka]"') from error
     return [KafkaSnapshot.of(cluster) for cluster in config.kafka]

@@ -21,12 +21,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import KafkaCluster
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import ALWAYS, FRAMES, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 1.0
