@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.cells import COLUMNS as OF_ROLES
 from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAITING, Roles, Seen, micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
+from outbox.pipeline.spark.findings import IN_ORDER, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
 from outbox.pipeline.spark.lanes import audit_lanes, with_messages
-from outbox.pipeline.spark.latency import backlog_report, latency_report
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
 from outbox.pipeline.spark.session import code_version
 from outbox.pipeline.spark.statements import NO_TOPIC
@@ -288,7 +288,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
         findings = with_messages(spark, config, history, lanes.findings)
     findings += ids.result()
     findings += [as_finding(broken) for broken in history.broken]
-    return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign)
+    return Report(history.as_of, sorted(findings, key=IN_ORDER), lanes.counts, lanes.foreign)
 
 
 # The short one first: at the end it would leave a core idle.
@@ -315,11 +315,10 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
     if config.archived and config.archived.live_since:
         live = history.since(first_id_at(config.archived.live_since))
     report = audit(spark, config, history, steps).as_dict()
-    with steps("latency"):
-        latency = latency_report(spark, config, live)
+    with steps("latency and backlog"):
+        times = count_times(spark, config, live)
+        latency, backlog = latency_report(config, times), backlog_report(config, live, times)
     report["findings"] += latency.pop("findings")
-    with steps("backlog"):
-        backlog = backlog_report(spark, config, live)
     with steps("digest"):
         judged = {"sources": sorted(history.sources), "digest": digest(spark, history), "code_version": code_version()}
     report["since"] = config.since.isoformat() if config.since else None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 BINS_PER_DOUBLING = 8
 INSTANT = 0  # the bin of 1 microsecond and less
 BACKWARDS = -1  # the bin of negative latencies: a clock has jumped
+COUNTED = -2  # not a latency, but how many messages arrived
 
 SHARES = (0.5, 0.95, 0.99, 0.999)
 

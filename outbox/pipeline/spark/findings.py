@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 STRANDED = "no ticket, delayed row or batch refers to it, so no relay would send it"
@@ -79,11 +80,8 @@ class Breach:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON; values that do not apply are None."""
-        fields = asdict(self)
-        for name in ("lane", "first", "last"):
-            if self.first < 0 and self.lane < 0:
-                fields[name] = None
-        return {**fields, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
+        unnumbered = dict.fromkeys(("lane", "first", "last")) if self.first < 0 and self.lane < 0 else {}
+        return {**vars(self), **unnumbered, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
         """Return the finding as one line."""
@@ -101,13 +99,14 @@ class Breach:
 def merge(findings: Iterable[Breach]) -> list[Breach]:
     """Merge findings that are equal except for consecutive numbers."""
     merged = []
-    for _, same in groupby(sorted(findings, key=lambda one: (*_alike(one), one.first)), key=_alike):
+    for _, same in groupby(sorted(findings, key=ALIKE_AND_FIRST), key=ALIKE):
         merged += _merge_neighbours(list(same))
     return merged
 
 
-def _alike(one: Breach) -> tuple[Any, ...]:
-    return one.kind, one.stage, one.topic, one.source, one.lane, one.group, one.subject, one.detail
+ALIKE = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail")
+ALIKE_AND_FIRST = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail", "first")
+IN_ORDER = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "first", "last", "count", "detail")
 
 
 def _merge_neighbours(same: list[Breach]) -> list[Breach]:

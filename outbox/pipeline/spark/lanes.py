@@ -567,15 +567,15 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
         {frame: ranges.index() for frame, ranges in named.items()}, {frame: ranges.index() for frame, ranges in repeated.items()}
     )
     rows = scan(spark, history, columns, select, ROW)
-    looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).collect()
-    dirty = {
-        (finding.stage, finding.source, finding.topic, finding.lane, finding.group)
-        for finding in findings
-        if _is_repeated(finding)
-    }
+    looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).toArrow()
+    dirty = {_where(finding) for finding in findings if _is_repeated(finding)}
     found = [finding for finding in findings if not _is_repeated(finding)]
-    found += [one for row in looked_up if row.kind and _where(one := _repeat(row)) in dirty]
-    ids = {(row.source, row.topic, row.lane, row.first): row.ids[0] for row in looked_up if not row.kind}
+    is_name = pc.equal(looked_up["kind"], "")
+    repeats_found = map(_repeat, looked_up.filter(pc.invert(is_name)).to_pylist())
+    found += [repeat for repeat in repeats_found if _where(repeat) in dirty]
+    names = looked_up.filter(is_name)
+    numbers = zip(*(names[name].to_pylist() for name in (*LANE, "first")), strict=True)
+    ids = dict(zip(numbers, pc.list_flatten(names["ids"]).to_pylist(), strict=True))  # one for each number
     return [_with_ids(config, finding, ids) for finding in merge(found)]
 
 
@@ -650,18 +650,17 @@ def _bucket_look_up(ids: int) -> Any:
     return look_up
 
 
-def _repeat(row: Any) -> Breach:
-    stage = next(stage for stage, frame in FRAME_OF.items() if frame == row.frame)
-    span = row.last - row.first + 1
+def _repeat(row: Mapping[str, Any]) -> Breach:
+    span = row["last"] - row["first"] + 1
     return Breach(
-        FindingKind(row.kind),
-        stage,
-        *(row.topic, row.source, row.lane, row.consumer_group),
-        first=row.first,
-        last=row.last,
-        count=row.n,
-        detail=f"{row.numbers} of these {span} numbers" if row.numbers < span else "",
-        ids=tuple(row.ids),
+        FindingKind(row["kind"]),
+        next(stage for stage, frame in FRAME_OF.items() if frame == row["frame"]),
+        *(row["topic"], row["source"], row["lane"], row["consumer_group"]),
+        first=row["first"],
+        last=row["last"],
+        count=row["n"],
+        detail=f"{row['numbers']} of these {span} numbers" if row["numbers"] < span else "",
+        ids=tuple(row["ids"]),
     )
 
 

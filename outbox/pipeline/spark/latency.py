@@ -1,31 +1,41 @@
 """
-How long messages take for each hop, and the backlog of each group and topic by the minute, with its cause.
+How long messages take for each hop, and the backlog of each group and topic by the minute, with its cause, from one pass.
 
     published 10:00:00.000 (its id) -- claim 0.2 s --> claimed -- send 0.1 s --> sent
                                     -- store 0.4 s --> stored    -- handle 1.5 s --> handled     (all but send since the publish)
+
+    topic   hop     consumer_group  minute  bin      n
+    orders  handle  cart            10:01   163      7     seven messages took 1.4 to 1.5 s; before RECENT, minutes are days
+    orders  handle  cart            10:01   COUNTED  9     nine were handled, among them two without a time in their ids
 
     minute   stored  handled  backlog
     10:01       100      100        0
     10:02       400      120      280    production faster
 
-The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins.
+The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins. The cause
+of a backlog is plain Python, so that Spark, SQL and tests share it: a backlog grows if it did in the last ten minutes, and its
+cause is what changed against the 15 minutes before. After a while the change would look normal, so an episode keeps the cause it
+began with until the backlog stops growing.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT, SHARES, add, percentile
+from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, COUNTED, INSTANT, SHARES, percentile
+from outbox.pipeline.spark.cells import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
@@ -33,6 +43,127 @@ from outbox.pipeline.spark.scan import Bools, Coded, Ints, RowCounter, coded, co
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+MINUTE, DAY = 60_000_000, 86_400_000_000
+RECENT = timedelta(days=2)  # before the time of the history; earlier histograms are of whole days
+
+COLUMNS = {
+    "places": ("topic", "state", "message_id", "claimed_at", "at"),
+    "broker": ("topic", "message_id", "at"),
+    "inbox": ("consumer_group", "topic", "message_id", "at"),
+}
+
+# minute: since 1970.
+HISTOGRAM = pa.schema(
+    {
+        "topic": pa.string(),
+        "hop": pa.string(),
+        "consumer_group": pa.string(),
+        "minute": pa.int64(),
+        "bin": pa.int32(),
+        "n": pa.int64(),
+    }
+)
+
+Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
+Hop = tuple[str, Times, Times, Any]  # name, start, end, and which rows are about it
+
+
+@dataclass(frozen=True)
+class Latency:
+    """
+    Counts rows by latency.
+
+    Args:
+        tolerance_micros: negative latencies up to this count as 0, because clocks differ.
+        recent_micros: what ended earlier is counted by the day.
+    """
+
+    tolerance_micros: int = 0
+    recent_micros: int = 0
+
+    def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
+        stored), `handle` (publish to handled, by group).
+        """
+        counter = RowCounter(HISTOGRAM)
+        for batch in batches:
+            topic = coded(batch, "topic")
+            group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+            for name, (start, has_start), (end, has_end), is_one in HOPS[frame](batch):
+                texts: list[Coded] = [topic, constant(name, len(batch)), group]
+                period = np.where(end >= self.recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
+                _count(counter, texts, [period, self._bins(end - start)], has_start & has_end & is_one)
+                if frame != "places":
+                    _count(counter, texts, [end // MINUTE, np.full(len(batch), COUNTED)], has_end)
+        yield from counter.batches()
+
+    def _bins(self, durations: Ints) -> Ints:
+        doublings = np.floor(np.log2(np.maximum(durations, 1)) * BINS_PER_DOUBLING).astype(np.int64)
+        return np.select([durations < -self.tolerance_micros, durations <= 1], [BACKWARDS, INSTANT], doublings + 1)
+
+
+def _count(counter: RowCounter, texts: Sequence[Coded], numbers: Sequence[Ints], rows: Bools) -> None:
+    counter.add([text.of(rows) for text in texts], [number[rows] for number in numbers])
+
+
+def _of_places(batch: pa.RecordBatch) -> Iterator[Hop]:
+    is_sent, claimed = coded(batch, "state").is_("sent"), times_of(batch, "claimed_at")
+    yield "claim", published_micros(batch), claimed, is_sent
+    yield "send", claimed, times_of(batch, "at"), is_sent
+
+
+HOPS: dict[str, Callable[[pa.RecordBatch], Iterable[Hop]]] = {
+    "places": _of_places,
+    "broker": lambda batch: [("store", published_micros(batch), times_of(batch, "at"), True)],
+    "inbox": lambda batch: [("handle", published_micros(batch), times_of(batch, "at"), True)],
+}
+
+
+def count_times(spark: SparkSession, config: PipelineConfig, history: History) -> pa.Table:
+    """Return the histograms of all hops and the counts of stored and handled messages, with the columns of HISTOGRAM."""
+    count = Latency(int(config.clock_tolerance_seconds * 1_000_000), micros(history.as_of - RECENT)).histograms
+    rows = scan(spark, history, COLUMNS, count, HISTOGRAM)
+    return rows.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).toArrow()
+
+
+def _summed(times: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns, and the sum of n."""
+    sums = times.group_by(list(names)).aggregate([("n", "sum")])
+    return zip(*(sums[name].to_pylist() for name in (*names, "n_sum")), strict=True)
+
+
+def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
+    """
+    Return histograms (rows of topic, hop, group, seconds since 1970, bin, n), percentiles of each topic and hop, and findings.
+
+    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
+    """
+    times = times.filter(pc.not_equal(times["bin"], COUNTED))
+    whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
+    for topic, hop, group, place, n in _summed(times, "topic", "hop", "consumer_group", "bin"):
+        whole[topic, hop, group][place] = n
+    seconds = pc.multiply(times["minute"], 60)
+    columns = (times["topic"], times["hop"], times["consumer_group"], seconds, times["bin"], times["n"])
+    return {
+        "histograms": list(zip(*(column.to_pylist() for column in columns), strict=True)),
+        "percentiles": [
+            {"topic": topic, "hop": hop, "group": group, "count": sum(bins.values())}
+            | {f"p{share * 100:g}": percentile(bins, share) for share in SHARES}
+            for (topic, hop, group), bins in sorted(whole.items())
+        ],
+        "findings": [
+            Breach(
+                *(FindingKind.CLOCK, STAGE_OF[hop], topic),
+                group=group,
+                count=bins[BACKWARDS],
+                detail=clock_has_jumped(config.clock_tolerance_seconds),
+            ).as_dict()
+            for (topic, hop, group), bins in sorted(whole.items())
+            if bins.get(BACKWARDS)
+        ],
+    }
 
 
 CURRENT = 10  # minutes
@@ -61,6 +192,10 @@ class BacklogMinute:
     deliveries: int = 0
     consumed: int = 0
 
+    def grows(self) -> bool:
+        """Return whether the backlog grows by these counts."""
+        return self.produced - self.consumed > GROWING * self.produced
+
 
 @dataclass(frozen=True)
 class BacklogState:
@@ -82,12 +217,10 @@ class BacklogState:
 def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
     """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
     first = last - LONGEST
-    old = [minute for minute in minutes if minute.minute < first]
-    within = [minute for minute in minutes if first <= minute.minute <= last]
-    if not old:
-        return within
-    waiting = sum(minute.produced - minute.consumed for minute in old)
-    return [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting)), *within]
+    waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
+    is_old = any(minute.minute < first for minute in minutes)
+    old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
+    return old + [minute for minute in minutes if first <= minute.minute <= last]
 
 
 def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
@@ -95,14 +228,14 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     if not minutes:
         return []
     by_minute = {minute.minute: minute for minute in minutes}
-    first, last = min(by_minute), max(by_minute)
-    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(first, last + 1)]
+    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
+    sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
     states: list[BacklogState] = []
-    backlog = 0
-    for place, one in enumerate(span):
-        backlog += one.produced - one.consumed
-        now, before = _sums(span[max(0, place - CURRENT + 1) : place + 1]), _sums(_baseline(span, place))
-        cause = _cause(now, before)
+    for place in range(len(span)):
+        begin = max(0, place + 1 - CURRENT)
+        before = max(0, begin - BASELINE)
+        now = BacklogMinute(place + 1 - begin, *(of[place + 1] - of[begin] for of in sums))
+        cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
         onset = None
         if cause is not BacklogCause.NONE:
             episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
@@ -110,186 +243,32 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
             # The cause of an episode may not be visible in its first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
-        length = min(CURRENT, place + 1)
-        states.append(BacklogState(one.minute, backlog, (now["produced"] - now["consumed"]) / length, cause, onset))
+        growth = (now.produced - now.consumed) / now.minute
+        states.append(BacklogState(span[place].minute, sums[0][place + 1] - sums[2][place + 1], growth, cause, onset))
     return states
 
 
-def _baseline(span: Sequence[BacklogMinute], place: int) -> Sequence[BacklogMinute]:
-    end = max(0, place - CURRENT + 1)
-    return span[max(0, end - BASELINE) : end]
-
-
-def _sums(minutes: Sequence[BacklogMinute]) -> Mapping[str, float]:
-    sums: dict[str, float] = {
-        name: sum(getattr(minute, name) for minute in minutes) for name in ("produced", "deliveries", "consumed")
-    }
-    return {**sums, "minutes": len(minutes)}
-
-
-def _cause(now: Mapping[str, float], before: Mapping[str, float]) -> BacklogCause:
-    """Apply the rules in order: retries first, since they also slow consumption."""
-    if now["produced"] - now["consumed"] <= GROWING * now["produced"]:
+def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
+    """Compare the sums of two spans, whose `minute` is their length. Retries come first, since they also slow consumption."""
+    if not now.grows():
         return BacklogCause.NONE
-    if now["deliveries"] and (now["deliveries"] - now["consumed"]) / now["deliveries"] >= REPEATED:
+    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= REPEATED:
         return BacklogCause.RETRIES
-    if before["minutes"] == 0:
+    if before.minute == 0:
         return BacklogCause.STEADY_OVERLOAD
-    if _rate(now, "produced") >= FASTER * _rate(before, "produced"):
+    if now.produced / now.minute >= FASTER * before.produced / before.minute:
         return BacklogCause.PRODUCTION_FASTER
-    if _rate(now, "consumed") <= SLOWER * _rate(before, "consumed"):
+    if now.consumed / now.minute <= SLOWER * before.consumed / before.minute:
         return BacklogCause.CONSUMPTION_SLOWER
     return BacklogCause.STEADY_OVERLOAD
-
-
-def _rate(sums: Mapping[str, float], name: str) -> float:
-    return sums[name] / max(1, sums["minutes"])
 
 
 def _onset(span: Sequence[BacklogMinute], place: int) -> int:
     """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
     start = place
-    while start > max(0, place - CURRENT + 1) and span[start - 1].produced - span[start - 1].consumed > (
-        GROWING * span[start - 1].produced
-    ):
+    while start > max(0, place - CURRENT + 1) and span[start - 1].grows():
         start -= 1
     return span[start].minute
-
-
-MINUTE = 60_000_000
-
-COLUMNS = {
-    "places": ("topic", "state", "message_id", "claimed_at", "at"),
-    "broker": ("topic", "message_id", "at"),
-    "inbox": ("consumer_group", "topic", "message_id", "at"),
-}
-
-# minute: since 1970.
-HISTOGRAM = pa.schema(
-    {
-        "topic": pa.string(),
-        "hop": pa.string(),
-        "consumer_group": pa.string(),
-        "minute": pa.int64(),
-        "bin": pa.int32(),
-        "n": pa.int64(),
-    }
-)
-
-Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
-
-
-@dataclass(frozen=True)
-class Hop:
-    """The times of a hop in some rows. is_one: which rows are about it."""
-
-    name: str
-    start: Times
-    end: Times
-    is_one: Bools | bool = True
-    group: Coded | None = None
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Calculates latencies. tolerance_micros: negative latencies up to this count as 0, because clocks differ."""
-
-    tolerance_micros: int = 0
-
-    def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
-        stored), `handle` (publish to handled, by group).
-        """
-        counter = RowCounter(HISTOGRAM)
-        for batch in batches:
-            topic = coded(batch, "topic")
-            for hop in HOPS[frame](batch):
-                (start, has_start), (end, has_end) = hop.start, hop.end
-                counts = has_start & has_end & hop.is_one
-                texts = [topic, constant(hop.name, len(batch)), hop.group or constant("", len(batch))]
-                numbers = [end // MINUTE, self._bins(end - start)]
-                counter.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
-        yield from counter.batches()
-
-    def _bins(self, micros: Ints) -> Ints:
-        doublings = np.floor(np.log2(np.maximum(micros, 1)) * BINS_PER_DOUBLING).astype(np.int64)
-        return np.select([micros < -self.tolerance_micros, micros <= 1], [BACKWARDS, INSTANT], doublings + 1)
-
-
-def _of_places(batch: pa.RecordBatch) -> Iterator[Hop]:
-    is_sent = coded(batch, "state").is_("sent")
-    claimed = times_of(batch, "claimed_at")
-    yield Hop("claim", published_micros(batch), claimed, is_sent)
-    yield Hop("send", claimed, times_of(batch, "at"), is_sent)
-
-
-def _of_broker(batch: pa.RecordBatch) -> Iterator[Hop]:
-    yield Hop("store", published_micros(batch), times_of(batch, "at"))
-
-
-def _of_inbox(batch: pa.RecordBatch) -> Iterator[Hop]:
-    yield Hop("handle", published_micros(batch), times_of(batch, "at"), group=coded(batch, "consumer_group"))
-
-
-HOPS = {"places": _of_places, "broker": _of_broker, "inbox": _of_inbox}
-
-
-def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
-    """
-    Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
-
-    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
-    """
-    count = Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
-    histograms = scan(spark, history, COLUMNS, count, HISTOGRAM)
-    rows = histograms.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
-    whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
-    for row in rows:
-        key = row.topic, row.hop, row.consumer_group
-        whole[key] = add(whole[key], {row.bin: row.n})
-    return {
-        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute * 60, row.bin, row.n] for row in rows],
-        "percentiles": [
-            {
-                "topic": topic,
-                "hop": hop,
-                "group": group,
-                "count": sum(bins.values()),
-                **{f"p{share * 100:g}": percentile(bins, share) for share in SHARES},
-            }
-            for (topic, hop, group), bins in sorted(whole.items())
-        ],
-        "findings": [
-            Breach(
-                *(FindingKind.CLOCK, STAGE_OF[hop], topic),
-                group=group,
-                count=bins[BACKWARDS],
-                detail=clock_has_jumped(config.clock_tolerance_seconds),
-            ).as_dict()
-            for (topic, hop, group), bins in sorted(whole.items())
-            if bins.get(BACKWARDS)
-        ],
-    }
-
-
-TIMES = {"broker": ("topic", "at"), "inbox": ("consumer_group", "topic", "at")}
-
-# Messages stored (with an empty group) and handled. minute: since 1970.
-HAPPENED = pa.schema(
-    {"frame": pa.string(), "consumer_group": pa.string(), "topic": pa.string(), "minute": pa.int64(), "n": pa.int64()}
-)
-
-
-def happened(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the counts per minute of a part of a frame."""
-    counter = RowCounter(HAPPENED)
-    for batch in batches:
-        at, has_one = times_of(batch, "at")
-        group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
-        texts = [constant(frame, len(batch)), group, coded(batch, "topic")]
-        counter.add([text.of(has_one) for text in texts], [at[has_one] // MINUTE])
-    yield from counter.batches()
 
 
 def tried(failed: DataFrame) -> DataFrame:
@@ -322,39 +301,35 @@ def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
     )
 
 
-def backlog_report(spark: SparkSession, config: PipelineConfig, history: History, *, repeated: int = 10) -> list[dict[str, Any]]:
+def backlog_report(config: PipelineConfig, history: History, times: pa.Table, *, repeated: int = 10) -> list[dict[str, Any]]:
     """Return, for each group and topic, the backlog per minute, the current state, and the messages with most failures."""
-    pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
-    if not pairs:
+    if not any(group.topics for group in config.groups):
         return []
-    minutes = _minutes(spark, history, pairs)
     again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
         again[row.consumer_group, row.topic].append([row.message_id, row.failures])
     last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
-    known = {pair: up_to(by_minute, last) for pair, by_minute in minutes.items()}
+    known = {pair: up_to(minutes, last) for pair, minutes in _minutes(config, history, times).items()}
     return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
 
 
-def _minutes(spark: SparkSession, history: History, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[BacklogMinute]]:
+def _minutes(config: PipelineConfig, history: History, times: pa.Table) -> Mapping[tuple[str, str], list[BacklogMinute]]:
     """Return the counts per minute, by group and topic."""
-    found: dict[tuple[str, str], dict[int, BacklogMinute]] = defaultdict(dict)
-
-    def add(pair: tuple[str, str], minute: int, **more: int) -> None:
-        now = found[pair].get(minute, BacklogMinute(minute))
-        found[pair][minute] = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
-
-    counted = scan(spark, history, TIMES, happened, HAPPENED)
-    for row in counted.groupBy(*HAPPENED.names[:-1]).agg(F.sum("n").alias("n")).collect():
-        if row.frame == "inbox":
-            add((row.consumer_group, row.topic), row.minute, deliveries=row.n, consumed=row.n)
+    sums: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+    counted = times.filter(pc.equal(times["bin"], COUNTED))
+    for topic, hop, group, minute, n in _summed(counted, "topic", "hop", "consumer_group", "minute"):
+        if hop == "handle":
+            sums[group, topic, minute].update(deliveries=n, consumed=n)
             continue
-        for pair in pairs:
-            if pair[1] == row.topic:
-                add(pair, row.minute, produced=row.n)
+        for reader in config.groups:
+            if topic in reader.topics:
+                sums[reader.name, topic, minute].update(produced=n)
     for row in tried(history.failed_deliveries).collect():
-        add((row.consumer_group, row.topic), row.minute, deliveries=row.deliveries, consumed=row.consumed)
-    return {pair: list(minutes.values()) for pair, minutes in found.items()}
+        sums[row.consumer_group, row.topic, row.minute].update(deliveries=row.deliveries, consumed=row.consumed)
+    minutes: dict[tuple[str, str], list[BacklogMinute]] = defaultdict(list)
+    for (group, topic, minute), counts in sums.items():
+        minutes[group, topic].append(BacklogMinute(minute, **counts))
+    return minutes
 
 
 def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[list[Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ seven times the CPU for seven columns. It is used only for frames that are not i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -153,7 +152,7 @@ class RowCounter:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._found: Counter[tuple[object, ...]] = Counter()
+        self._found: list[pa.RecordBatch] = []
 
     def add(self, texts: Sequence[Coded], numbers: Sequence[Ints]) -> None:
         """Count the rows of a batch. Raises ValueError if the numbers are too far apart to pack a key into one integer."""
@@ -163,20 +162,18 @@ class RowCounter:
         spans = [int(number.max()) - low + 1 for number, low in zip(numbers, lowest, strict=True)]
         shape = [*(len(text.values) for text in texts), *spans]
         moved = [number - low for number, low in zip(numbers, lowest, strict=True)]
-        rows = np.ravel_multi_index([*(text.codes for text in texts), *moved], shape)
-        keys, many = np.unique(rows, return_counts=True)
-        places: list[list[int]] = [np.asarray(place).tolist() for place in np.unravel_index(keys, shape)]
-        names = [[text.values[place] for place in of] for text, of in zip(texts, places[: len(texts)], strict=True)]
-        counted = [[place + low for place in of] for of, low in zip(places[len(texts) :], lowest, strict=True)]
-        for key, n in zip(zip(*names, *counted, strict=True), many.tolist(), strict=True):
-            self._found[key] += n
+        keys, many = np.unique(np.ravel_multi_index([*(text.codes for text in texts), *moved], shape), return_counts=True)
+        places = np.unravel_index(keys, shape)
+        names = [pa.array(text.values, pa.string()).take(place) for text, place in zip(texts, places, strict=False)]
+        counted = [place + low for place, low in zip(places[len(texts) :], lowest, strict=True)]
+        columns = [pa.array(column, kind) for column, kind in zip([*names, *counted, many], self._schema.types, strict=True)]
+        self._found.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the counts as one batch."""
-        if self._found:
-            columns = zip(*((*key, n) for key, n in self._found.items()), strict=True)
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, self._schema.types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        """Yield the counts of all batches."""
+        *keys, n = self._schema.names
+        counts = pa.Table.from_batches(self._found, self._schema).group_by(keys).aggregate([(n, "sum")])
+        yield from counts.select([*keys, f"{n}_sum"]).rename_columns(self._schema.names).to_batches()
 
 
 Batches = Iterator[pa.RecordBatch]
