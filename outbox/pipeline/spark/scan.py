@@ -9,6 +9,7 @@ seven times the CPU for seven columns. It is used only for frames that are not i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ HEXADECIMAL: Ints = np.full(256, -1, np.int64)
 HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
 
 
+MANY_COUNTS = 1 << 20  # a table of more counts than this costs more than sorting the rows of a batch
 FEW_CODES = 1 << 16  # a lookup table of this size is faster than a hash table, and fits a core's cache
 
 
@@ -162,7 +164,13 @@ class RowCounter:
         spans = [int(number.max()) - low + 1 for number, low in zip(numbers, lowest, strict=True)]
         shape = [*(len(text.values) for text in texts), *spans]
         moved = [number - low for number, low in zip(numbers, lowest, strict=True)]
-        keys, many = np.unique(np.ravel_multi_index([*(text.codes for text in texts), *moved], shape), return_counts=True)
+        rows = np.ravel_multi_index([*(text.codes for text in texts), *moved], shape)
+        if math.prod(shape) > MANY_COUNTS:
+            keys, many = np.unique(rows, return_counts=True)
+        else:
+            counts = np.bincount(rows)
+            keys = np.flatnonzero(counts)
+            many = counts[keys]
         places = np.unravel_index(keys, shape)
         names = [pa.array(text.values, pa.string()).take(place) for text, place in zip(texts, places, strict=False)]
         counted = [place + low for place, low in zip(places[len(texts) :], lowest, strict=True)]
