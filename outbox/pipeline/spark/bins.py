@@ -1,6 +1,8 @@
 """
 Latency histograms, without Spark and Django, so that jobs, admin and tests share this code.
 
+    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.9 s
+
 Bins are logarithmic, eight per doubling, so each is 9 % wide. Histograms of minutes, topics or runs can be added by adding their
 counts, and a percentile is accurate to one bin.
 """

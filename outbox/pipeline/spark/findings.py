@@ -1,4 +1,9 @@
-"""Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts."""
+"""
+Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts.
+
+    lost, broker, orders, lane 1, number 7 }  -- merge -->  lost: 2 x topic 'orders', lane 1, numbers 7 to 8, at broker
+    lost, broker, orders, lane 1, number 8 }
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """
 Read the topics of Kafka by Spark's own source, as a reader of committed records.
 
+    topic orders, partition 0, offset 7; headers ce_lane 1, ce_number 3, outbox-id 01a1…
+        ->  broker: source, topic orders, lane 1, number 3, message_id 01a1…, key, queue 0, pos 7, at
+
 The driver notes first, by Kafka's own client, where each partition begins and ends, and how far the groups have read. That is
 before the databases' snapshots, so the outbox's has each message that Spark then reads, the inbox's what a group has finished.
 """

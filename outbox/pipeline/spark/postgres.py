@@ -1,6 +1,9 @@
 """
 Copy PostgreSQL's tables, and the topics of Kafka, to a history in Parquet.
 
+    outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
+                                                                                  orders, 1, 4, b, sent
+
 Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
 Brokers are looked at first, so that every message that they have is also in the outbox's snapshot.
 """
