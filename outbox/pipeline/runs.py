@@ -51,7 +51,7 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND 
 
 BATCH_SIZE = 1000  # rows in one INSERT
 MINUTES_KEPT = 24 * 60  # of each backlog
-DETAILS_KEPT = timedelta(days=14)  # latency by the minute
+DETAILS_KEPT = timedelta(days=14)  # latency
 
 DIED = "Its process ended before it had finished."
 SUPERSEDED = "A later audit marked this one as dead, because its process was frozen or lost its database connection."

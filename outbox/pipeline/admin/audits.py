@@ -1,6 +1,6 @@
 """
-The admin of audits: the list, the page of one with its charts, its report as a file; and of their findings, which an operator sends
-again or acknowledges.
+The admin of audits: the list, the page of one with its charts, its report as a file; and of findings, which an operator sends again
+or acknowledges.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The archive's records in the database: one row per day in `outbox_archived_day`, and the archive lock.
 
-    2026-11-01: planned, attempt 1 -> committed (in the lake, and still in the database) -> deleted; or changed -> planned, attempt 2
+    2026-11-01: planned, attempt 1 -> committed (in lake and database) -> deleted; or changed -> planned, attempt 2
 """
 
 from __future__ import annotations
