@@ -1,7 +1,4 @@
-"""
-The admin of audits: the list, the page of one with its charts, its report as a file; and of findings, which an operator sends again
-or acknowledges.
-"""
+"""The admin of audits: their list, the page of one with charts, its report as a file; and findings, to be repaired or acknowledged."""
 
 from __future__ import annotations
 
