@@ -1,4 +1,4 @@
-"""The admin of audits: their list, the page of one with charts, its report as a file; and findings, to be repaired or acknowledged."""
+"""The admin of audits: the list, the page of one, its report as a file; and of findings, to be repaired or acknowledged."""
 
 from __future__ import annotations
 
