@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -373,12 +372,15 @@ def report_html(run: AuditRun, site: AdminSite, *, base: str = "", may_open: boo
 
 def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: int) -> dict[str, Any]:
     """Return the context of `_run.html`. Without a site it has no links."""
+
+    def url(view: str, *args: object) -> str:
+        return url_of(site, view, *args) if site and may_open else ""
+
     connection = database.raw(router.db_for_read(AuditRun))
     latencies = percentiles(connection, run.pk)
     series = latency_series(connection, run.pk, [latency.hop for latency in latencies[:DRAWN]], shares=SHARES_DRAWN)
     backlogs = list(AuditBacklog.objects.filter(run=run).order_by("-backlog", "consumer_group", "topic"))
     findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
-    url = partial(url_of, site) if site and may_open else lambda *_: ""
     listed = url("outbox_pipeline_auditfinding_changelist")
     return {
         "title": f"Audit {run.pk}",
