@@ -3,7 +3,7 @@ PY ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := outbox project tests docs/generate manage.py $(wildcard benchmarks)
+SOURCES := outbox project tests docs/blocks manage.py $(wildcard benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A system's own Python may refuse pip; .tools is ours alone, nothing of the system's is touched.
@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
+.PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test coverage test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,10 @@ audit: $(VENV)/.project $(VENV)/.spark ## audit the demo's history by Spark, as 
 test: $(VENV)/.dev ## run the tests of the package that this machine can run (ARGS="...")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
 	$(addprefix --ignore=,tests/journeys tests/upgrades $(SHOP)))
+
+coverage: $(VENV)/.dev ## run the same tests and print which lines and branches of the package none of them runs (ARGS="...")
+	@$(MAKE) --no-print-directory test ARGS="$(or $(ARGS),--numprocesses auto --maxprocesses 4 $(BY_FILE) \
+	$(addprefix --ignore=,tests/journeys tests/upgrades $(SHOP))) --cov=outbox --cov-branch --cov-report=term:skip-covered"
 
 # These start many processes, and wait for them: three at once on two cores.
 test-journeys: $(VENV)/.dev ## run the tests that kill, freeze and replace processes and servers, the storms and the upgrades (ARGS="...")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from django.conf import settings
-from django.db import connection
+from django.db import connection, transaction
 
 from benchmarks.messages import Clocked, ClockedOnePhase, ClockedOnKafka, ClockedOnRabbitMQ, ClockedOnRocketMQ
-from outbox import consumer
+from outbox import consumer, database
 
 INSERT = "INSERT INTO bench_handled (number, handled_at) VALUES (%s, %s)"
 
@@ -24,6 +24,7 @@ def note(message: Clocked | ClockedOnePhase | ClockedOnKafka | ClockedOnRabbitMQ
 ONE, OTHER, MANY = "bench-one", "bench-other", "bench-many"
 TABLE = "DROP TABLE IF EXISTS bench_consumed; CREATE TABLE bench_consumed (number int, note text)"
 WRITE = "INSERT INTO bench_consumed (number, note) VALUES (%s, %s)"
+INBOX = "INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic) VALUES (%s, %s, %s, '', %s)"
 
 
 @consumer(topic="bench-consumed", group=ONE)
@@ -46,6 +47,14 @@ def write_one(message: dict[str, int]) -> None:
     """Do the work of a handler."""
     with connection.cursor() as cursor:
         cursor.execute(WRITE, [message["number"], "written"])
+
+
+def handle_bare(message_id: str, message: dict[str, int]) -> None:
+    """Do what every consumer with an inbox does: a row of the inbox, by raw SQL, and the handler's work in one transaction."""
+    with transaction.atomic():
+        with database.bound_cursor("default") as cursor:
+            cursor.execute(INBOX, ["bench-bare", message_id, message_id, "bench-consumed"])
+        write_one(message)
 
 
 def write_many(messages: list[dict[str, int]]) -> None:

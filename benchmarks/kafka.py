@@ -26,7 +26,7 @@ from django.db import transaction
 from django.test.utils import override_settings
 
 from benchmarks import latency
-from benchmarks.consumers import ONE, TABLE
+from benchmarks.consumers import ONE, TABLE, handle_bare
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty, fill
@@ -62,6 +62,8 @@ HEADERS = [  # what a message of the relay carries
     ("content-type", b"application/json"),
 ]
 ROUNDS = 7
+CONSUMED_IN = 5  # rounds
+PREFETCH = 100  # of the bare consumer
 RATES = (10, 500)
 SECONDS = 10
 WARM_UP = 30  # messages
@@ -169,23 +171,45 @@ def _bare(address: str, messages: int) -> float:
 
 
 def _consumed(address: str, messages: int) -> Figure:
-    """Take the rate at which a worker handles messages, each in a transaction of its own."""
-    from confluent_kafka import Producer
+    """Compare a worker and a bare consumer that commits each hundred; both handle each message in a transaction of its own."""
+    from confluent_kafka import Consumer, Producer
 
     producer = Producer({"bootstrap.servers": address, **QUIET})
-    for number in range(messages):
+    settings = {"bootstrap.servers": address, "group.id": "bench-bare", "enable.auto.commit": False, **QUIET}
+    each = max(100, messages // CONSUMED_IN)
+
+    for number in range(total := 1 + each * CONSUMED_IN):
         headers = [("ce_id", str(uuid.uuid4()).encode()), *HEADERS[1:]]
         producer.produce(CONSUMED, b'{"number": %d}' % number + b" " * 180, headers=headers)
         producer.poll(0)
     producer.flush(30)
-    with closing(Worker(group(ONE), EXACTLY_ONCE)) as worker:
-        while not worker.counts.handled:  # the first assignment of its partition
-            worker.step(timedelta(seconds=1))
-        began, handled = time.perf_counter(), worker.counts.handled
-        while worker.counts.handled < messages:
-            worker.step(timedelta(seconds=1))
-        rate = (messages - handled) / (time.perf_counter() - began)
-    return Figure("Kafka: consumed with an inbox, one process", rate, "/s", None, at_most=False)
+    with (
+        closing(Worker(group(ONE), EXACTLY_ONCE)) as worker,
+        closing(Consumer({**settings, "auto.offset.reset": "earliest"})) as bare,
+    ):
+
+        def ours(how_many: int = each) -> float:
+            began, before = time.perf_counter(), worker.counts.handled
+            while worker.counts.handled < min(before + how_many, total):
+                worker.step(timedelta(seconds=1))
+            return (worker.counts.handled - before) / (time.perf_counter() - began)
+
+        def theirs(how_many: int = each) -> float:
+            began, handled = time.perf_counter(), 0
+            while handled < how_many:
+                records = bare.consume(min(PREFETCH, how_many - handled), timeout=1)
+                for record in records:
+                    handle_bare(dict(record.headers())["ce_id"].decode(), json.loads(record.value()))
+                if records:
+                    bare.commit(asynchronous=False)
+                handled += len(records)
+            return how_many / (time.perf_counter() - began)
+
+        bare.subscribe([CONSUMED])
+        for read in (ours, theirs):  # the first assignment of their partition
+            read(1)
+        least, rate = interleaved(CONSUMED_IN, theirs, ours)
+    return Figure("Kafka: consumed with an inbox, one process", rate, "/s", 0.7, at_most=False, bound=least)
 
 
 def _readable(address: str, scale: float) -> list[Figure]:

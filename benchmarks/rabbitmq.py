@@ -8,6 +8,7 @@ so that noise hits all alike. The relay reads its messages from the database and
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import amqp
 from django.test.utils import override_settings
 
 from benchmarks import rabbitmq_latency
-from benchmarks.consumers import ONE, TABLE
+from benchmarks.consumers import ONE, TABLE, handle_bare
 from benchmarks.figure import Figure, interleaved
 from benchmarks.history import empty, fill
 from benchmarks.settings import OUTBOX, with_rabbitmq
@@ -56,6 +57,8 @@ HEADERS = {  # what a message of the relay carries
     "content-type": "application/json",
 }
 ROUNDS = 7
+CONSUMED_IN = 5  # rounds
+PREFETCH = 100  # of the bare consumer
 
 
 def measure(scale: float) -> list[Figure]:
@@ -81,7 +84,7 @@ def measure(scale: float) -> list[Figure]:
     return [
         Figure("RabbitMQ: sends of the adapter", ours, "/s", 0.8, at_most=False, bound=best),
         Figure("RabbitMQ: relay", relayed, "/s", 0.8, at_most=False, bound=best),
-        Figure("RabbitMQ: consumed with an inbox, one process", consumed, "/s", None, at_most=False),
+        consumed,
         *latencies,
     ]
 
@@ -153,15 +156,40 @@ def _relayed(relay: Relay, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def _consumed(broker: Any, bare: amqp.Connection, count: int) -> float:
-    """Return how many messages a worker handles in a second, each in a transaction of its own."""
+def _consumed(broker: Any, bare: amqp.Connection, count: int) -> Figure:
+    """Compare a worker and a bare consumer that acknowledges each message; both handle each in a transaction of its own."""
     _purge(bare)
-    _sent(broker, count)
-    with closing(Worker(group(ONE), ALIAS)) as worker:
+    each = max(10, count // CONSUMED_IN)
+
+    def ours() -> float:
+        _sent(broker, each)
+        with closing(Worker(group(ONE), ALIAS)) as worker:
+            began = time.perf_counter()
+            while worker.counts.handled < each:
+                worker.step(timedelta(seconds=1))
+            return each / (time.perf_counter() - began)
+
+    def theirs() -> float:
+        _sent(broker, each)
+        channel = bare.channel()
+        channel.basic_qos(0, PREFETCH, False)
+        handled = [0]
+
+        def handle(message: amqp.Message) -> None:
+            handle_bare(message.properties["message_id"], json.loads(message.body))
+            channel.basic_ack(message.delivery_info["delivery_tag"])
+            handled[0] += 1
+
         began = time.perf_counter()
-        while worker.counts.handled < count:
-            worker.step(timedelta(seconds=1))
-        return count / (time.perf_counter() - began)
+        channel.basic_consume(QUEUE, callback=handle)
+        while handled[0] < each:
+            bare.drain_events(timeout=10)
+        seconds = time.perf_counter() - began
+        channel.close()
+        return each / seconds
+
+    least, rate = interleaved(CONSUMED_IN, theirs, ours)
+    return Figure("RabbitMQ: consumed with an inbox, one process", rate, "/s", 0.7, at_most=False, bound=least)
 
 
 def _message(number: int) -> Outgoing:

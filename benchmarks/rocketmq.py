@@ -14,15 +14,18 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from django.test.utils import override_settings
 
 from benchmarks import bare_port, latency
-from benchmarks.figure import Figure, percentile
+from benchmarks.consumers import ONE, TABLE, handle_bare
+from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty, fill
 from benchmarks.memory import peak_mib
 from benchmarks.messages import ClockedOnRocketMQ
@@ -30,14 +33,17 @@ from benchmarks.processes import celery, command, count, is_up, wait_until
 from benchmarks.settings import with_rocketmq
 from outbox import database
 from outbox.brokers.base import Ended, HalfRef, Outgoing, SendResult, SendStatus
+from outbox.consuming.register import group
+from outbox.consuming.worker import Worker
 from outbox.message import COMMIT, TopicSpec, TopicType
-from outbox.topics import topic_id
+from outbox.topics import topic_id, write_topics
 
 FOLDER = Path("var/rocketmq")  # where `make rocketmq` keeps the jars, too
-HALVES, WHOLES, CLOCKED = "bench-rocketmq-bulk", "bench-wholes", "bench-rocketmq"
+HALVES, WHOLES, CLOCKED, CONSUMED = "bench-rocketmq-bulk", "bench-wholes", "bench-rocketmq", "bench-consumed"
 GROUP = "bench-rocketmq"
 BATCH = 500  # as relays claim
 ROUNDS = 11
+CONSUMED_IN = 5  # rounds
 
 BODY = b"x" * 200
 HEADERS = {
@@ -63,7 +69,7 @@ def measure(scale: float) -> list[Figure]:
     try:
         with _server() as (server, ready_seconds):
             ready = Figure("RocketMQ ready after", ready_seconds, "s", 40, at_most=True)
-            return [ready, *_adapter(server, scale), *_hosts(server, scale)]
+            return [ready, *_adapter(server, scale), _consumed(server, scale), *_hosts(server, scale)]
     except ServerError as error:
         print(f"rocketmq is skipped: {error}", file=sys.stderr)
         return []
@@ -85,7 +91,9 @@ def _server() -> Iterator[tuple[Any, float]]:
             server.make_topic(HALVES, TopicType.TRANSACTION)
             server.make_topic(WHOLES, TopicType.NORMAL)
             server.make_topic(CLOCKED, TopicType.TRANSACTION)
-            server.make_group(GROUP)
+            server.make_topic(CONSUMED, TopicType.NORMAL)
+            for name in (GROUP, ONE, "bench-bare"):
+                server.make_group(name)
             yield server, seconds
 
 
@@ -143,6 +151,60 @@ def _compared(
         Figure(name, bound * statistics.median(ratios), "/s", at_least, at_most=False, bound=bound, note=note),
         Figure(f"{name}: CPU of the relay", cpu, "us", None, at_most=True, bound=least),
     ]
+
+
+def _consumed(server: Any, scale: float) -> Figure:
+    """Compare a worker and the official client, which acknowledges each message; both handle each in a transaction of its own."""
+    from rocketmq import ClientConfiguration, Credentials, FilterExpression, SimpleConsumer
+
+    from outbox.brokers.rocketmq import RocketMQBroker
+
+    options = {"ENDPOINTS": server.endpoints, "NAME_SERVERS": [server.name_server]}
+    settings = with_rocketmq(options)
+    topics = {**settings["TOPICS"], CONSUMED: {"TYPE": "normal", "BROKER": "rocketmq"}}
+    each = max(20, int(400 * scale))
+    configuration = ClientConfiguration(server.endpoints, Credentials())
+    bare = SimpleConsumer(configuration, "bench-bare", {CONSUMED: FilterExpression()}, await_duration=5)
+    with (
+        override_settings(OUTBOX={**settings, "TOPICS": topics}),
+        database.connect("default") as connection,
+        closing(RocketMQBroker("rocketmq", options, [TopicSpec(CONSUMED, TopicType.NORMAL)])) as broker,
+        closing(Worker(group(ONE), "rocketmq")) as worker,
+    ):
+        write_topics("default")
+        connection.execute(TABLE)
+        bare.startup()
+
+        def ours(how_many: int = each) -> float:
+            began, before = time.perf_counter(), worker.counts.handled
+            while worker.counts.handled < before + how_many:
+                worker.step(timedelta(seconds=1))
+            return how_many / (time.perf_counter() - began)
+
+        def theirs(how_many: int = each) -> float:
+            began, handled = time.perf_counter(), 0
+            while handled < how_many:
+                for message in bare.receive(32, 60) or ():
+                    handle_bare(str(uuid.uuid4()), json.loads(message.body))
+                    bare.ack(message)
+                    handled += 1
+            return how_many / (time.perf_counter() - began)
+
+        def produce(how_many: int) -> None:
+            body = b'{"number": 1}' + b" " * 180
+            ids = [str(uuid.uuid4()) for _ in range(how_many)]
+            _require_accepted(broker.send([Outgoing(one, CONSUMED, body, headers={**HEADERS, "ce-id": one}) for one in ids]))
+
+        def theirs_of_new() -> float:
+            produce(each)  # both groups receive them
+            return theirs()
+
+        produce(1)
+        for read in (ours, theirs):  # the groups begin
+            read(1)
+        least, rate = interleaved(CONSUMED_IN, theirs_of_new, ours)
+        bare.shutdown()
+    return Figure("RocketMQ: consumed with an inbox, one process", rate, "/s", 0.7, at_most=False, bound=least)
 
 
 def _messages(topic: str, how_many: int, token: str = "") -> list[Outgoing]:

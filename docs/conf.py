@@ -80,7 +80,7 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
     """
     Point links to files that are no pages at the repository, and add the navigation.
 
-    A block `{outbox} settings` becomes the Markdown that `docs/generate/settings.py` makes of the code.
+    A block `{outbox} settings` becomes the Markdown that `docs/blocks/settings.py` makes of the code.
     """
     folder = (ROOT / "docs" / page).parent
 
@@ -91,7 +91,7 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
 
     def made_of_code(block: re.Match[str]) -> str:
         app.env.note_reread()
-        markdown: str = import_module(f"docs.generate.{block[1]}").page()
+        markdown: str = import_module(f"docs.blocks.{block[1]}").page()
         return markdown
 
     source[0] = re.sub(r"```\{outbox\} (\w+)\n```", made_of_code, source[0])

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import msgspec
 from django.apps import AppConfig, apps
 from django.utils.module_loading import import_string
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "outbox_extension"  # of an AppConfig: the dotted path of its Extension
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionHold:
+class RetentionHold(msgspec.Struct, frozen=True):
     """
     Messages that the prune keeps for an app, which drops their days itself.
 

@@ -16,9 +16,10 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Number
 from typing import Any, Protocol
+
+import msgspec
 
 from outbox.forks import ForkSafeLock
 
@@ -145,8 +146,7 @@ def _keep_to_one_line(record: logging.LogRecord) -> None:
         record.exc_text = textwrap.indent(cut_traceback(_format_exception(record.exc_info)), "  ")
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     """When a line was last written, and how often it was left out since."""
 
     written_at: float = float("-inf")

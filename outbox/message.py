@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Self, dataclass_transform
 from uuid import UUID
@@ -67,8 +66,7 @@ class TopicType(enum.StrEnum):
     DELAY = "delay"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSpec:
+class TopicSpec(msgspec.Struct, frozen=True):
     """
     A topic as a broker creates it.
 
@@ -118,8 +116,7 @@ class Header:
     RESERVED_PREFIX = "ce-"
 
 
-@dataclass(frozen=True, slots=True)
-class MessageOptions:
+class MessageOptions(msgspec.Struct, frozen=True):
     """The options in `class Meta` of a message type. `abstract`: it is a base of types, and not one itself."""
 
     abstract: bool = False
@@ -305,7 +302,7 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     for name in ("abstract", "type"):  # they are of one class
         given.pop(name, None)
         given |= {name: own[name]} if name in own else {}
-    known = set(MessageOptions.__dataclass_fields__)
+    known = set(MessageOptions.__struct_fields__)
     if unknown := sorted(set(given) - known):
         raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known)}.")
     if not isinstance(given.get("mask", ()), list | tuple):
@@ -338,8 +335,7 @@ def _register(cls: type[Message]) -> None:
     registered[name] = cls
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """The result of `publish()`. `is_duplicate`: the idempotency key was used before, and this is the first message's receipt."""
 
     message_id: UUID
@@ -348,8 +344,7 @@ class Receipt:
     is_duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """The message being handled. Messages that its handler publishes name it as their cause and continue its trace."""
 
     message_id: str
@@ -398,8 +393,7 @@ class Token(msgspec.Struct, frozen=True):
         return cls(source, int(batch), int(attempt), int(position))
 
 
-@dataclass(frozen=True, slots=True)
-class Half:
+class Half(msgspec.Struct, frozen=True):
     """
     A half message as its broker asks about it.
 
@@ -416,7 +410,7 @@ class Half:
     asked: int = 1
     born_at: datetime | None = None
     key: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     body: bytes = b""
 
 

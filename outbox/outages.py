@@ -7,10 +7,10 @@ Relays, consumers and check loops share both. A message whose handler failed wai
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from random import random
 
+import msgspec
 import psycopg
 from django.db import InterfaceError, OperationalError
 
@@ -23,8 +23,7 @@ Random = Callable[[], float]
 MAX_DOUBLINGS = 32  # beyond every limit in use, and small enough not to overflow
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True):
     """
     Exponential back-off with full jitter: a random wait between 0 and base x 2^failures, so that retries spread out.
 

@@ -11,8 +11,8 @@ from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 import outbox
-from docs.generate import checks, commands, reasons, settings, tables
-from docs.generate.source import ROOT, attributes
+from docs.blocks import checks, commands, reasons, settings, tables
+from docs.blocks.source import ROOT, attributes
 from outbox import signals
 from outbox.findings import RULES, Needs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from django.core.management import get_commands, load_command_class
 
-from docs.generate.commands import names
+from docs.blocks.commands import names
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "outbox").rglob("*.py")) + sorted((ROOT / "outbox").rglob("*.html"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
+
+import msgspec
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
 from outbox.logs import cut
@@ -23,8 +24,7 @@ class Transaction(NamedTuple):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedBatch:
+class ClaimedBatch(msgspec.Struct, frozen=True):
     """
     A batch under this relay's lease.
 
@@ -76,22 +76,20 @@ class SplitReason(enum.StrEnum):
         return self not in (SplitReason.HELD, SplitReason.SHED)
 
 
-@dataclass(frozen=True, slots=True)
-class Unaccepted:
+class Unaccepted(msgspec.Struct, frozen=True):
     """Why one message was not accepted. `text` is for operators, and is cut where it is too long to be stored."""
 
     reason: SplitReason
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", cut(self.text))
+        msgspec.structs.force_setattr(self, "text", cut(self.text))
 
 
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSendResult:
+class BatchSendResult(msgspec.Struct, frozen=True):
     """
     The result of sending a batch. Each position is in either `accepted` or `unaccepted`.
 
@@ -102,9 +100,9 @@ class BatchSendResult:
     """
 
     batch: ClaimedBatch
-    accepted: dict[int, str] = field(default_factory=dict)
-    unaccepted: dict[int, Unaccepted] = field(default_factory=dict)
-    half_places: dict[int, str] = field(default_factory=dict)
+    accepted: dict[int, str] = msgspec.field(default_factory=dict)
+    unaccepted: dict[int, Unaccepted] = msgspec.field(default_factory=dict)
+    half_places: dict[int, str] = msgspec.field(default_factory=dict)
     source: str = ""
 
     def note(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
@@ -141,8 +139,7 @@ class BatchSendResult:
         return HalfRef(batch.topic, self.accepted[position], batch.message_ids[position - 1], place, self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedBatch:
+class PreparedBatch(msgspec.Struct, frozen=True):
     """
     A batch in state PREPARED whose half messages are to be committed.
 
@@ -162,7 +159,7 @@ class PreparedBatch:
     half_ids: Sequence[str | None]
     positions: Sequence[int]
     failures: int = 0
-    half_places: Mapping[int, str] = field(default_factory=dict)
+    half_places: Mapping[int, str] = msgspec.field(default_factory=dict)
     source: str = ""
     decided_at: datetime | None = None
     ends_until: datetime | None = None

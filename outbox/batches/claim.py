@@ -8,10 +8,10 @@ their claim.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
@@ -154,8 +154,7 @@ FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """
     Which topics a claim looks at: those of a broker, as their rows say.
 
@@ -176,8 +175,7 @@ class Scope:
         return {"broker": self.broker, "without": list(self.without), "only": self.only, "in_transactions": self.in_transactions}
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedTopic:
+class ClaimedTopic(msgspec.Struct, frozen=True):
     """
     A topic that a claim has looked at.
 
@@ -321,8 +319,7 @@ ORDER BY member.position
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TopicClaim:
+class TopicClaim(msgspec.Struct, frozen=True):
     """
     The result of a claim of one topic.
 

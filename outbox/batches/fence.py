@@ -9,9 +9,9 @@ that it has written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from psycopg.rows import class_row
 
 from outbox.database import Connection
@@ -40,8 +40,7 @@ def take_step(connection: Connection, statement: str, parameters: Sequence[Any] 
     return row
 
 
-@dataclass(frozen=True, slots=True)
-class LastStep:
+class LastStep(msgspec.Struct, frozen=True):
     """The last step of a batch: its state and attempt."""
 
     state: int

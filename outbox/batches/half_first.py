@@ -8,11 +8,11 @@ the decision: where a check-back has written a tombstone (topic 0) in its place,
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from django.db.backends.utils import CursorWrapper
 from psycopg.rows import class_row
 
@@ -68,16 +68,14 @@ class Tombstone(enum.Enum):
     UNWRITTEN = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRow:
+class PreparedRow(msgspec.Struct, frozen=True):
     """The id of the batch that a transaction has written, and the stable id of its database (`source`)."""
 
     batch: int
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class HalfFirstStep:
+class HalfFirstStep(msgspec.Struct, frozen=True):
     """
     The state of a message that was sent half first. The batch's fields are None where it has no batch.
 

@@ -12,10 +12,10 @@ sent, gets a ticket.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 from psycopg.rows import class_row
 
 from outbox.database import Connection
@@ -91,8 +91,7 @@ FROM unnest(%s::uuid[]) wanted(id) WHERE NOT EXISTS (SELECT FROM outbox_message 
 TOO_LATE = "Another process changed this message first. Reload and try again."
 
 
-@dataclass(slots=True)
-class ActResult:
+class ActResult(msgspec.Struct):
     """
     The result of replaying, discarding or resending messages.
 
@@ -102,15 +101,14 @@ class ActResult:
     """
 
     messages: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
 
     def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
         """Add messages that were neither released nor discarded, with the reason."""
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
-@dataclass(frozen=True, slots=True)
-class _Act:
+class _Act(msgspec.Struct, frozen=True):
     """Whether messages are replayed or discarded, by whom and why."""
 
     discard: bool
@@ -282,8 +280,7 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageState:
+class _MessageState(msgspec.Struct, frozen=True):
     id: UUID
     state: str
     batch_id: int | None

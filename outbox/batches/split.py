@@ -9,9 +9,10 @@ and where the broker has lost some of these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
 from outbox.batches.fence import take_step
@@ -66,8 +67,7 @@ SPLIT_AT_COMMIT = _statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Adjacent positions (lo to hi) that leave for the same reason."""
 
     lo: int

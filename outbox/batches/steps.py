@@ -9,8 +9,9 @@ rejected. Larger batches are divided by `split.py` first. Each step names the ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+
+import msgspec
 
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, places_as_stored
@@ -183,8 +184,7 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DeadNotice:
+class DeadNotice(msgspec.Struct, frozen=True):
     """A message that has just become dead."""
 
     message_id: str

@@ -11,9 +11,10 @@ Where a second end does no harm, no batch is taken over: `read_prepared` returns
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
@@ -67,8 +68,7 @@ ORDER BY batch.id
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """The size of a page: it ends when either limit is reached; its last batch may exceed `messages`."""
 
     batches: int

@@ -10,7 +10,9 @@ is. A batch that is dead or discarded is in no transaction, which the table chec
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch, Transaction
 from outbox.batches.fence import take_step
@@ -146,8 +148,7 @@ def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) ->
         return copy_dead(connection, [batch.id])
 
 
-@dataclass(frozen=True, slots=True)
-class NamedBatches:
+class NamedBatches(msgspec.Struct, frozen=True):
     """
     How the batches that a marker names compare with the database.
 

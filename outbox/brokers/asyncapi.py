@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
+
+import msgspec
 
 from outbox.message import TopicSpec
 
 TEXT = {"type": "string"}
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerInterface:
+class BrokerInterface(msgspec.Struct, frozen=True):
     """
     How programs without the outbox find a broker and read its messages.
 

@@ -16,8 +16,9 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from outbox.brokers.base import ACCEPTED, SendResult
 
@@ -31,8 +32,7 @@ WRITE_BYTES = 16_384  # of frames that are written to the socket together
 FRAME_SECONDS = 0.01  # for the rest of a frame that has come in half; with 0, py-amqp would spin
 
 
-@dataclass(slots=True)
-class PendingConfirms:
+class PendingConfirms(msgspec.Struct):
     """
     The messages of a batch, in the order in which they are published, and what the server has answered.
 
@@ -43,11 +43,11 @@ class PendingConfirms:
 
     not_taken: SendResult
     explain_return: Callable[[Exception, str, str], SendResult]
-    results: list[SendResult | None] = field(default_factory=list)
-    returned: dict[Name, SendResult] = field(default_factory=dict)
+    results: list[SendResult | None] = msgspec.field(default_factory=list)
+    returned: dict[Name, SendResult] = msgspec.field(default_factory=dict)
     pending: int = 0
     first_tag: int = 0  # the delivery tag of the first one
-    _names: list[Name] = field(default_factory=list)
+    _names: list[Name] = msgspec.field(default_factory=list)
     _settled_to: int = 0  # all before this index are settled
 
     @property

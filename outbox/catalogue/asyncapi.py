@@ -11,8 +11,9 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from outbox import conf
 from outbox.brokers.asyncapi import TEXT, BrokerInterface

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from outbox import conf
 from outbox.catalogue.examples import example
@@ -18,8 +19,7 @@ from outbox.monitoring.text import age
 from outbox.schema.json_schema import schema_of
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerEntry:
+class HandlerEntry(msgspec.Struct, frozen=True):
     """
     A handler of a consumer group.
 
@@ -39,8 +39,7 @@ class HandlerEntry:
     using: str
 
 
-@dataclass(frozen=True, slots=True)
-class TypeEntry:
+class TypeEntry(msgspec.Struct, frozen=True):
     """
     A message type.
 
@@ -68,8 +67,7 @@ class TypeEntry:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicEntry:
+class TopicEntry(msgspec.Struct, frozen=True):
     """
     A topic in the settings, or one that only types or handlers name.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from psycopg.rows import class_row
 
 from outbox.consuming.register import groups
@@ -39,8 +39,7 @@ ORDER BY 1, 2, 3
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(msgspec.Struct, frozen=True):
     """
     The newest messages of a type that were published, or that a group has tried to handle.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from celery import Celery
 from celery.canvas import Signature, chord, chunks, group, maybe_signature
 from celery.canvas import _chain as Chain  # the public `chain` is a function's name for it
@@ -32,8 +32,7 @@ PERSISTENT = 2
 MODES = {"persistent": PERSISTENT, "transient": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedTask:
+class EncodedTask(msgspec.Struct, frozen=True):
     """A task as it would have been sent: its name, its id, and the body of its message row."""
 
     task: str
@@ -48,8 +47,7 @@ class _NoConnection:
         return nullcontext()
 
 
-@dataclass(slots=True)
-class CapturingProducer:
+class CapturingProducer(msgspec.Struct):
     """
     Keeps what is published; duck-typed, as Celery takes any producer.
 
@@ -60,8 +58,8 @@ class CapturingProducer:
 
     app: Celery
     ignore_result: bool | None = None
-    captured: list[EncodedTask] = field(default_factory=list)
-    connection: _NoConnection = field(default_factory=_NoConnection)
+    captured: list[EncodedTask] = msgspec.field(default_factory=list)
+    connection: _NoConnection = msgspec.field(default_factory=_NoConnection)
     serializer: str | None = None
 
     def publish(

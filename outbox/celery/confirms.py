@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import amqp
+import msgspec
 from amqp import spec
 from celery import Celery
 from kombu.common import maybe_declare
@@ -54,8 +54,7 @@ AWAY = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's bro
 CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """
     What a server said when it closed the connection because of a task.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,8 +157,7 @@ def _load(values: msgspec.Raw) -> dict[str, Any]:
     return dict(json.loads(raw))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMessage:
+class TaskMessage(msgspec.Struct, frozen=True):
     """
     A task with its place in a batch.
 

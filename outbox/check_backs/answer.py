@@ -7,11 +7,11 @@ The record of check-backs has each question, the decided answer, and the answer 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from uuid import uuid4
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS
+from msgspec.structs import asdict
 
 from outbox import signals
 from outbox.check_backs import sources

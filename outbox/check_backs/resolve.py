@@ -9,9 +9,10 @@ the one for messages that went half first.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from uuid import UUID
 
+import msgspec
+from msgspec.structs import replace
 from psycopg import errors
 from psycopg.rows import class_row
 
@@ -43,8 +44,7 @@ FROM outbox_batch WHERE id = %(batch)s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """
     The answer to a check-back.
 
@@ -60,8 +60,7 @@ class Answer:
     is_alert: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True):
     """
     The columns of the decision table.
 

@@ -6,10 +6,10 @@ answer and has no influence on it; and the half message of a message id, for an 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+import msgspec
 import psycopg
 from django.apps import apps
 from django.core.exceptions import ValidationError
@@ -121,8 +121,7 @@ WHERE s.id = %s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SourceMessage:
+class SourceMessage(msgspec.Struct, frozen=True):
     """
     A message in its database.
 

@@ -14,10 +14,10 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import msgspec
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
+from msgspec.structs import replace
 
 from outbox.conf.reading import read
 from outbox.conf.reserved import add_reserved_topics
@@ -104,7 +104,7 @@ def topic_settings(name: str) -> TopicSettings:
     topic = topics[name]
     if topic.type is None:
         kind = TopicType.TRANSACTION if broker_has(topic.broker, "HalfMessages") else TopicType.NORMAL
-        topic = msgspec.structs.replace(topic, type=kind)
+        topic = replace(topic, type=kind)
     return topic
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from django.db import connections, router
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.fields.json import KT
@@ -162,8 +162,7 @@ ORDER BY 1, 2
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEnd:
+class GroupEnd(msgspec.Struct, frozen=True):
     """
     The state of a message in a group that has not handled it.
 

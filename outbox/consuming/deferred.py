@@ -18,13 +18,14 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import psycopg
 from django.db import connections, transaction
+from msgspec.structs import asdict
 
 from outbox import database
 from outbox.brokers.base import Delivery
@@ -54,8 +55,7 @@ class Reason(enum.StrEnum):
     LOST = "lost"  # it was lost on the way to the group, and an operator sent it again
 
 
-@dataclass(frozen=True, slots=True)
-class Deferral:
+class Deferral(msgspec.Struct, frozen=True):
     """
     What is written about a message that is not ended.
 
@@ -83,8 +83,7 @@ class Deferral:
         return cls(reason, crashes=int(delivery.delivery_count > 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """
     A deferred message whose run was begun.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
+
+import msgspec
 
 from outbox import conf
 from outbox.errors import UnreadableBody
@@ -21,8 +22,7 @@ SOURCE_PREFIX = "urn:uuid:"  # of an outbox; its message ids are UUIDs
 MAX_KEY_BYTES = 500  # PostgreSQL indexes up to 2,704 bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """
     The context that a handler receives with a message.
 
@@ -52,8 +52,7 @@ class Context:
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryInfo:
+class DeliveryInfo(msgspec.Struct, frozen=True):
     """
     The columns about a delivery in the tables of the inbox, deferred messages, failures and duplicates.
 

@@ -14,12 +14,13 @@ audit of the full history finds those.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
+from msgspec.structs import asdict
 
 from outbox import conf, signals
 from outbox.brokers.capabilities import Receives
@@ -150,8 +151,7 @@ AND first_number = %(first)s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """The numbers `first` to `last` of a lane, which have not arrived."""
 
     topic: str

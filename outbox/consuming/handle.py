@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 from django.db import Error as DatabaseError
 from django.db import connections
+from msgspec.structs import replace
 
 from outbox import database, tracing
 from outbox.brokers.base import Delivery

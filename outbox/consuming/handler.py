@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import psycopg
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connections, transaction
@@ -33,15 +33,14 @@ logger = get_logger(__name__)
 DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
 
 
-@dataclass(slots=True)
-class HandlerRun:
+class HandlerRun(msgspec.Struct):
     """A handler's run with one message, or several at once. Its fields are also valid after an exception."""
 
     group: Group
     deliveries: Sequence[Delivery]
     lease_thread: LeaseThread
     consumer: Consumer | None = None
-    claims: list[Claim] = field(default_factory=list)  # of each delivery; complete before the handler is called
+    claims: list[Claim] = msgspec.field(default_factory=list)  # of each delivery; complete before the handler is called
     is_committed: bool = False
 
     def note_commit(self) -> None:

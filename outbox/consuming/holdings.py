@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from outbox.database.heartbeats import Handling
 
 
-@dataclass(slots=True)
-class Holdings:
+class Holdings(msgspec.Struct):
     """
     The state of workers.
 
@@ -20,7 +20,7 @@ class Holdings:
         handling: the handler that has been running for the longest time; None if none runs.
     """
 
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = msgspec.field(default_factory=dict)
     handling: Handling | None = None
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Self
 
+import msgspec
 from django.db import connections
 
 from outbox import conf, database
@@ -111,8 +111,7 @@ class Claim(enum.Enum):
     BEHIND = enum.auto()  # an earlier message of its key is deferred, or being handled
 
 
-@dataclass(frozen=True, slots=True)
-class InboxEntry:
+class InboxEntry(msgspec.Struct, frozen=True):
     """
     A message that a group is about to handle.
 

@@ -16,10 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
@@ -47,8 +47,7 @@ REPORTED_AFTER = 5  # a handler that runs for this many times INVISIBLE is repor
 _serial = itertools.count(1)
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     """A delivery that a worker holds, with its current receipt, which a renewal may change."""
 
     delivery: Delivery
@@ -266,8 +265,7 @@ class LeaseThread:
         signals.alert.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(msgspec.Struct):
     """
     A running handler.
 
@@ -277,10 +275,10 @@ class _Work:
     connection: psycopg.Connection[Any]
     consumer: Consumer
     delivery: Delivery
-    thread: int = field(default_factory=threading.get_ident)
-    began_at: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    touched_at: float = field(default_factory=time.monotonic)
+    thread: int = msgspec.field(default_factory=threading.get_ident)
+    began_at: float = msgspec.field(default_factory=time.monotonic)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    touched_at: float = msgspec.field(default_factory=time.monotonic)
     is_over: bool = False
     is_broken_off: bool = False
     interrupted_at: float = float("-inf")

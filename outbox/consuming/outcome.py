@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+
+import msgspec
 
 from outbox import conf, signals
 from outbox.brokers.base import Delivery
@@ -47,8 +48,7 @@ class Outcome(enum.StrEnum):
     RELEASED = "released"  # the database is away, so nothing could be written
 
 
-@dataclass(frozen=True, slots=True)
-class HandlingResult:
+class HandlingResult(msgspec.Struct, frozen=True):
     """
     Args:
         order_key: the key whose later messages have to be deferred, too; None for all others.

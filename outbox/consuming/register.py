@@ -12,11 +12,11 @@ import random
 import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
+import msgspec
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS
 
@@ -81,8 +81,7 @@ class Decorator(Protocol[T, U]):
     def __call__(self, target: Callable[[T], Result], /) -> Callable[[T], Result]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """
     How often, and after which delays, a message is retried before it becomes a dead letter.
 
@@ -108,7 +107,7 @@ class RetryPolicy:
             )
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
             raise ConfigurationError(f"RetryPolicy(on={self.on!r}) is not valid: pass exception classes.")
-        object.__setattr__(self, "on", tuple(self.on))
+        msgspec.structs.force_setattr(self, "on", tuple(self.on))
         if not self.delays or not all(isinstance(delay, timedelta) and delay >= timedelta(0) for delay in self.delays):
             raise ConfigurationError("RetryPolicy(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
@@ -122,8 +121,7 @@ class RetryPolicy:
         return base * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
+class Consumer(msgspec.Struct, frozen=True):
     """
     One handler for one message type, or for a plain topic, in one group.
 
@@ -164,12 +162,11 @@ class Consumer:
         return self.tags is None or tag in self.tags
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(msgspec.Struct, frozen=True, dict=True):
     """A consumer group: its handlers by subject. All keep their inbox rows in one database."""
 
     name: str
-    consumers: Mapping[str, Consumer] = field(default_factory=dict)
+    consumers: Mapping[str, Consumer] = msgspec.field(default_factory=dict)
 
     @property
     def using(self) -> str:

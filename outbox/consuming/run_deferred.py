@@ -8,10 +8,10 @@ token decides whether it counts.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from django.db import connections, transaction
+from msgspec.structs import replace
 
 from outbox import database, tracing
 from outbox.consuming import deferred

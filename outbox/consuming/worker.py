@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import compress
 from typing import Self
 
+import msgspec
 from django.db import connections
+from msgspec.structs import asdict
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
@@ -55,8 +56,7 @@ LONGEST_WAIT_SECONDS = 2.0  # of a receive, since other workers defer messages, 
 GIVEN_UP_AT_ONCE = 20  # messages that the server gave up, in a second
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(msgspec.Struct):
     """
     The number of deliveries, and of runs of deferred messages, by outcome.
 

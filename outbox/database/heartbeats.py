@@ -6,9 +6,10 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 
+import msgspec
+from msgspec.structs import asdict
 from psycopg.types.json import Jsonb
 
 from outbox.database import Connection
@@ -53,8 +54,7 @@ WHERE beat_at < clock_timestamp() - CASE WHEN kind = 'consumer' THEN greatest(%(
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Handling:
+class Handling(msgspec.Struct, frozen=True):
     """
     A handler of a consumer that is running.
 

@@ -50,7 +50,7 @@ logger = get_logger(__name__)
 INTERNAL = "Only consumers of the outbox read it: its tables are internal."
 
 
-class EmbeddedInterface(BrokerInterface):
+class EmbeddedInterface(BrokerInterface, frozen=True):
     """How other programs read its messages: not at all."""
 
     @classmethod

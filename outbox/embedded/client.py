@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
+import msgspec
 import psycopg
 from psycopg import errors
 
@@ -41,8 +41,7 @@ def no_tables(alias: str) -> NotMigrated:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ScanValidity:
+class ScanValidity(msgspec.Struct, frozen=True):
     """
     How long the last scan is valid: until then, only messages that commits notify of can be added to it.
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from outbox.database import Connection
 from outbox.database.locks import Lock
@@ -134,8 +135,7 @@ ORDER BY taken.id
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """The arguments of one receive. `number` counts the receives."""
 
     group: str
@@ -165,8 +165,7 @@ class Reader:
         return limit - max(1, limit // UNREAD_SHARE)
 
 
-@dataclass(frozen=True, slots=True)
-class ScanResult:
+class ScanResult(msgspec.Struct, frozen=True):
     """
     What a scan has found for a group.
 
@@ -183,8 +182,7 @@ class ScanResult:
         return bool(self.is_due or self.unread)
 
 
-@dataclass(slots=True)
-class Received:
+class Received(msgspec.Struct):
     """The messages that a receive has taken. `may_have_more`: another scan may find more, even if there are no rows."""
 
     rows: list[ReadRow]

@@ -6,9 +6,10 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import inf
+
+import msgspec
 
 from outbox.brokers.base import ServerResource
 from outbox.brokers.validation import known_topic
@@ -26,8 +27,7 @@ SELECT * FROM unnest(%s::int[], %s::text[], %s::text[], %s::int[]) ON CONFLICT D
 READ_TOPICS = "SELECT id, name, type, queues FROM outbox_embedded_topic WHERE name = ANY(%s)"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTopic:
+class StoredTopic(msgspec.Struct, frozen=True):
     """A topic's row."""
 
     id: int

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from outbox import conf
 from outbox.brokers.base import Broker
@@ -22,8 +23,7 @@ from outbox.forks import ForkSafeLock
 _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(msgspec.Struct):
     """A broker that all threads share. `users` is counted under the lock; the last user of a retired broker closes it."""
 
     broker: Broker

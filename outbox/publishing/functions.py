@@ -8,10 +8,10 @@ Publish: write message row and ticket inside the caller's database transaction.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.db.models import Model
 
@@ -27,8 +27,7 @@ from outbox.publishing.wakeup import wake_after_commit
 __all__ = ["Envelope", "apublish", "publish", "publish_many", "publish_raw"]
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """
     A message for `publish_many()`, with what `publish()` takes as arguments.
 

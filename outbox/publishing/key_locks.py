@@ -11,9 +11,9 @@ since two of them would wait for each other: where the topics are not free, it l
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
@@ -50,8 +50,7 @@ THIS_TRANSACTION = "SELECT pg_current_xact_id()::text"
 ORDER_KEY = "SELECT hashtextextended(%s, %s)"
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     """How many keys a connection has locked, at most, in the transaction that it was in then."""
 
     transaction: str = ""

@@ -17,10 +17,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgspec
 from django.db import connections, transaction
 
 from outbox import conf, database
@@ -37,8 +37,7 @@ EXPIRES_SECONDS = 10  # workers drop an older wakeup
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Wakeup:
+class Wakeup(msgspec.Struct, frozen=True):
     """A wakeup for relays of a database and a broker."""
 
     database: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from outbox.outages import Backoff
 
@@ -85,8 +86,7 @@ class Breaker:
         self.open_until = self._clock() + wait.total_seconds()
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(msgspec.Struct):
     """
     How many bytes of bodies go to a broker in one call, or in one transaction; they are also the most in memory at a time.
 

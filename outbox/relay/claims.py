@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
+import msgspec
+
 from outbox.batches.batch import ClaimedBatch
 from outbox.batches.claim import (
     MESSAGES_PER_CLAIM,
@@ -25,8 +27,7 @@ from outbox.database import Connection
 from outbox.relay.lane import HeldLane
 
 
-@dataclass(slots=True)
-class FullScanTimer:
+class FullScanTimer(msgspec.Struct):
     """
     When the next scan for tickets starts at position 0.
 

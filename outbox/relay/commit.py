@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
@@ -52,8 +53,7 @@ from outbox.relay.splitter import Splitter
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """
     The part of a batch that may be committed.
 
@@ -65,8 +65,7 @@ class Decision:
     is_fresh: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(msgspec.Struct, frozen=True):
     """
     How the commits of a batch ended. Positions that are in neither dict are committed.
 
@@ -76,12 +75,11 @@ class CommitResult:
     """
 
     batch: PreparedBatch
-    gone: dict[int, Unaccepted] = field(default_factory=dict)
-    unanswered: dict[int, SendResult] = field(default_factory=dict)
+    gone: dict[int, Unaccepted] = msgspec.field(default_factory=dict)
+    unanswered: dict[int, SendResult] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Committer:
+class Committer(msgspec.Struct):
     """
     Decides, commits and marks the batches of one relay.
 
@@ -323,8 +321,7 @@ UNPROVEN = Unaccepted(
 )
 
 
-@dataclass(slots=True)
-class SweepResult:
+class SweepResult(msgspec.Struct):
     """
     The counts of a sweep.
 
@@ -342,12 +339,11 @@ class SweepResult:
 
     def add(self, other: SweepResult) -> None:
         """Add the counts of more batches."""
-        for counter in fields(self):
-            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(slots=True)
-class Sweeper:
+class Sweeper(msgspec.Struct):
     """
     Settles the decided batches of one broker, oldest first.
 

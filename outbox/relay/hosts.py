@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 import psycopg
 from django.db import connections
 
@@ -49,8 +49,7 @@ IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True)
-class RelayTarget:
+class RelayTarget(msgspec.Struct, frozen=True):
     """Where a relay works: a database (Django's alias) and a broker (its alias in `OUTBOX["BROKERS"]`)."""
 
     database: str
@@ -406,8 +405,7 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Matched:
+class _Matched(msgspec.Struct, frozen=True):
     """The last comparison of a database's topic rows with settings, and the topics that have a row but are not in settings."""
 
     settings: conf.Settings

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from outbox.batches.steps import release_left
 from outbox.database import Connection
@@ -21,8 +22,7 @@ UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLane:
+class HeldLane(msgspec.Struct, frozen=True):
     """A lane that a connection holds until it releases the lane or closes."""
 
     number: int

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 import psycopg
+from msgspec.structs import asdict
 
 from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
@@ -43,8 +44,7 @@ MAINTENANCE_INTERVAL = 3600.0  # seconds
 MAINTENANCE = "maintenance"  # the loop
 
 
-@dataclass(frozen=True, slots=True)
-class MaintenanceResult:
+class MaintenanceResult(msgspec.Struct, frozen=True):
     """The result: the days whose partitions were created, the pruned rows, and how many stale heartbeats were deleted."""
 
     made: list[date]
@@ -149,8 +149,7 @@ CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between a broker
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
 
-@dataclass(slots=True)
-class Pruned:
+class Pruned(msgspec.Struct):
     """
     The result of a prune.
 
@@ -160,9 +159,9 @@ class Pruned:
         rows: table -> number of rows deleted.
     """
 
-    days: list[date] = field(default_factory=list)
-    kept: dict[date, str] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
+    days: list[date] = msgspec.field(default_factory=list)
+    kept: dict[date, str] = msgspec.field(default_factory=dict)
+    rows: dict[str, int] = msgspec.field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Return the result as a dict that can be encoded as JSON."""

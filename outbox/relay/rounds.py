@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from datetime import timedelta
 from random import random
 from typing import Any
 
+import msgspec
 import psycopg
 
 from outbox import conf
@@ -39,8 +39,7 @@ from outbox.relay.transactions import TransactionalSender
 logger = get_logger(__name__)
 
 
-@dataclass(slots=True)
-class RelayResult:
+class RelayResult(msgspec.Struct):
     """Counts of batches and messages claimed, messages sent and not accepted, and fences lost."""
 
     batches: int = 0
@@ -51,8 +50,8 @@ class RelayResult:
 
     def add(self, other: RelayResult) -> None:
         """Add the counts of another round."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 # A message that the broker may or may not have accepted is sent again within a second; the limit doubles with each try.

@@ -56,8 +56,7 @@ All but the first two are None where the message row is gone.
 _batch_id = itemgetter(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """Messages of a batch, in order."""
 
     batch: ClaimedBatch

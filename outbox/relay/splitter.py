@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+
+import msgspec
 
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
@@ -20,8 +21,7 @@ logger = get_logger(__name__)
 ALERT_FAILURES = 10  # a batch that fails so often, or a multiple of it, raises an alert
 
 
-@dataclass(frozen=True, slots=True)
-class Splitter:
+class Splitter(msgspec.Struct, frozen=True):
     """
     Returns, splits and records messages that were not accepted. Each step raises `FenceLost`, and has done nothing then.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
+
+import msgspec
 
 from outbox.message import Message
 from outbox.schema.misfits import MisfitKind, misfits
@@ -13,8 +14,7 @@ from outbox.schema.snapshot import Snapshot, TypeSnapshot
 ACCEPT = "If no such message can come any more, run outbox_schema --write --accept-breaks."
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """
     A change of a message type since the last snapshot.
 

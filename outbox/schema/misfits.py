@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from outbox.schema.snapshot import Node, Schema
 
@@ -48,8 +49,7 @@ class MisfitKind(enum.Enum):
     IGNORED = enum.auto()  # it has a field that the reader does not know
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
+class Misfit(msgspec.Struct, frozen=True):
     """
     A part of a body that a reader refuses or does not know.
 
@@ -74,8 +74,7 @@ def misfits(written: Schema, read: Schema) -> list[Misfit]:
     return list(by_place.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """Two nodes that are to be compared."""
 
     path: str
@@ -83,13 +82,12 @@ class _Part:
     read: Node
 
 
-@dataclass
-class _Comparison:
+class _Comparison(msgspec.Struct):
     """Walks two schemas side by side. Each pair of nodes is looked at once, so recursive types end."""
 
     writer: Schema
     reader: Schema
-    fitting: dict[tuple[int, int], bool] = field(default_factory=dict)
+    fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)
 
     def run(self, written: Node, read: Node) -> Iterator[Misfit]:
         todo, seen = [_Part("", written, read)], set()

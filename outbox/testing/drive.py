@@ -8,13 +8,14 @@ which in production run in autocommit, join that transaction here; its transacti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 from django.db import connections, transaction
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
+from msgspec.structs import replace
 from psycopg.pq import TransactionStatus
 
 from outbox import conf, database
@@ -200,8 +201,7 @@ class Consumers:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """A delivery that failed unexpectedly. `error` is None if the handler did not raise it."""
 
     who: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 from uuid import uuid4
+
+import msgspec
 
 from outbox import conf
 from outbox.brokers.base import Outgoing
@@ -29,8 +30,7 @@ from outbox.testing.stand_in import memory_brokers
 MAX_ROUNDS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(msgspec.Struct, frozen=True):
     """The result of `run_until_idle()`: messages sent to brokers, and deliveries by outcome."""
 
     sent: int

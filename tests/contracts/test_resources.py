@@ -2,9 +2,9 @@
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, ServerResource
 from outbox.brokers.capabilities import ListsResources

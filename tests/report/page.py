@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from docs.generate.markdown import table
+from docs.blocks.markdown import table
 
 HEAD = """# Report
 

@@ -7,7 +7,6 @@ Source: AsyncAPI's Kafka bindings 0.5.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from outbox.brokers.asyncapi import TEXT, BrokerInterface
@@ -20,8 +19,7 @@ from outbox.brokers.options import read_options
 COMMITTED = "Read it with isolation.level=read_committed: records of other transactions are not published."
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaInterface(BrokerInterface):
+class KafkaInterface(BrokerInterface, frozen=True):
     """How other programs read Kafka's records."""
 
     @classmethod

@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AclOperation
 
@@ -51,8 +51,7 @@ OTHER_REJECTED = SendResult(SendStatus.UNAVAILABLE, reason="Another message of i
 NOT_OPEN = SendResult(SendStatus.UNAVAILABLE, reason="The lane is not open here.")
 
 
-@dataclass(slots=True)
-class _Lane:
+class _Lane(msgspec.Struct):
     """
     An open lane.
 
@@ -66,7 +65,7 @@ class _Lane:
     errors: ConnectionErrors
     marker_topic: str
     is_one_by_one: bool
-    limits: dict[str, int | None] = field(default_factory=dict)
+    limits: dict[str, int | None] = msgspec.field(default_factory=dict)
 
 
 class KafkaLanes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from msgspec.structs import replace
 
 from outbox.brokers.kafka.client import ANSWER_SECONDS
 from outbox.brokers.kafka.errors import call_error, error_of
@@ -35,7 +36,7 @@ class OffsetNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def encode(self) -> str:
         """Return the metadata's text."""
-        shorter = msgspec.structs.replace(self, project=self.project[:LONGEST_PROJECT])
+        shorter = replace(self, project=self.project[:LONGEST_PROJECT])
         return msgspec.json.encode(shorter).decode()
 
     @classmethod

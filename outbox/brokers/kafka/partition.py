@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _hands = itertools.count(1)
 
 
-@dataclass(slots=True, eq=False)
-class HeldPartition:
+class HeldPartition(msgspec.Struct, eq=False):
     """
     The records of a partition, from its assignment to its revocation.
 
@@ -44,8 +44,8 @@ class HeldPartition:
     in_use_until: int = 0
     is_in_use: bool = False
     seen_before: int = 0
-    records: dict[int, Message] = field(default_factory=dict)
-    held: dict[int, str] = field(default_factory=dict)
+    records: dict[int, Message] = msgspec.field(default_factory=dict)
+    held: dict[int, str] = msgspec.field(default_factory=dict)
     held_until: float = 0.0
     changed_at: float = 0.0
     topic_id: str = ""

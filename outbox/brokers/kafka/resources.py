@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import NewTopic, TopicDescription
 
@@ -27,8 +27,7 @@ KEYS_WOULD_MOVE = (
 UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaResource:
+class KafkaResource(msgspec.Struct, frozen=True):
     """
     A topic that is needed.
 

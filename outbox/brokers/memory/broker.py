@@ -6,10 +6,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
+
+from msgspec.structs import replace
 
 from outbox.brokers.base import (
     Backlog,

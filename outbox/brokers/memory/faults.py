@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from outbox.brokers.base import HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 
@@ -21,8 +22,7 @@ class FaultKind(enum.StrEnum):
     TWICE = "twice"  # it arrives twice, so a half message is stored twice; the caller gets the first answer
 
 
-@dataclass(slots=True)
-class Fault:
+class Fault(msgspec.Struct):
     """A planned fault. `times`: for how many messages; None: for all until `heal()`."""
 
     call: str
@@ -33,11 +33,10 @@ class Fault:
     status: HalfStatus | None = None  # the result of a look-up
 
 
-@dataclass(slots=True)
-class Faults:
+class Faults(msgspec.Struct):
     """The faults that a test has planned, in order."""
 
-    planned: list[Fault] = field(default_factory=list)
+    planned: list[Fault] = msgspec.field(default_factory=list)
 
     def plan(self, call: str, status: SendStatus | None, reason: str, kind: FaultKind, where: Where, times: int | None) -> None:
         """Add a fault after those already planned."""

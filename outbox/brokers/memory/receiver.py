@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.memory.store import MemoryGroup, Store, UnfinishedCopy

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from outbox.brokers.base import Ended, Outgoing
 from outbox.brokers.memory.faults import Faults
 
 
-@dataclass(slots=True)
-class HalfRecord:
+class HalfRecord(msgspec.Struct):
     """A half message. `ended` is None while it is hidden and undecided; `place` counts all half messages from 0."""
 
     id: str
@@ -24,8 +24,7 @@ class HalfRecord:
     asked: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Copy:
+class Copy(msgspec.Struct, eq=False):
     """A visible copy of a message; a second copy with the same message id is a duplicate."""
 
     message: Outgoing
@@ -34,8 +33,7 @@ class Copy:
     visible_at: datetime
 
 
-@dataclass(slots=True, eq=False)
-class UnfinishedCopy:
+class UnfinishedCopy(msgspec.Struct, eq=False):
     """An unfinished copy of one group. `receipt` is empty before its first delivery; `given_up` is the reason, if it was."""
 
     copy: Copy
@@ -45,26 +43,23 @@ class UnfinishedCopy:
     given_up: str = ""
 
 
-@dataclass(slots=True)
-class MemoryGroup:
+class MemoryGroup(msgspec.Struct):
     """A consumer group: its offset in each topic, its unfinished and finished messages, and its deliveries."""
 
-    next_number: dict[str, int] = field(default_factory=dict)
-    unfinished: dict[str, dict[int, UnfinishedCopy]] = field(default_factory=dict)
-    done: dict[str, list[Copy]] = field(default_factory=dict)  # message id -> copies
-    delivered: list[str] = field(default_factory=list)  # message ids, one for each delivery
+    next_number: dict[str, int] = msgspec.field(default_factory=dict)
+    unfinished: dict[str, dict[int, UnfinishedCopy]] = msgspec.field(default_factory=dict)
+    done: dict[str, list[Copy]] = msgspec.field(default_factory=dict)  # message id -> copies
+    delivered: list[str] = msgspec.field(default_factory=list)  # message ids, one for each delivery
 
 
-@dataclass(frozen=True, slots=True)
-class LaneKey:
+class LaneKey(msgspec.Struct, frozen=True):
     """The key of a lane of transactional sends."""
 
     source: str
     lane: int
 
 
-@dataclass(slots=True)
-class MemoryLane:
+class MemoryLane(msgspec.Struct):
     """A lane of transactional sends: a number that only its holder knows, and the marker of its last transaction."""
 
     epoch: int = 0

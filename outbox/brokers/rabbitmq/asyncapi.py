@@ -7,7 +7,6 @@ Source: AsyncAPI's AMQP bindings 0.3.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -21,8 +20,7 @@ EXCHANGE = "It is the topic exchange {topic!r}, and the routing key is the tag. 
 TAGS = "The message's tag; empty without one. A queue that is bound to # gets all messages."
 
 
-@dataclass(frozen=True, slots=True)
-class RabbitMQInterface(BrokerInterface):
+class RabbitMQInterface(BrokerInterface, frozen=True):
     """How other programs read RabbitMQ's messages."""
 
     virtual_host: str = "/"

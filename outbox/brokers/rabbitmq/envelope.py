@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import amqp
+from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery, Outgoing, SendResult, SendStatus
 from outbox.message import Header

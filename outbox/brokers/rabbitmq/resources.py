@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import amqp
+import msgspec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from outbox.brokers.base import ServerResource
@@ -25,8 +25,7 @@ from outbox.message import TopicSpec
 Ask = Callable[[amqp.Channel], object]
 
 
-@dataclass(frozen=True, slots=True)
-class RabbitMQResource:
+class RabbitMQResource(msgspec.Struct, frozen=True):
     """
     An exchange or queue that is needed.
 

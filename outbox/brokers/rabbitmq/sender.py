@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import amqp
+import msgspec
 from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
@@ -45,8 +45,7 @@ class DeclarationMissing(Exception):
     """A queue that a batch needs does not exist. Nothing of the batch is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(msgspec.Struct, frozen=True):
     """A message and where it goes."""
 
     exchange: str

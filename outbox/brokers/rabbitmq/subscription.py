@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import amqp
+import msgspec
+from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery
 
 
-@dataclass(slots=True)
-class PushedMessage:
+class PushedMessage(msgspec.Struct):
     """
     A message that is not acknowledged.
 
@@ -26,7 +26,7 @@ class PushedMessage:
     delivery: Delivery
     pushed_at: float
     expires_at: float | None = None
-    waits_since: float = field(default_factory=time.monotonic)
+    waits_since: float = msgspec.field(default_factory=time.monotonic)
     times_out: int = 0
 
 

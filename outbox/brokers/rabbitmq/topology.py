@@ -8,11 +8,11 @@ is bound to all tags, and its *inlet*, into which the server puts messages that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import amqp
+import msgspec
 from amqp.exceptions import NotFound
 
 from outbox.message import TopicSpec, TopicType
@@ -54,8 +54,7 @@ def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     channel.exchange_declare(topic.name, "topic", durable=True, auto_delete=False)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupQueue:
+class GroupQueue(msgspec.Struct, frozen=True):
     """
     A queue of a group as it is declared.
 

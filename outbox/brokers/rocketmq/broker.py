@@ -55,7 +55,7 @@ from outbox.message import Half, Resolution, TopicType
 SUBSCRIBE = "Subscribe to it with a consumer group of your own."
 
 
-class RocketMQInterface(BrokerInterface):
+class RocketMQInterface(BrokerInterface, frozen=True):
     """How other programs read RocketMQ's messages."""
 
     @classmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from outbox.brokers.rocketmq.options import parse_address
 from outbox.brokers.rocketmq.stubs import definition
@@ -18,8 +19,7 @@ SCHEMES = {
 WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """One proxy, or several proxies behind one name. `target` is its gRPC address."""
 
     target: str
@@ -41,8 +41,7 @@ class Endpoint:
         return cls.of(proto)
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """One queue of a topic, and the proxy that serves it."""
 
     proto: Any

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import random
+
+import msgspec
 
 # (latency, avoid the server for), in seconds. Source: apache/rocketmq MQFaultStrategy.
 SLOW = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
@@ -21,8 +22,7 @@ FIRST_SECONDS, GROWTH, MAX_SECONDS, JITTER = 1.0, 1.6, 3.0, 0.2
 MAX_STEPS = 3  # 1.6 ** 3 is above 3
 
 
-@dataclass(frozen=True, slots=True)
-class FlowControl:
+class FlowControl(msgspec.Struct, frozen=True):
     """The backoff from a server that applies flow control: how many times in a row, and until when (by the clock)."""
 
     times: int

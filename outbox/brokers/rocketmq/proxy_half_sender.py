@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
+
+import msgspec
 
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.endpoints import Endpoint
@@ -31,8 +32,7 @@ RESOLUTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SentHalf:
+class SentHalf(msgspec.Struct, frozen=True):
     """A half message that this process sent: its proxy, the proxy's transaction id, and when it was sent (by the clock)."""
 
     endpoint: Endpoint

@@ -8,8 +8,9 @@ too far for one call, the next call for the same topic continues it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import StoredMessage
@@ -18,8 +19,7 @@ from outbox.brokers.rocketmq.remoting.ports import Ports
 MAX_READ = 50_000  # messages in one call: about a second
 
 
-@dataclass(slots=True)
-class QueueScan:
+class QueueScan(msgspec.Struct):
     """
     A scan in progress.
 
@@ -31,7 +31,7 @@ class QueueScan:
 
     wanted: frozenset[str]
     queues: dict[int, tuple[int, int]]
-    found: dict[str, StoredMessage] = field(default_factory=dict)
+    found: dict[str, StoredMessage] = msgspec.field(default_factory=dict)
 
 
 class QueueReader:

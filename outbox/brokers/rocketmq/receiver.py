@@ -14,10 +14,11 @@ import asyncio
 import math
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import RocketMQClient
@@ -51,8 +52,7 @@ class PollKey(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveRequest:
+class ReceiveRequest(msgspec.Struct, frozen=True):
     """The arguments of one call of `receive`."""
 
     group: str
@@ -62,8 +62,7 @@ class ReceiveRequest:
     wait_seconds: float
 
 
-@dataclass(slots=True)
-class PollFailure:
+class PollFailure(msgspec.Struct):
     """The error of a request, when it is made again (monotonic seconds), and whether the error has been logged."""
 
     error: BaseException

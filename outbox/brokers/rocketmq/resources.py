@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from outbox.brokers.base import ServerResource
 from outbox.brokers.rocketmq.client import RocketMQClient
@@ -20,8 +21,7 @@ from outbox.message import TopicSpec
 MISSING = (requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP)
 
 
-@dataclass(frozen=True, slots=True)
-class RocketMQResource:
+class RocketMQResource(msgspec.Struct, frozen=True):
     """
     A topic or group that each broker needs.
 

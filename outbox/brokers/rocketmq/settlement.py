@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
+from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery
 from outbox.brokers.rocketmq.client import RocketMQClient

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
+import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
 
@@ -48,8 +49,8 @@ class Command(BaseCommand):
         if described:
             self.stdout.write(json.dumps(described, indent=2))
         elif options["json"]:
-            newest = {alias: list(map(asdict, rows)) for alias, rows in traffic.items()}
-            self.stdout.write(json.dumps({"topics": list(map(asdict, topics)), "newest": newest}, default=str))
+            newest = {alias: msgspec.to_builtins(rows, builtin_types=(datetime,)) for alias, rows in traffic.items()}
+            self.stdout.write(json.dumps({"topics": msgspec.to_builtins(topics), "newest": newest}, default=str))
         else:
             self.stdout.write("\n\n".join(_as_text(topic, traffic) for topic in topics) or "There is no topic.")
         if not all(topic.broker for topic in topics) or any(kind.trouble for topic in topics for kind in topic.types):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ import psycopg
 from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 from django.db import connections
+from msgspec.structs import asdict
 
 from outbox import conf, database
 from outbox.consuming import subscriptions

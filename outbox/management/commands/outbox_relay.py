@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import psycopg
 from django.core.management.base import BaseCommand, CommandError
+from msgspec.structs import asdict
 
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker, CheckLoop, brokers_that_ask, brokers_to_ask_for

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from django.conf import settings
 from django.core.management.base import BaseCommand
+from msgspec.structs import asdict
 
 from outbox.errors import OutboxError
 from outbox.logs import one_line

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec.structs import asdict
 
 from outbox.message import Half
 

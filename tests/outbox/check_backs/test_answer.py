@@ -1,10 +1,10 @@
 import threading
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connections
+from msgspec.structs import replace
 
 from outbox import signals
 from outbox.check_backs.answer import answer, record_sent

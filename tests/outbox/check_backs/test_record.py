@@ -1,4 +1,4 @@
-from dataclasses import replace
+from msgspec.structs import replace
 
 from outbox.check_backs.answer import note_sent, record
 from outbox.check_backs.resolve import Answer

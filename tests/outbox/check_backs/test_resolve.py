@@ -2,7 +2,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +11,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import connection as django_connection
 from django.db import transaction
+from msgspec.structs import replace
 
 from outbox.check_backs.register import check_back
 from outbox.check_backs.resolve import resolve

@@ -1,11 +1,11 @@
 """The answers about half messages of half-first transactions."""
 
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.batches.half_first import READ_STEP
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Token

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -12,6 +11,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
+from msgspec.structs import replace
 
 from outbox import Reject, RetryLater, RetryPolicy, consumer, database, signals
 from outbox.consuming import deferred

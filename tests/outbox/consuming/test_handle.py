@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group as UniqueRow
 from django.db import IntegrityError, connection, transaction
+from msgspec.structs import replace
 
 import outbox
 from outbox import Reject, RetryPolicy, consumer, signals

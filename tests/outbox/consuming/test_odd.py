@@ -8,11 +8,11 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from msgspec.structs import replace
 
 from outbox import RetryPolicy, apublish, consumer, signals
 from outbox.consuming.handle import handle

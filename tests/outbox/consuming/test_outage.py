@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import psycopg
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from msgspec.structs import replace
 
 from outbox import RetryPolicy, consumer, database
 from outbox.consuming import deferred

@@ -1,7 +1,8 @@
 """Topics are created at first use, once, and keep their type."""
 
 import threading
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker, SendStatus
 from outbox.database import Connection

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from docs.generate.commands import names
+from docs.blocks.commands import names
 from outbox.testing.postgres import Postgres
 from tests.outbox.management.all_commands import CALLS
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, SendResult, SendStatus
 from outbox.message import Resolution

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from datetime import timedelta
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from outbox import database, signals
 from outbox.batches.batch import BatchSendResult

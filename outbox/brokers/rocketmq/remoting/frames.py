@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,17 +42,15 @@ class RemotingError(Exception):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A request to a broker or name server. The values of `fields` are text, numbers and booleans."""
 
     code: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class RemotingAnswer:
+class RemotingAnswer(msgspec.Struct, frozen=True):
     """An answer to a request. Its code is 0 unless it is an error."""
 
     code: int
@@ -68,8 +65,7 @@ class RemotingAnswer:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(msgspec.Struct, frozen=True):
     """
     A message in a broker's log.
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import replace
 from datetime import timedelta
 
 import amqp
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery, Outgoing, SendStatus
 from outbox.brokers.rabbitmq import RabbitMQBroker, receiver, sender

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import amqp
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Outgoing, ServerResource
 from outbox.brokers.rabbitmq import RabbitMQBroker

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting.frames import HALF, IPV6_BORN, IPV6_STORED, LONG_TOPIC, StoredMessage, write_properties

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.base import Broker
 from outbox.brokers.rocketmq import RocketMQBroker

@@ -7,11 +7,11 @@ import hashlib
 import hmac
 import json
 import struct
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import (

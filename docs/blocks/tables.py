@@ -11,9 +11,9 @@ from django.apps import apps
 from django.db import models
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from docs.generate import reasons
-from docs.generate.markdown import code, flat, of_app, table
-from docs.generate.source import ROOT, attributes, docstring
+from docs.blocks import reasons
+from docs.blocks.markdown import code, flat, of_app, table
+from docs.blocks.source import ROOT, attributes, docstring
 
 STATES = [
     ("A batch", "outbox/models/batch.py", "State"),

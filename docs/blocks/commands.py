@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 
-from docs.generate import reasons
-from docs.generate.markdown import code, flat, of_app, table
-from docs.generate.source import ROOT
+from docs.blocks import reasons
+from docs.blocks.markdown import code, flat, of_app, table
+from docs.blocks.source import ROOT
 from outbox.management import exits
 
 INTRODUCTION = """

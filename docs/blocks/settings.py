@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from docs.generate import reasons
-from docs.generate.markdown import code, definitions, flat, of_app
-from docs.generate.source import Attribute, attributes, docstring
+from docs.blocks import reasons
+from docs.blocks.markdown import code, definitions, flat, of_app
+from docs.blocks.source import Attribute, attributes, docstring
 
 CONF = "outbox/conf/sections.py"
 PIPELINE_CONF = "outbox/pipeline/conf.py"

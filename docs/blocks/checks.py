@@ -10,8 +10,8 @@ from typing import Any
 from django.core.checks import Tags
 from django.core.checks.registry import registry
 
-from docs.generate import reasons
-from docs.generate.markdown import definitions, of_app
+from docs.blocks import reasons
+from docs.blocks.markdown import definitions, of_app
 from outbox.findings import ERRORS, Needs, Rule, rules
 from outbox.monitoring import doctor  # noqa: F401 (registers rules)
 
