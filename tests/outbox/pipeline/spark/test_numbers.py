@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark import lanes as numbers
+from outbox.pipeline.spark import cells as numbers
 from outbox.pipeline.spark.cells import BUCKET, HIGHEST, Cells, lanes_of
 from outbox.pipeline.spark.lanes import roles_in
 
