@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark import LakeError, records
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
+from outbox.pipeline.spark.findings import NO_TOPIC
 from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
 from outbox.pipeline.spark.lake import (
@@ -45,7 +46,7 @@ from outbox.pipeline.spark.lake import (
     require_own_lake,
 )
 from outbox.pipeline.spark.readers import read_files, read_rows, spark_schema, unreadable_file
-from outbox.pipeline.spark.statements import NO_TOPIC, exported_snapshot
+from outbox.pipeline.spark.statements import exported_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,7 +29,7 @@ from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.cells import COLUMNS as OF_ROLES
 from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAITING, Roles, Seen, micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import IN_ORDER, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
+from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
@@ -38,7 +38,6 @@ from outbox.pipeline.spark.lanes import audit_lanes, with_messages
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
 from outbox.pipeline.spark.session import code_version
-from outbox.pipeline.spark.statements import NO_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,6 +20,7 @@ SEVERAL_PLACES = "it is in several places at once"
 NO_MESSAGE = "no message was published for it"
 NO_ROW = "its business row is missing"
 NOT_SENT = "not sent yet"
+NO_TOPIC = "#"  # begins the placeholder of a topic whose row is missing: its number, as `#7`
 NO_SUCH_TOPIC = "they refer to topic {number}, whose row in outbox_topic is missing: restore it from a backup"
 NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
 NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"

@@ -28,14 +28,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from outbox.pipeline.spark import HistoryError, LakeError
-from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.pipeline.spark.config import Source
 from outbox.pipeline.spark.lake import HASH_DIGITS, NULL, SEPARATOR, Frame
 from outbox.pipeline.spark.session import build_session
 from outbox.pipeline.spark.statements import JOIN
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from outbox.pipeline.spark.archiver import ArchiveConfig  # executors do not have what it imports
 
 
 DRIVER = "org.postgresql.Driver"  # named, because Spark does not always find it by itself

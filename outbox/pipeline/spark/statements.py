@@ -24,6 +24,7 @@ import psycopg
 from outbox.database.locks import END_IDLE_SNAPSHOT, IDLE_SESSION_SECONDS
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import Business
+from outbox.pipeline.spark.findings import NO_TOPIC
 
 EVERY_SECONDS = IDLE_SESSION_SECONDS / 5
 
@@ -86,8 +87,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
                 connection.rollback()
 
 
-# The placeholder of a topic whose row is missing: its number, as `#7`. `row`: the alias of the row that refers to it.
-NO_TOPIC = "#"
+# A topic's name, or its placeholder. `row`: the alias of the row that refers to it.
 TOPIC = f"coalesce(t.name, '{NO_TOPIC}' || {{row}}.topic_id)"
 
 FIRST_TIME, LAST_TIME = "1970-01-01 00:00:00+00", "9999-01-01 00:00:00+00"
