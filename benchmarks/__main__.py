@@ -51,6 +51,7 @@ NAMES = (
     "celery_tasks",
     "spark",
     "archive",
+    "start",
 )
 
 

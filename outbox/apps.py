@@ -10,6 +10,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules, import_string
+from django.utils.translation import gettext_lazy as _
 
 from outbox import conf
 from outbox.errors import ConfigurationError
@@ -18,7 +19,7 @@ from outbox.errors import ConfigurationError
 class OutboxConfig(AppConfig):
     name = "outbox"
     label = "outbox"
-    verbose_name = "Transactional outbox"
+    verbose_name = _("Transactional outbox")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

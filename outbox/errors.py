@@ -116,7 +116,7 @@ class OtherProject(NotMigrated):
 
 
 class TablesLocked(OutboxError):
-    """Raised when a look at the outbox's tables waits too long for a lock; the text names the session that has it."""
+    """Raised when a look at the tables takes too long; where it waits for a lock, the text names the session that has it."""
 
 
 class LaneNotHeld(OutboxError):

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 from django.apps import AppConfig, apps
+from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
@@ -56,9 +57,17 @@ class Page:
     """
 
     rank: int
-    name: str
+    name: str | Promise
     model: type[Model] = field(compare=False)
     view: str = field(compare=False)
+
+
+# What the attributes of former versions are now.
+FORMER = {
+    "find_attention": "Yield findings in a function with the decorator rule of outbox.findings.",
+    "attention_kinds": "Name the ids in the decorator rule of outbox.findings.",
+    **dict.fromkeys(["checks", "database_checks"], "Register them with django.core.checks.register and the tag outbox."),
+}
 
 
 class Extension:
@@ -68,6 +77,11 @@ class Extension:
     The class is imported when all models are loaded, and may import those of its app. Modules that need the admin are imported
     in the method that uses them.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in FORMER.keys() & vars(cls):
+            raise TypeError(f"{cls.__name__}.{name} is called by nobody any more. {FORMER[name]}")
 
     tables: Mapping[str, str] = {}
     """Tables to prune, in databases that have them: name -> SQL condition of rows past their retention, with `%(before)s`."""

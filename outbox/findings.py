@@ -49,7 +49,13 @@ class Finding(CheckMessage):
         default = ERROR if is_error else WARNING
         super().__init__(default if level is None else level, msg, hint, obj, finding_id)
         self.error = error
+        self.database = ""  # where several have the same subjects
         self.since = None if seconds is None else datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=int(seconds))
+
+    @property
+    def subject(self) -> str:
+        """The subject, with its database where several have one of that name."""
+        return f"{self.obj} of database {self.database!r}" if self.database else str(self.obj)
 
     @property
     def text(self) -> str:
@@ -68,16 +74,16 @@ class Finding(CheckMessage):
 
     def as_dict(self) -> dict[str, Any]:
         """Return what JSON has of it."""
-        known = {"id": self.id, "level": self.level_name, "subject": self.obj, "text": self.text, "hint": self.hint}
+        known = {"id": self.id, "level": self.level_name, "subject": self.subject, "text": self.text, "hint": self.hint}
         return known | {"since": self.since and self.since.isoformat()}
 
     @property
     def line(self) -> str:
         """All of it, in one line."""
-        return f"{self.obj[:1].upper()}{self.obj[1:]}{self.since_text}: ({self.id}) {self.text} {self.hint}"
+        return f"{self.subject[:1].upper()}{self.subject[1:]}{self.since_text}: ({self.id}) {self.text} {self.hint}"
 
     def __str__(self) -> str:
-        return f"{self.obj}: ({self.id}) {self.text}" + (f"\n\tHINT: {self.hint}" if self.hint else "")
+        return f"{self.subject}: ({self.id}) {self.text}" + (f"\n\tHINT: {self.hint}" if self.hint else "")
 
 
 class Needs(enum.Enum):

@@ -13,6 +13,7 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.links import message_link
@@ -55,7 +56,7 @@ class MessagesAboutMixin(Base):
             return [(title, {**options, "fields": _without(options["fields"])}) for title, options in fieldsets]
         return fieldsets if NAME in flatten_fieldsets(fieldsets) else [*fieldsets, (None, {"fields": [NAME]})]
 
-    @admin.display(description="messages")
+    @admin.display(description=_("messages"))
     def messages_about(self, row: Model) -> SafeString:
         """Return the messages about a row as a table."""
         alias = _database_of(row)

@@ -9,9 +9,12 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
+from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.lists import Filter, Newest, Pages, Unindexed
 from outbox.admin.pages import frame, topics
+from outbox.admin.text import Text
 from outbox.admin.times import Time, TimeFilter
 
 
@@ -88,7 +91,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Add values from other tables to the rows of a page."""
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        title = str(self.opts.verbose_name_plural).capitalize()
+        title = capfirst(self.opts.verbose_name_plural)
         framed = {**frame(self.admin_site, request), "title": title, **(extra_context or {})}
         return super().changelist_view(request, framed)
 
@@ -123,7 +126,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 class TopicFilter(Filter):
     """Filter by topic, in tables with a column for the name."""
 
-    title = "topic"
+    title = _("topic")
     parameter_name = "topic"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -133,11 +136,11 @@ class TopicFilter(Filter):
         return queryset if self.value() is None else queryset.filter(topic=self.value())
 
 
-def choice_filter(column: str, choices: list[str]) -> type[Filter]:
+def choice_filter(column: str, choices: list[str], name: Text = "") -> type[Filter]:
     """Return a filter by a column with few values."""
 
     class ChoiceFilter(Filter):
-        title = column.replace("_", " ")
+        title = name or column.replace("_", " ")
         parameter_name = column
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:

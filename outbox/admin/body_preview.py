@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from outbox.message import Header, Message, message_type
 
@@ -61,11 +63,11 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     notes = []
     is_declared = headers.get(Header.CONTENT_TYPE, OF_DECLARED) == OF_DECLARED
     if type_name and is_declared and message_type(type_name) is None:
-        notes.append(f"No module defines the type {type_name}.")
+        notes.append(_("No module defines the type {}.").format(type_name))
     try:
         shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)
     except _MaskUnknownError as error:
-        return Readable(BodyKind.HIDDEN, "", (*notes, f"Hidden, {error}. Users who may view masked fields can see it."))
+        return Readable(BodyKind.HIDDEN, "", (*notes, _("Hidden: {} Users who may view masked fields can see it.").format(error)))
     return Readable(shown.kind, shown.text, (*notes, *shown.notes))
 
 
@@ -81,7 +83,7 @@ def is_field_shown(headers: Mapping[str, str], field: str) -> bool:
 def size_in_words(size: int) -> str:
     """Return a size with its unit: 312 bytes, 4.0 KiB, 3.2 MiB."""
     if size < 1024:
-        return f"{size} byte{'' if size == 1 else 's'}"
+        return ngettext("{} byte", "{} bytes", size).format(size)
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
@@ -93,12 +95,12 @@ def _laid_out(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: 
     notes: list[str] = []
     if content_type == "application/json" or content_type.endswith("+json"):
         if size > len(body) and not is_masked:
-            notes.append("It is too large to be formatted.")
+            notes.append(_("It is too large to be formatted."))
         else:
             try:
                 return _cut(BodyKind.JSON, msgspec.json.format(body, indent=2).decode(), size)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                notes.append(f"It has a JSON content type, but is not valid JSON: {error}.")
+                notes.append(_("It has a JSON content type, but is not valid JSON: {}.").format(error))
     return _as_text_or_hex(body, size, notes)
 
 
@@ -106,15 +108,15 @@ def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
     """Hide the masked fields of a body, and all fields that the current type does not have, since they may have been renamed."""
     kind = message_type(headers[Header.TYPE])
     if kind is None:
-        raise _MaskUnknownError("since it is not known which of its fields are masked")
+        raise _MaskUnknownError(_("it is not known which of its fields are masked."))
     if not kind._meta.mask:
         return body
     if size > len(body):
-        raise _MaskUnknownError("since it is too large to be masked")
+        raise _MaskUnknownError(_("it is too large to be masked."))
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _MaskUnknownError("since it cannot be parsed") from error
+        raise _MaskUnknownError(_("it cannot be parsed.")) from error
     shown = _shown_fields(kind)
     return msgspec.json.encode({name: value if name in shown else _HIDDEN for name, value in fields.items()})
 
@@ -134,14 +136,14 @@ def _as_text_or_hex(body: bytes, size: int, notes: list[str]) -> Readable:
     if is_text:
         return _cut(BodyKind.TEXT, text, size, notes)
     if size > SHOWN_HEX_BYTES:
-        notes.append(f"Only the first {SHOWN_HEX_BYTES} bytes of {size_in_words(size)} are shown.")
+        notes.append(_("Only the first {} bytes of {} are shown.").format(SHOWN_HEX_BYTES, size_in_words(size)))
     return Readable(BodyKind.BINARY, _hex(body[:SHOWN_HEX_BYTES]), tuple(notes))
 
 
 def _cut(kind: BodyKind, text: str, size: int, notes: list[str] | None = None) -> Readable:
     if len(text) <= SHOWN_CHARACTERS:
         return Readable(kind, text, tuple(notes or ()))
-    cut = f"Truncated: the first {SHOWN_CHARACTERS // 1024} KiB of {size_in_words(size)}."
+    cut = _("Truncated: the first {} KiB of {}.").format(SHOWN_CHARACTERS // 1024, size_in_words(size))
     return Readable(kind, text[:SHOWN_CHARACTERS], (*(notes or ()), cut))
 
 

@@ -10,10 +10,11 @@ from django.contrib.admin import ModelAdmin
 from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.pages import frame
-from outbox.admin.text import moment, shown
+from outbox.admin.text import moment, number, shown
 from outbox.catalogue.entries import HandlerEntry, TopicEntry, TypeEntry, read_entries
 from outbox.catalogue.traffic import NEWEST, Traffic, read_traffic
 from outbox.errors import OutboxError
@@ -29,10 +30,10 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
     context: dict[str, Any] = {
         **site.each_context(request),
         **frame(site, request),
-        "title": "Catalogue",
+        "title": _("Catalogue"),
         "opts": model_admin.opts,
         "media": model_admin.media,
-        "newest": f"{NEWEST:,}",
+        "newest": number(NEWEST),
         "topics": [],
     }
     traffic: list[Traffic] = []
@@ -41,7 +42,7 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
         with database.connect(using, application_name="outbox catalogue", settings=STATEMENT_TIMEOUT) as connection:
             traffic = read_traffic(connection)
     except psycopg.errors.QueryCanceled:
-        context["trouble"] = "The newest messages take too long to look at, so this is only what the code says."
+        context["trouble"] = _("The newest messages take too long to look at, so this is only what the code says.")
     except (OutboxError, psycopg.Error) as error:
         context["trouble"] = shown(str(error).strip())
     context["topics"] = [_topic(topic, [row for row in traffic if row.topic == topic.name]) for topic in read_entries()]
@@ -58,7 +59,7 @@ def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "promises": [promise.published, promise.order, promise.duplicates, promise.check_backs] if promise else [],
         "types": [_type(kind, topic, traffic) for kind in topic.types],
         "others": [
-            _published(row) | {"name": row.type or "without a type"}
+            _published(row) | {"name": row.type or _("without a type")}
             for row in traffic
             if not row.consumer_group and row.type not in named
         ],
@@ -90,7 +91,7 @@ def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[st
 
 
 def _published(one: Traffic) -> dict[str, Any]:
-    return {"messages": f"{one.messages:,}", "at": moment(one.last_at)}
+    return {"messages": number(one.messages), "at": moment(one.last_at)}
 
 
 def _handler(one: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def _handler(one: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "tags": ", ".join(one.tags),
         "retry": one.retry,
         "using": one.using,
-        "messages": f"{messages:,}",
+        "messages": number(messages),
         "at": moment(last),
         "failed": f"{failed / messages:.1%}" if messages else "",
         "has_failed": failed > 0,

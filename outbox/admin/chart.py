@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from outbox.admin.lines import Line, drawing
+from outbox.admin.text import number
 from outbox.monitoring.status import ROW_LIMIT, Minute
 
 
@@ -15,18 +18,17 @@ def chart(minutes: Sequence[Minute]) -> dict[str, Any]:
     published = [minute.published for minute in minutes]
     handled = [minute.handled for minute in minutes]
     known = [count for count in published + handled if count is not None]
-    text = (
-        f"In the last hour {sum(filter(None, published)):,} messages were published and {sum(filter(None, handled)):,} handled, "
-        f"at most {max(known, default=0):,} in a minute."
+    text = _("In the last hour {} messages were published and {} handled, at most {} in a minute.").format(
+        number(sum(filter(None, published))), number(sum(filter(None, handled))), number(max(known, default=0))
     )
     if len(known) < len(published + handled):
-        text = f"{text} Only the newest {ROW_LIMIT:,} of each were counted; older ones are not shown."
+        text += " " + _("Only the newest {} of each were counted; older ones are not shown.").format(number(ROW_LIMIT))
     return drawing(
         "outbox-flow",
-        "Messages published and handled, per minute",
+        _("Messages published and handled, per minute"),
         text,
-        [Line("published", published), Line("handled, once for each group", handled)],
+        [Line(_("published"), published), Line(_("handled, once for each group"), handled)],
         begins_at=minutes[0].begins_at,
         ends_at=minutes[-1].begins_at + timedelta(minutes=1),
-        say=lambda value: f"{value:,.0f}",
+        say=number,
     )

@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
 from outbox.admin.links import message_link
@@ -27,11 +28,15 @@ TONES: dict[str, str] = {Resolution.COMMIT: "good", Resolution.UNKNOWN: "waiting
 class CheckBackAdmin(ReadOnlyAdmin):
     list_display = ["answered", "shown_answer", "shown_reason", "asked", "message", "topic", "half", "row", "transaction"]
     list_display_links = None
-    list_filter = [choice_filter("answer", [*Resolution]), choice_filter("asked_by", ASKED_BY), TopicFilter]
+    list_filter = [
+        choice_filter("answer", [*Resolution], _("answer")),
+        choice_filter("asked_by", ASKED_BY, _("asked by")),
+        TopicFilter,
+    ]
     time = "answered_at"
     time_is = Time.BESIDE_IDS
     search_fields = ["message_id"]
-    search_help_text = "A message id."
+    search_help_text = _("A message id.")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[CheckBack], search_term: str
@@ -50,32 +55,35 @@ class CheckBackAdmin(ReadOnlyAdmin):
             )  # as most of the past have
             row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query) if is_shown else ""
 
+    @admin.display(description=_("answered"))
     def answered(self, row: CheckBack) -> SafeString:
         return moment(row.answered_at)
 
-    @admin.display(description="answer")
+    @admin.display(description=_("answer"))
     def shown_answer(self, row: CheckBack) -> SafeString:
         return badge(row.shown_answer, TONES.get(row.answer, "plain"))
 
-    @admin.display(description="reason")
+    @admin.display(description=_("reason"))
     def shown_reason(self, row: CheckBack) -> SafeString:
         return shown(row.reason, 200)
 
+    @admin.display(description=_("asked"))
     def asked(self, row: CheckBack) -> str:
-        return f"{row.asked_by}, ask {row.asked}"
+        return _("{}, ask {}").format(row.asked_by, row.asked)
 
+    @admin.display(description=_("message"))
     def message(self, row: CheckBack) -> SafeString:
         return message_link(self.admin_site, row.message_id)
 
-    @admin.display(description="half")
+    @admin.display(description=_("half"))
     def half(self, row: CheckBack) -> SafeString:
         return shown(row.half_id, 40)
 
-    @admin.display(description="row")
+    @admin.display(description=_("row"))
     def row(self, row: CheckBack) -> str:
         return row.about
 
-    @admin.display(description="transaction now")
+    @admin.display(description=_("transaction now"))
     def transaction(self, row: Any) -> SafeString:
         """Return the transaction of a message that went half first, while it is open."""
         cell: SafeString = row.transaction

@@ -7,9 +7,18 @@ from typing import Any
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet
 from django.db.models.functions import Substr
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
-from outbox.admin.body_preview import READ_BYTES, readable, size_in_words
+from outbox.admin.body_preview import READ_BYTES, BodyKind, readable, size_in_words
 from outbox.admin.text import shown
+
+KINDS = {
+    BodyKind.JSON: "JSON",
+    BodyKind.TEXT: gettext_noop("text"),
+    BodyKind.BINARY: gettext_noop("binary"),
+    BodyKind.HIDDEN: gettext_noop("hidden"),
+}
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
@@ -29,6 +38,7 @@ def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | N
     return {
         "headers": [(shown(name), shown(value, 500)) for name, value in sorted(headers.items())],
         "body": body,
+        "body_kind": _(KINDS[body.kind]),
         "body_text": shown(body.text),
         "body_notes": [shown(note, 500) for note in body.notes],
         "body_size": size_in_words(size),

@@ -12,14 +12,15 @@ from django.db.models import BooleanField, Count, QuerySet
 from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.contents import contents, read_beginning
-from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, logged, notify, reason_form, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import Text, badge, shown, since
 from outbox.batches.operators import replay_messages
 from outbox.database import guarded
 from outbox.message import read_headers
@@ -36,32 +37,32 @@ EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state
 
 REPLAY = BulkAct(
     "replay",
-    "Replay dead messages",
-    "Replay",
-    "Released, to be sent again",
-    "A relay sends them again, with failures counted from zero.",
+    _("Replay dead messages"),
+    _("Replay"),
+    _("Released, to be sent again"),
+    _("A relay sends them again, with failures counted from zero."),
 )
 DISCARD = BulkAct(
     "discard",
-    "Discard dead messages",
-    "Discard",
-    "Discarded",
-    "This cannot be undone: discarded messages are never sent again.",
+    _("Discard dead messages"),
+    _("Discard"),
+    _("Discarded"),
+    _("This cannot be undone: discarded messages are never sent again."),
 )
 
 
 class SettledFilter(Filter):
     """Dead messages only, unless the user asks for more."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "settled"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("yes", "settled"), ("all", "all")]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+        return [("yes", _("settled")), ("all", _("all"))]
 
     def choices(self, changelist: Any) -> Any:
         first, *others = super().choices(changelist)
-        yield {**first, "display": "dead"}
+        yield {**first, "display": _("dead")}
         yield from others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -75,7 +76,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     list_display = ["message", "state", "topic", "shown_key", "died", "shown_reason"]
     list_filter = [SettledFilter, TopicFilter]
     search_fields = ["message_id", "key"]
-    search_help_text = "A message id or a key. Exact matches only."
+    search_help_text = _("A message id or a key. Exact matches only.")
     actions = ["replay", "discard"]
     fields = ()
     keyset = "message_id"
@@ -106,28 +107,31 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         except ValueError:
             return queryset.filter(key=term), False
 
+    @admin.display(description=_("message"))
     def message(self, row: DeadMessage) -> str:
         return f"{str(row.pk)[:13]}…{str(row.pk)[-6:]}"
 
+    @admin.display(description=_("state"))
     def state(self, row: Any) -> SafeString:
-        return badge("dead", "bad") if row.is_dead else badge("settled", "plain")
+        return badge(_("dead"), "bad") if row.is_dead else badge(_("settled"), "plain")
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def shown_key(self, row: DeadMessage) -> SafeString:
         return shown(row.key, 60)
 
+    @admin.display(description=_("died"))
     def died(self, row: DeadMessage) -> str:
-        return f"{since(row.died_at)} ago"
+        return _("%(age)s ago") % {"age": since(row.died_at)}
 
-    @admin.display(description="reason")
+    @admin.display(description=_("reason"))
     def shown_reason(self, row: DeadMessage) -> SafeString:
         return shown(row.reason, 200)
 
-    @admin.action(description="Replay", permissions=["replay"])
+    @admin.action(description=_("Replay"), permissions=["replay"])
     def replay(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, REPLAY)
 
-    @admin.action(description="Discard", permissions=["discard"])
+    @admin.action(description=_("Discard"), permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[DeadMessage]) -> HttpResponse | None:
         return self._settle(request, queryset, DISCARD)
 
@@ -153,10 +157,10 @@ class DeadMessageAdmin(ReadOnlyAdmin):
                 by = request.user.get_username()
                 settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)
                 names = {str(message_id): str(message_id) for message_id in part if str(message_id) not in settled.refused}
-                write_log(request, self.model, names, f"{act.past}. Reason: {reason}")
+                write_log(request, self.model, names, logged(act, reason))
                 done += settled.messages
             for message_id, why in list(settled.refused.items())[:10]:
-                self.message_user(request, f"{message_id} was not changed: {why}", messages.WARNING)
+                self.message_user(request, _("{} was not changed: {}").format(message_id, why), messages.WARNING)
         return done
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> DeadMessage | None:
@@ -168,7 +172,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
 
     def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         return {
-            "title": f"Dead message {row.pk}",
+            "title": _("Dead message {}").format(row.pk),
             "row": row,
             "state": self.state(row),
             "key": shown(row.key),

@@ -12,16 +12,17 @@ from django.db.models import Count, Max, Min, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
 from outbox.admin.body_preview import size_in_words
 from outbox.admin.contents import contents, read_beginning
-from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, logged, notify, reason_form, write_log
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import url_of
-from outbox.admin.text import badge, local, moment, plain, shown, since
+from outbox.admin.text import Text, badge, local, moment, plain, shown, since
 from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
 from outbox.consuming.deferred import HELD
 from outbox.consuming.delivery_info import uuid_of
@@ -40,24 +41,28 @@ COLUMNS = ("consumer_group", "topic", "type", "reason", "fingerprint")
 
 ACTS = {
     Act.RETRIED_NOW: BulkAct(
-        "replay", "Retry deferred messages now", "Retry now", "Due now", "Their groups handle them at once."
+        "replay", _("Retry deferred messages now"), _("Retry now"), _("Due now"), _("Their groups handle them at once.")
     ),
     Act.HELD: BulkAct(
         "replay",
-        "Hold deferred messages",
-        "Hold",
-        "Held",
-        "They are not handled until somebody retries them, and keep later messages of their keys waiting.",
+        _("Hold deferred messages"),
+        _("Hold"),
+        _("Held"),
+        _("They are not handled until somebody retries them, and keep later messages of their keys waiting."),
     ),
     Act.REPLAYED: BulkAct(
-        "replay", "Replay dead letters", "Replay", "Replayed", "Their groups handle them again, with failures counted from zero."
+        "replay",
+        _("Replay dead letters"),
+        _("Replay"),
+        _("Replayed"),
+        _("Their groups handle them again, with failures counted from zero."),
     ),
     Act.DISCARDED: BulkAct(
         "discard",
-        "Discard deferred messages",
-        "Discard",
-        "Discarded",
-        "This cannot be undone: discarded messages are never handled.",
+        _("Discard deferred messages"),
+        _("Discard"),
+        _("Discarded"),
+        _("This cannot be undone: discarded messages are never handled."),
     ),
 }
 
@@ -80,25 +85,37 @@ def _kinds(request: HttpRequest) -> list[dict[str, Any]]:
     return known
 
 
+STATE_NAMES = {
+    DeferredState.DUE: _("due"),
+    DeferredState.WAITING: _("waiting"),
+    DeferredState.ASLEEP: _("asleep"),
+    DeferredState.RUNNING: _("running"),
+    DeferredState.HELD: _("held"),
+    DeferredState.IN_DOUBT: _("in doubt"),
+    DeferredState.DEAD: _("dead"),
+}
+
+
 class DatabaseFilter(Filter):
     """Choose the database, where groups have several. The rows are read from it by `get_queryset`."""
 
-    title = parameter_name = "database"
+    title = _("database")
+    parameter_name = "database"
     is_indexed = True
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        _, *others = deferred_databases()
-        return [(alias, alias) for alias in others]
+        return [(alias, alias) for alias in deferred_databases()[1:]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset
 
 
 class DeferredStateFilter(Filter):
-    title = parameter_name = "state"
+    title = _("state")
+    parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(state, state) for state in DeferredState]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+        return [(state, STATE_NAMES[state]) for state in DeferredState]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         state = self.value()
@@ -107,11 +124,12 @@ class DeferredStateFilter(Filter):
         return queryset.filter(STATES[DeferredState(state)]) if state in [*DeferredState] else queryset.none()
 
 
-def _column_filter(column: str, name: str, *, most: int = 30) -> type[Filter]:
+def _column_filter(column: str, name: str, label: Text, *, most: int = 30) -> type[Filter]:
     """Return a filter by the values of a column, of which the most frequent ones are offered."""
 
     class ColumnFilter(Filter):
-        title = parameter_name = name
+        title = label
+        parameter_name = name
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
             values = list(dict.fromkeys(kind[column] for kind in _kinds(request) if kind[column]))[:most]
@@ -125,15 +143,20 @@ def _column_filter(column: str, name: str, *, most: int = 30) -> type[Filter]:
 
 
 FILTERS = {"group": "consumer_group", "topic": "topic", "type": "type", "reason": "reason", "error": "fingerprint"}
+LABELS = {"group": _("group"), "topic": _("topic"), "type": _("type"), "reason": _("reason"), "error": _("error")}
 
 
 @admin.register(Deferred)
 class DeferredAdmin(ReadOnlyAdmin):
     list_display = ["message", "state", "consumer_group", "topic", "shown_key", "counts", "age", "shown_error"]
     list_display_links = None
-    list_filter = [DatabaseFilter, DeferredStateFilter, *(_column_filter(column, name) for name, column in FILTERS.items())]
+    list_filter = [
+        DatabaseFilter,
+        DeferredStateFilter,
+        *(_column_filter(FILTERS[name], name, label) for name, label in LABELS.items()),
+    ]
     search_fields = ["own_id", "key"]
-    search_help_text = "A message id or a key. Exact matches only."
+    search_help_text = _("A message id or a key. Exact matches only.")
     actions = ["retry_now", "hold", "replay", "discard"]
     change_list_template = "admin/outbox/deferred/change_list.html"
     fields = ()
@@ -179,7 +202,9 @@ class DeferredAdmin(ReadOnlyAdmin):
 
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         runs = {
-            (process.consumer_group, process.handling.message_id): f"{process.name}, for {age(process.handling.seconds)}"
+            (process.consumer_group, process.handling.message_id): _("{}, for {}").format(
+                process.name, age(process.handling.seconds)
+            )
             for process in read_processes(database.raw(database_of(request)))
             if process.handling and not process.is_silent
         }
@@ -187,48 +212,51 @@ class DeferredAdmin(ReadOnlyAdmin):
             row.run_by = runs.get((row.consumer_group, row.own_id), "")
             row.url = f"{url_of(self.admin_site, 'outbox_deferred_change', row.pk)}?{urlencode({'database': row._state.db})}"
 
+    @admin.display(description=_("message"))
     def message(self, row: Any) -> SafeString:
         return format_html('<a class="outbox-id" href="{}">{}</a>', row.url, shown(row.own_id, 40))
 
+    @admin.display(description=_("state"))
     def state(self, row: Any) -> SafeString:
         if row.dead_at:
-            return badge("dead", "bad")
+            return badge(_("dead"), "bad")
         if getattr(row, "run_by", ""):
-            return format_html("{} {}", badge("running", "good"), row.run_by)
+            return format_html("{} {}", badge(_("running"), "good"), row.run_by)
         if row.due_at is None:
-            return badge("asleep", "plain")
+            return badge(_("asleep"), "plain")
         if local(row.due_at).year >= HELD.year - 1:
-            return badge("held", "bad")
-        return badge("in doubt" if row.crashes else "waiting", "waiting")
+            return badge(_("held"), "bad")
+        return badge(_("in doubt") if row.crashes else _("waiting"), "waiting")
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def shown_key(self, row: Deferred) -> SafeString:
         return shown(row.key, 60)
 
-    @admin.display(description="failures, runs")
+    @admin.display(description=_("failures, runs"))
     def counts(self, row: Deferred) -> str:
         return f"{row.failures}, {row.runs}"
 
+    @admin.display(description=_("age"))
     def age(self, row: Deferred) -> str:
         return since(row.deferred_at)
 
-    @admin.display(description="reason")
+    @admin.display(description=_("reason"))
     def shown_error(self, row: Deferred) -> SafeString:
         return format_html("{} {}", row.reason, shown(row.error, 200))
 
-    @admin.action(description="Retry now", permissions=["replay"])
+    @admin.action(description=_("Retry now"), permissions=["replay"])
     def retry_now(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
         return self._settle(request, queryset, Act.RETRIED_NOW)
 
-    @admin.action(description="Hold", permissions=["replay"])
+    @admin.action(description=_("Hold"), permissions=["replay"])
     def hold(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
         return self._settle(request, queryset, Act.HELD)
 
-    @admin.action(description="Replay", permissions=["replay"])
+    @admin.action(description=_("Replay"), permissions=["replay"])
     def replay(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
         return self._settle(request, queryset, Act.REPLAYED)
 
-    @admin.action(description="Discard", permissions=["discard"])
+    @admin.action(description=_("Discard"), permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[Deferred]) -> HttpResponse | None:
         return self._settle(request, queryset, Act.DISCARDED)
 
@@ -239,7 +267,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         kinds = list(chosen.order_by().values(*COLUMNS).annotate(count=Count("id")).order_by("-count", *COLUMNS))
         counts: dict[str, int] = {}
         for kind in kinds:
-            where = f"{kind['topic']}, group {kind['consumer_group']}"
+            where = _("{}, group {}").format(kind["topic"], kind["consumer_group"])
             counts[where] = counts.get(where, 0) + kind["count"]
         form = reason_form(request, count=sum(counts.values()), at=at)
         if form.count and not form.is_valid():
@@ -253,8 +281,8 @@ class DeferredAdmin(ReadOnlyAdmin):
         """Do an act about the chosen messages, and log it; return their number."""
         done = 0
         for portion in settle(chosen, act, by=request.user.get_username(), reason=reason, limit=AT_ONCE):
-            names = {str(row.pk): f"{row.own_id} in group {row.consumer_group}" for row in portion}
-            write_log(request, self.model, names, f"{ACTS[act].past}. Reason: {reason}")
+            names = {str(row.pk): _("{} in group {}").format(row.own_id, row.consumer_group) for row in portion}
+            write_log(request, self.model, names, logged(ACTS[act], reason))
             done += len(portion)
         return done
 
@@ -269,7 +297,7 @@ class DeferredAdmin(ReadOnlyAdmin):
     def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         is_ours = MessageRow.objects.filter(id=row.message_id).exists()
         return {
-            "title": f"Deferred message {plain(row.own_id)}",
+            "title": _("Deferred message {}").format(plain(row.own_id)),
             "row": row,
             "state": self.state(row),
             "key": shown(row.key),
@@ -283,7 +311,9 @@ class DeferredAdmin(ReadOnlyAdmin):
 def _named(kinds: Iterable[dict[str, Any]]) -> list[str]:
     """Return the most frequent kinds of messages with their errors."""
     told = [
-        f"{kind['count']} of group {kind['consumer_group']}: {kind['reason']} {cut(plain(kind['fingerprint']), 300)}".strip()
+        _("{count} of group {consumer_group}: {reason} {error}")
+        .format(**kind, error=cut(plain(kind["fingerprint"]), 300))
+        .strip()
         for kind in kinds
     ]
-    return told[:KINDS_NAMED] + ([f"and {len(told) - KINDS_NAMED} more kinds"] if len(told) > KINDS_NAMED else [])
+    return told[:KINDS_NAMED] + ([_("and {} more kinds").format(len(told) - KINDS_NAMED)] if len(told) > KINDS_NAMED else [])

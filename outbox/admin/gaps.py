@@ -11,33 +11,37 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.deferred import DatabaseFilter, database_of
-from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, logged, notify, reason_form, write_log
 from outbox.admin.inbox import GroupFilter
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import url_of
-from outbox.admin.text import badge, moment, shown
+from outbox.admin.text import Text, badge, moment, shown
 from outbox.deliver_again import Undelivered, deliver_again, lost
 from outbox.models import Gap
 
 DELIVER = BulkAct(
     "deliver",
-    "Deliver lost messages again",
-    "Deliver again",
-    "Delivered again",
-    "They become deferred messages of the groups that lost them, and are handled at once; on an ordered topic, after later ones "
-    "of their keys.",
+    _("Deliver lost messages again"),
+    _("Deliver again"),
+    _("Delivered again"),
+    _(
+        "They become deferred messages of the groups that lost them, and are handled at once; on an ordered topic, after later "
+        "ones of their keys."
+    ),
 )
 
 
 class GapStateFilter(Filter):
-    title = parameter_name = "state"
+    title = _("state")
+    parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("open", "open"), ("closed", "closed")]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+        return [("open", _("open")), ("closed", _("closed"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Gap]) -> QuerySet[Gap]:
         return queryset if self.value() is None else queryset.filter(closed_at__isnull=self.value() == "open")
@@ -61,37 +65,42 @@ class GapAdmin(ReadOnlyAdmin):
     def has_deliver_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("outbox.replay_deferred"))
 
+    @admin.display(description=_("gap"))
     def gap(self, row: Gap) -> SafeString:
         url = f"{url_of(self.admin_site, 'outbox_gap_change', row.pk)}?{urlencode({'database': row._state.db})}"
-        return format_html('<a href="{}">lane {}, {} to {}</a>', url, row.lane, row.first_number, row.last_number)
+        text = _("lane {}, {} to {}").format(row.lane, row.first_number, row.last_number)
+        return format_html('<a href="{}">{}</a>', url, text)
 
+    @admin.display(description=_("state"))
     def state(self, row: Gap) -> SafeString:
-        return badge("closed", "plain") if row.closed_at else badge("open", "bad")
+        return badge(_("closed"), "plain") if row.closed_at else badge(_("open"), "bad")
 
+    @admin.display(description=_("messages"))
     def messages(self, row: Gap) -> int:
         return row.last_number - row.first_number + 1
 
+    @admin.display(description=_("found"))
     def found(self, row: Gap) -> SafeString:
         return moment(row.found_at)
 
-    @admin.action(description="Deliver lost messages again", permissions=["deliver"])
+    @admin.action(description=_("Deliver lost messages again"), permissions=["deliver"])
     def deliver(self, request: HttpRequest, queryset: QuerySet[Gap]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then deliver what can be delivered."""
         gaps = list(queryset.filter(closed_at=None))
         rows = [row for row in lost(queryset.db) if any(_has(gap, row) for gap in gaps)]
         counts, refused = Counter[str](), Counter[str]()
         for row in rows:
-            (refused if row.refused else counts)[row.refused or f"{row.topic}, group {row.group}"] += row.messages
+            (refused if row.refused else counts)[row.refused or _("{}, group {}").format(row.topic, row.group)] += row.messages
         form = reason_form(request, count=counts.total(), at=as_of(request))
         if form.count and not form.is_valid():
-            notes = [f"Not delivered: {number}. {why}" for why, number in refused.items()]
+            notes = [_("Not delivered: {}. {}").format(number, why) for why, number in refused.items()]
             hidden = chosen_rows(request)
             return impact_page(self, request, act=DELIVER, form=form, counts=counts, hidden=hidden, limit=form.count, notes=notes)
         done = 0
         if form.count:
             reason = form.cleaned_data["reason"]
             done = deliver_again(rows, by=request.user.get_username(), reason=reason)
-            write_log(request, Gap, {str(gap.pk): str(gap) for gap in gaps}, f"{DELIVER.past}: {done}. Reason: {reason}")
+            write_log(request, Gap, {str(gap.pk): str(gap) for gap in gaps}, logged(DELIVER, reason, done))
         notify(self, request, DELIVER, done=done, wanted=form.wanted, limit=form.count)
         return None
 
@@ -102,13 +111,13 @@ class GapAdmin(ReadOnlyAdmin):
                 "number": undelivered.number,
                 "message": message_link(self.admin_site, undelivered.message_id)
                 if undelivered.message_id
-                else f"{undelivered.messages} unknown",
+                else _("{} unknown").format(undelivered.messages),
                 "type": shown(undelivered.type),
                 "refused": undelivered.refused,
             }
             for undelivered in rows
         ]
-        return {"title": f"Gap of group {row.consumer_group}", "row": row, "state": self.state(row), "listed": listed}
+        return {"title": _("Gap of group {}").format(row.consumer_group), "row": row, "state": self.state(row), "listed": listed}
 
 
 def _has(gap: Gap, row: Undelivered) -> bool:

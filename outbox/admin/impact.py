@@ -17,9 +17,10 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.pages import frame
-from outbox.admin.text import plain
+from outbox.admin.text import Text, plain
 
 TYPED_OVER = 100  # for more rows than this, the user has to type their number
 
@@ -38,16 +39,16 @@ class BulkAct:
     """
 
     name: str
-    title: str
-    button: str
-    past: str
-    warning: str
+    title: Text
+    button: Text
+    past: Text
+    warning: Text
 
 
 class ReasonForm(forms.Form):
     """The reason for an act, and the number of rows where there are many."""
 
-    reason = forms.CharField(max_length=500, help_text="For the log: why you do this.")
+    reason = forms.CharField(label=_("Reason"), max_length=500, help_text=_("For the log: why you do this."))
     typed = forms.CharField(max_length=20, required=False)
     as_of = forms.DateTimeField(widget=forms.HiddenInput)  # rows that came after the user saw the page are not affected
     shown = forms.IntegerField(widget=forms.HiddenInput)  # how many there were then
@@ -58,7 +59,7 @@ class ReasonForm(forms.Form):
         if count <= TYPED_OVER:
             del self.fields["typed"]
         else:
-            self.fields["typed"].label = f"Type {count} to confirm"
+            self.fields["typed"].label = _("Type {} to confirm").format(count)
 
     @property
     def wanted(self) -> int:
@@ -69,7 +70,7 @@ class ReasonForm(forms.Form):
     def clean_typed(self) -> str:
         typed = str(self.cleaned_data["typed"]).strip()
         if typed != str(self.count):
-            raise forms.ValidationError(f"There are {self.count}. Type that number.")
+            raise forms.ValidationError(_("There are {}. Type that number.").format(self.count))
         return typed
 
 
@@ -131,12 +132,17 @@ def notify(model_admin: ModelAdmin, request: HttpRequest, act: BulkAct, *, done:
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)
     if done == limit < wanted:
-        model_admin.message_user(request, f"{wanted - done} are left. Repeat the action for these.", messages.WARNING)
+        model_admin.message_user(request, _("{} are left. Repeat the action for these.").format(wanted - done), messages.WARNING)
     elif done < wanted:
-        text = f"{wanted - done} were not changed: another user or command has settled them, or they are being handled."
-        model_admin.message_user(request, text, messages.WARNING)
+        text = _("{} were not changed: another user or command has settled them, or they are being handled.")
+        model_admin.message_user(request, text.format(wanted - done), messages.WARNING)
     elif not wanted:
-        model_admin.message_user(request, "Nothing was changed: none of them is in that state any more.", messages.WARNING)
+        model_admin.message_user(request, _("Nothing was changed: none of them is in that state any more."), messages.WARNING)
+
+
+def logged(act: BulkAct, reason: str, done: int | None = None) -> str:
+    """Return the log's text of an act, with the number of rows where one entry is about several."""
+    return _("{}. Reason: {}").format(act.past if done is None else f"{act.past}: {done}", reason)
 
 
 def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:

@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.links import message_link
@@ -22,7 +23,7 @@ from outbox.models import InboxRow
 class GroupFilter(Filter):
     """Filter by the project's consumer groups."""
 
-    title = "group"
+    title = _("group")
     parameter_name = "group"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -38,7 +39,7 @@ class InboxAdmin(ReadOnlyAdmin):
     list_display_links = None
     list_filter = [GroupFilter, TopicFilter]
     search_fields = ["message_id", "idempotency_key"]
-    search_help_text = "A message id, or an idempotency key of one of the project's groups. Exact matches only."
+    search_help_text = _("A message id, or an idempotency key of one of the project's groups. Exact matches only.")
     keyset = "handled_at"
     older = "lte"
     time = "handled_at"
@@ -59,19 +60,22 @@ class InboxAdmin(ReadOnlyAdmin):
         by_key = Q(consumer_group__in=sorted(groups()), idempotency_key=term)
         return queryset.filter(Q(message_id=uuid_of(term)) | by_key), False
 
+    @admin.display(description=_("handled"))
     def handled(self, row: InboxRow) -> SafeString:
         return moment(row.handled_at)
 
+    @admin.display(description=_("message"))
     def message(self, row: InboxRow) -> SafeString:
         return message_link(self.admin_site, row.message_id)
 
+    @admin.display(description=_("delivery"))
     def delivery(self, row: InboxRow) -> int:
         return row.delivery_count
 
-    @admin.display(description="lane, number")
+    @admin.display(description=_("lane, number"))
     def place(self, row: InboxRow) -> str:
         return "" if row.number is None else f"{row.lane}, {row.number}"
 
-    @admin.display(description="idempotency key")
+    @admin.display(description=_("idempotency key"))
     def shown_idempotency_key(self, row: InboxRow) -> SafeString:
         return shown("" if row.idempotency_key == str(row.message_id) else row.idempotency_key, 80)

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import shown
@@ -33,13 +34,13 @@ def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:
 
     Whether it is still there is said to them alone.
     """
-    label, _, key = about.partition(":")
+    label, _separator, key = about.partition(":")
     try:
         model = apps.get_model(label)
         if not may_see(site, model, request):
             return shown(about)
         if not model._default_manager.filter(pk=key).exists():
-            return format_html("{} (it is gone)", shown(about))
+            return format_html(_("{} (it is gone)"), shown(about))
         url = url_of(site, f"{model._meta.app_label}_{model._meta.model_name}_change", key)
         return format_html('<a href="{}">{}</a>', url, shown(about))
     except (LookupError, ValueError, TypeError, ValidationError, NoReverseMatch):

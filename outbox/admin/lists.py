@@ -23,6 +23,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.functional import classproperty
+from django.utils.translation import gettext_lazy as _
+
+from outbox.admin.text import number
 
 COUNTED = 1000
 LOOKED_AT = 10_000
@@ -98,7 +101,7 @@ class Newest(ChangeList):
             self.floor = self._find_floor(bounds)
             if self.floor is not None:
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
-                self.note = "No index serves this filter: only the newest 10,000 rows were looked at."
+                self.note = _("No index serves this filter: only the newest {} rows were looked at.").format(number(LOOKED_AT))
         if self.query and (read := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
             rows, self.floor, self.note = rows.filter(pk__in=read.pks), read.floor, read.note
         narrowed: QuerySet[Any] = self.model_admin.narrow(rows.filter(**bounds), request, bounds)

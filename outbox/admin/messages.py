@@ -16,6 +16,7 @@ from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import conf, database
 from outbox.admin.base import ReadOnlyAdmin
@@ -25,7 +26,7 @@ from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import COUNTED, Filter, Unindexed
 from outbox.admin.pages import may_see, topics, url_of
 from outbox.admin.state_badges import state_badges
-from outbox.admin.text import badge, moment, shown, since
+from outbox.admin.text import Text, badge, moment, shown, since
 from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
@@ -49,7 +50,7 @@ WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[
 ORDER BY u.id DESC LIMIT %s
 """
 
-TOO_LATE = f"The search took longer than {SECONDS:.0f} s. Choose a shorter time."
+TOO_LATE = _("The search took longer than {:.0f} s. Choose a shorter time.")
 
 BATCHES = {
     MessageStatus.CLAIMED: "b.state = 1",
@@ -63,10 +64,10 @@ BATCHES = {
 class StateFilter(Filter):
     """Filter by state. Unfinished and dead messages are found from their ticket or batch, however old they are."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
         return list(MessageStatus.choices)
 
     @property
@@ -90,7 +91,7 @@ class StateFilter(Filter):
 class TopicIdFilter(Filter):
     """Filter by topic, in the table of messages, which has no index for it."""
 
-    title = "topic"
+    title = _("topic")
     parameter_name = "topic"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -105,7 +106,8 @@ class TopicIdFilter(Filter):
 class TypeFilter(Filter):
     """Filter by message type, which is in the headers as `publish()` encodes them."""
 
-    title = parameter_name = "type"
+    title = _("type")
+    parameter_name = "type"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(name, name) for name in sorted(message_types())]
@@ -121,7 +123,7 @@ class MessageAdmin(ReadOnlyAdmin):
     list_display = ["recorded", "state", "topic", "type", "shown_key", "age", "attempt", "reason"]
     list_filter = [StateFilter, TopicIdFilter, TypeFilter]
     search_fields = ["id", "key", "about"]
-    search_help_text = (
+    search_help_text = _(
         "A message id, a key, the row that the message is about (shop.order:4711), or a field of the body (invoice=536365, "
         "customer.id=7), which is looked for in the time chosen. Exact matches only."
     )
@@ -155,12 +157,11 @@ class MessageAdmin(ReadOnlyAdmin):
         allowed = {} if request.user.has_perm("outbox.view_body") else {"may_read": is_field_shown}
         by_field = find_by_field(connection, search, first=first, end=end, limit=COUNTED + 1, **allowed)
         if by_field.reached is not None:
-            late = f" within {SECONDS:.0f} s" if by_field.is_late else ""
-            note = format_html(
-                "Bodies have no index: only messages since {} were read{}.", moment(made_at(by_field.reached)), late
-            )
+            late = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
+            unindexed = late if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
+            note = format_html(str(unindexed), moment(made_at(by_field.reached)), SECONDS)
             return Unindexed(by_field.ids, by_field.reached, note)
-        return Unindexed(by_field.ids, note=TOO_LATE if by_field.is_late else "")
+        return Unindexed(by_field.ids, note=TOO_LATE.format(SECONDS) if by_field.is_late else "")
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state, at most as many as are counted."""
@@ -184,29 +185,36 @@ class MessageAdmin(ReadOnlyAdmin):
             row.current = current.get(row.id)  # type: ignore[attr-defined]
             row.ended = ended.get(row.id, [])  # type: ignore[attr-defined]
 
+    @admin.display(description=_("recorded"))
     def recorded(self, row: MessageRow) -> SafeString:
         return moment(row.created_at)
 
+    @admin.display(description=_("state"))
     def state(self, row: Any) -> SafeString:
-        return state_badges(row.current.state, row.ended) if row.current else badge("gone", "plain")
+        return state_badges(row.current.state, row.ended) if row.current else badge(_("gone"), "plain")
 
+    @admin.display(description=_("topic"))
     def topic(self, row: Any) -> str:
         return row.current.topic if row.current else ""
 
+    @admin.display(description=_("type"))
     def type(self, row: MessageRow) -> SafeString:
         """Return the message's type; of a Celery task, its name."""
         return shown(read_headers(row.headers).get(Header.TYPE, ""), 60)
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def shown_key(self, row: MessageRow) -> SafeString:
         return shown(row.key, 60)
 
+    @admin.display(description=_("age"))
     def age(self, row: MessageRow) -> str:
         return since(row.created_at)
 
+    @admin.display(description=_("attempt"))
     def attempt(self, row: Any) -> str:
         return row.current.attempt or "" if row.current else ""
 
+    @admin.display(description=_("reason"))
     def reason(self, row: Any) -> SafeString:
         return shown((row.current and row.current.last_error) or "", 120)
 
@@ -255,7 +263,7 @@ class MessageAdmin(ReadOnlyAdmin):
         using = router.db_for_read(MessageRow)
         timeline = read_timeline(using, row.id)
         return {
-            "title": f"Message {row.id}",
+            "title": _("Message {}").format(row.id),
             "timeline": timeline,
             "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
@@ -284,7 +292,8 @@ class MessageAdmin(ReadOnlyAdmin):
         if "broker" not in request.GET or timeline is None:
             return {}
         if not Lookups.has(conf.broker_class(timeline.broker)):
-            return {"is_asked": True, "found": [], "trouble": f"Broker {timeline.broker!r} does not support looking messages up."}
+            trouble = _("Broker {!r} does not support looking messages up.").format(timeline.broker)
+            return {"is_asked": True, "found": [], "trouble": trouble}
         stored_copies: list[StoredCopy] = []
         trouble = ""
         try:

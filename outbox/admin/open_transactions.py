@@ -6,13 +6,13 @@ import re
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from outbox.admin.body_preview import HIDDEN
 from outbox.admin.text import shown
 from outbox.monitoring.open_transactions import DatabaseSession, OpenTransaction, OpenTransactions
 from outbox.monitoring.text import age
 
-ENDED = "None is open: it has ended, or its connection was lost. The next check-back tells how it ended."
 BLOCKING_SHOWN = 3
 
 # A statement in parts. Only the first two are shown; all others are values, or may contain one. PostgreSQL cuts long statements
@@ -44,7 +44,7 @@ def transaction_cell(found: OpenTransactions, message_id: str, *, with_query: bo
     if transaction := found.open.get(message_id):
         return _open(transaction, with_query=with_query)
     if message_id in found.ended:
-        return SafeString(ENDED)
+        return SafeString(_("None is open: it has ended, or its connection was lost. The next check-back tells how it ended."))
     return shown(found.unknown.get(message_id, ""), 500)
 
 
@@ -55,30 +55,31 @@ def masked(query: str) -> str:
 
 def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
     session, blocking = transaction.session, transaction.blocked_by
-    since = f"Open for {age(session.open_seconds)}: " if session.open_seconds is not None else "Open: "
-    lines = [format_html("{}{}", since, _described(session))]
+    since = _("Open for {}").format(age(session.open_seconds)) if session.open_seconds is not None else _("Open")
+    lines = [format_html("{}: {}", since, _described(session))]
     if with_query and not session.is_hidden:
-        named = "Runs" if session.state == "active" else "Last statement"
+        named = _("Runs") if session.state == "active" else _("Last statement")
         lines.append(format_html("{}: <code>{}</code>", named, shown(masked(session.query), 300)))
     for blocker in blocking[:BLOCKING_SHOWN]:
-        lines.append(format_html("It waits for {}", _described(blocker)))
+        lines.append(format_html(_("It waits for {}"), _described(blocker)))
         if with_query and not blocker.is_hidden and blocker.query:
             lines.append(format_html("<code>{}</code>", shown(masked(blocker.query), 300)))
     if len(blocking) > BLOCKING_SHOWN:
-        lines.append(format_html("It waits for {} more", len(blocking) - BLOCKING_SHOWN))
+        lines.append(format_html(_("It waits for {} more"), len(blocking) - BLOCKING_SHOWN))
     if any(other.is_hidden for other in (session, *blocking)):
-        lines.append(format_html("The rest is hidden from role {0}: GRANT pg_read_all_stats TO {0}.", shown(session.reader)))
+        hidden = _("The rest is hidden from role {0}: GRANT pg_read_all_stats TO {0}.")
+        lines.append(format_html(hidden, shown(session.reader)))
     return format_html_join(SafeString("<br>"), "{}", ((line,) for line in lines))
 
 
 def _described(session: DatabaseSession) -> SafeString:
     """Return who a session is, and what it does."""
     if not session.pid:
-        return SafeString("a prepared transaction, which has no process")
+        return SafeString(_("a prepared transaction, which has no process"))
     parts = [
-        f"process {session.pid}" + (f" ({session.application})" if session.application else ""),
-        f"role {session.role}" if session.role else "",
-        "" if session.is_hidden else f"from {session.client}" if session.client else "from the server's own host",
-        f"{session.state} for {age(session.state_seconds)}" if session.state else "",
+        _("process {}").format(session.pid) + (f" ({session.application})" if session.application else ""),
+        _("role {}").format(session.role) if session.role else "",
+        "" if session.is_hidden else _("from {}").format(session.client) if session.client else _("from the server's own host"),
+        _("{} for {}").format(session.state, age(session.state_seconds)) if session.state else "",
     ]
     return shown(", ".join(part for part in parts if part))

@@ -9,11 +9,12 @@ from django.db import router
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.chart import chart
 from outbox.admin.pages import frame, may_see
-from outbox.admin.text import shown
+from outbox.admin.text import Text, shown
 from outbox.database import Connection
 from outbox.errors import TablesLocked
 from outbox.models import MessageRow
@@ -34,7 +35,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
     context = {
         **model_admin.admin_site.each_context(request),
         **framed,
-        "title": "Outbox overview",
+        "title": _("Outbox overview"),
         "opts": model_admin.opts,
         "media": model_admin.media,
     }
@@ -63,7 +64,7 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
             for finding in find_attention(connection, status)
         ],
         "cards": [card | {"url": urls.get(card["name"], "")} for card in _cards(status)],
-        "topics": [_topic(topic, urls.get("Messages", "")) for topic in status.topics],
+        "topics": [_topic(topic, urls.get(str(_("Messages")), "")) for topic in status.topics],
         "processes": [_process(process) for process in status.processes if not _is_history(process, status)],
         "replaced": [_process(process) for process in status.processes if _is_history(process, status)],
         "groups": [row for group in status.groups for row in _group(group)],
@@ -94,16 +95,21 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     alive = sum(not process.is_silent for process in status.processes)
     tone = "waiting" if alive and silent else "good" if alive else "bad"
     return [
-        _card("Backlog", waiting, f"oldest {age(oldest)}" if waiting else "nothing waits", "waiting" if waiting else "good"),
-        _card("Awaiting commit", prepared, "half messages, decided", "plain"),
-        _card("Dead messages", dead, "rejected by the broker", "bad" if dead else "good"),
-        _card("Deferred messages", letters, "dead letters, failed in a consumer group", "bad" if letters else "good"),
-        _card("Half messages", parked, "check-back unanswered", "bad" if parked else "good"),
-        _card("Processes", alive, f"running, {silent} silent" if silent else "running", tone),
+        _card(
+            _("Backlog"),
+            waiting,
+            _("oldest {}").format(age(oldest)) if waiting else _("nothing waits"),
+            "waiting" if waiting else "good",
+        ),
+        _card(_("Awaiting commit"), prepared, _("half messages, decided"), "plain"),
+        _card(_("Dead messages"), dead, _("rejected by the broker"), "bad" if dead else "good"),
+        _card(_("Deferred messages"), letters, _("dead letters, failed in a consumer group"), "bad" if letters else "good"),
+        _card(_("Half messages"), parked, _("check-back unanswered"), "bad" if parked else "good"),
+        _card(_("Processes"), alive, _("running, {} silent").format(silent) if silent else _("all running"), tone),
     ]
 
 
-def _card(name: str, number: int, text: str, tone: str) -> dict[str, Any]:
+def _card(name: Text, number: int, text: Text, tone: str) -> dict[str, Any]:
     return {"name": name, "number": number, "text": text, "tone": tone}
 
 

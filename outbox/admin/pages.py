@@ -8,6 +8,7 @@ from django.contrib.admin import AdminSite
 from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
 
 from outbox.extensions import Page, extensions
 from outbox.models import CheckBack, DeadMessage, Deferred, Gap, InboxRow, MessageRow, Overview, Topic
@@ -17,15 +18,15 @@ CATALOGUE = "outbox_catalogue"
 
 
 OF_CORE = [
-    Page(10, "Overview", Overview, OVERVIEW),
-    Page(20, "Messages", MessageRow, "outbox_messagerow_changelist"),
-    Page(30, "Dead messages", DeadMessage, "outbox_deadmessage_changelist"),
-    Page(40, "Deferred messages", Deferred, "outbox_deferred_changelist"),
-    Page(45, "Gaps", Gap, "outbox_gap_changelist"),
-    Page(60, "Check-backs", CheckBack, "outbox_checkback_changelist"),
-    Page(70, "Inbox", InboxRow, "outbox_inboxrow_changelist"),
-    Page(80, "Topics", Topic, "outbox_topic_changelist"),
-    Page(82, "Catalogue", Overview, CATALOGUE),
+    Page(10, _("Overview"), Overview, OVERVIEW),
+    Page(20, _("Messages"), MessageRow, "outbox_messagerow_changelist"),
+    Page(30, _("Dead messages"), DeadMessage, "outbox_deadmessage_changelist"),
+    Page(40, _("Deferred messages"), Deferred, "outbox_deferred_changelist"),
+    Page(45, _("Gaps"), Gap, "outbox_gap_changelist"),
+    Page(60, _("Check-backs"), CheckBack, "outbox_checkback_changelist"),
+    Page(70, _("Inbox"), InboxRow, "outbox_inboxrow_changelist"),
+    Page(80, _("Topics"), Topic, "outbox_topic_changelist"),
+    Page(82, _("Catalogue"), Overview, CATALOGUE),
 ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.text import badge, plain
 from outbox.consuming.acts import GroupEnd
@@ -23,13 +24,17 @@ TONES: dict[str, str] = {
 }
 
 
+OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discarded": _("discarded")}
+
+
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
     """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(state, tone),), *((_end(end),) for end in ended)])
+    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_end(end),) for end in ended)])
 
 
 def _end(one: GroupEnd) -> SafeString:
-    by = f" by {plain(one.by)}" if one.by else ""
     tone = Severity.WAITING if one.outcome == "deferred" else Severity.BAD
-    return badge(f"{one.outcome}{by} for group {plain(one.group)}", tone)
+    by_user = _("{outcome} by {by} for group {group}") if one.by else _("{outcome} for group {group}")
+    outcome = OUTCOMES.get(one.outcome, one.outcome)
+    return badge(by_user.format(outcome=outcome, by=plain(one.by), group=plain(one.group)), tone)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeAlias
 
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, number_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from outbox.database import aware
 from outbox.monitoring.text import age
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
+Text: TypeAlias = "_StrOrPromise"  # one of our own, which may be translated
 
 TITLE_CHARACTERS = 2_000
 
@@ -40,6 +46,11 @@ def _mark(odd: re.Match[str]) -> str:
     return f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>'
 
 
+def number(value: float) -> str:
+    """Return a number without decimals, its digits grouped as the language does."""
+    return number_format(value, 0, force_grouping=True)
+
+
 def moment(at: datetime | None) -> SafeString:
     """Return a time to the second, in one line."""
     return format_html('<span class="outbox-time">{}</span>', date_format(local(at), "Y-m-d H:i:s") if at else "")
@@ -55,6 +66,6 @@ def local(at: datetime) -> datetime:
     return timezone.localtime(aware(at))
 
 
-def badge(text: str, tone: str) -> SafeString:
+def badge(text: Text, tone: str) -> SafeString:
     """Return a word as a coloured badge. Tones: good, bad, waiting, plain."""
     return format_html('<span class="outbox-badge outbox-{}">{}</span>', tone, text)

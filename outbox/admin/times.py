@@ -15,7 +15,9 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext_lazy as _
 
+from outbox.admin.text import Text
 from outbox.ids import first_id_at
 
 # Ids are assigned before the time of their row, and may be in another order.
@@ -24,6 +26,7 @@ SLACK = timedelta(minutes=1)
 FIRST_YEAR, LAST_YEAR = 1971, 9998  # the range of times in ids, well inside that of calendars
 
 NAMES = ("since", "from", "to")
+SPAN_NAMES = {"hour": _("The last hour"), "day": _("The last day"), "week": _("The last week")}
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 
 
@@ -90,7 +93,7 @@ class TimeFilter(ListFilter):
     Where the list is ordered by it, or by ids that begin with it, the list itself takes the range as its bounds.
     """
 
-    title = "time"
+    title = _("time")
     template = "admin/outbox/time_filter.html"
     parameter_names = NAMES
 
@@ -147,12 +150,12 @@ class TimeFilter(ListFilter):
         return bounds
 
     def choices(self, changelist: Any) -> Iterator[dict[str, Any]]:
-        def link(text: str, since: str | None) -> dict[str, Any]:
+        def link(text: Text, since: str | None) -> dict[str, Any]:
             url = changelist.get_query_string({"since": since}, ["from", "to", "before", "p"])
             return {"display": text, "query_string": url, "selected": self.value() == since}
 
-        yield link("Any time", None)
-        yield from (link(f"The last {name}", name) for name in SPANS)
+        yield link(_("Any time"), None)
+        yield from (link(text, name) for name, text in SPAN_NAMES.items())
 
     def kept(self) -> list[tuple[str, str]]:
         """Return the parameters of the other filters, which the form has to repeat."""

@@ -16,6 +16,7 @@ from django.urls import URLPattern, path
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin
@@ -23,7 +24,7 @@ from outbox.admin.catalogue import catalogue
 from outbox.admin.impact import write_log
 from outbox.admin.overview import overview
 from outbox.admin.pages import CATALOGUE, frame, url_of
-from outbox.admin.text import badge, shown, since
+from outbox.admin.text import Text, badge, shown, since
 from outbox.database import guarded
 from outbox.models import Overview, Topic
 from outbox.topics import pause, resume
@@ -32,7 +33,7 @@ from outbox.topics import pause, resume
 class PauseForm(forms.Form):
     """The reason for a pause or its end. `since`: identifies the pause that the user saw."""
 
-    reason = forms.CharField(max_length=500, help_text="For the log, and for other operators.")
+    reason = forms.CharField(label=_("Reason"), max_length=500, help_text=_("For the log, and for other operators."))
     since = forms.CharField(required=False, widget=forms.HiddenInput)
 
 
@@ -80,38 +81,41 @@ class TopicAdmin(ReadOnlyAdmin):
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         return ["name", "broker", "type", "state", "who", "why", *(["act"] if self.may(request, "pause") else []), "history"]
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, row: Topic) -> SafeString:
-        return badge(f"paused for {since(row.paused_at)}".strip(), "waiting") if row.paused else badge("open", "good")
+        return badge(_("open"), "good") if not row.paused else badge(_("paused for {}").format(since(row.paused_at)), "waiting")
 
+    @admin.display(description=_("who"))
     def who(self, row: Topic) -> SafeString:
         return shown(row.paused_by, 100)
 
+    @admin.display(description=_("why"))
     def why(self, row: Topic) -> SafeString:
         return shown(row.pause_reason, 200)
 
     @admin.display(description="")
     def act(self, row: Topic) -> SafeString:
-        verb = "resume" if row.paused else "pause"
-        url = url_of(self.admin_site, f"outbox_topic_{verb}", row.pk)
-        return format_html('<a href="{}">{} {}</a>', url, verb.capitalize(), row.name)
+        url = url_of(self.admin_site, f"outbox_topic_{'resume' if row.paused else 'pause'}", row.pk)
+        text = _("Resume {}") if row.paused else _("Pause {}")
+        return format_html('<a href="{}">{}</a>', url, text.format(row.name))
 
+    @admin.display(description=_("history"))
     def history(self, row: Topic) -> SafeString:
         url = url_of(self.admin_site, "outbox_topic_history", row.pk)
-        return format_html('<a href="{}">History</a>', url)
+        return format_html('<a href="{}">{}</a>', url, _("History"))
 
     def pause_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
         """Pause a topic, after a form for the reason."""
         topic = self._topic(request, topic_id)
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
-            return self._ask(request, topic, form, "Pause")
+            return self._ask(request, topic, form, _("Pause {}").format(topic.name))
         with guarded.atomic(router.db_for_write(Topic)):
             reason = form.cleaned_data["reason"]
             done = pause(self._connection(), topic.name, by=request.user.get_username(), reason=reason)
             if done:
-                write_log(request, Topic, {str(topic.pk): topic.name}, f"Paused. Reason: {reason}")
-        return self._back(request, done, f"Topic {topic.name} is paused.", f"Topic {topic.name} was paused already.")
+                write_log(request, Topic, {str(topic.pk): topic.name}, _("Paused. Reason: {}").format(reason))
+        return self._back(request, topic, _("Topic {} is paused.") if done else _("Topic {} was paused already."), done)
 
     def resume_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
         """End the pause that the user saw, after a form for the reason."""
@@ -119,13 +123,15 @@ class TopicAdmin(ReadOnlyAdmin):
         shown_since = topic.paused_at.isoformat() if topic.paused_at else ""
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
         if not form.is_valid():
-            return self._ask(request, topic, form, "Resume")
+            return self._ask(request, topic, form, _("Resume {}").format(topic.name))
         with guarded.atomic(router.db_for_write(Topic)):
             done = resume(self._connection(), topic.name, since=_time(form.cleaned_data["since"]))
             if done:
-                write_log(request, Topic, {str(topic.pk): topic.name}, f"Resumed. Reason: {form.cleaned_data['reason']}")
-        stale = f"Topic {topic.name} was not changed: that pause has ended, or another one has begun. Reload the page."
-        return self._back(request, done, f"Topic {topic.name} is resumed.", stale)
+                write_log(
+                    request, Topic, {str(topic.pk): topic.name}, _("Resumed. Reason: {}").format(form.cleaned_data["reason"])
+                )
+        stale = _("Topic {} was not changed: that pause has ended, or another one has begun. Reload the page.")
+        return self._back(request, topic, _("Topic {} is resumed.") if done else stale, done)
 
     def _topic(self, request: HttpRequest, topic_id: int) -> Topic:
         if not (self.has_view_permission(request) and self.may(request, "pause")):
@@ -135,23 +141,23 @@ class TopicAdmin(ReadOnlyAdmin):
             raise Http404
         return topic
 
-    def _ask(self, request: HttpRequest, topic: Topic, form: PauseForm, verb: str) -> HttpResponse:
+    def _ask(self, request: HttpRequest, topic: Topic, form: PauseForm, title: str) -> HttpResponse:
         context = {
             **self.admin_site.each_context(request),
             **frame(self.admin_site, request),
-            "title": f"{verb} topic {topic.name}",
+            "title": title,
             "opts": self.opts,
             "media": self.media,
             "topic": topic,
             "who": shown(topic.paused_by),
             "why": shown(topic.pause_reason),
             "form": form,
-            "verb": verb,
+            "is_pause": not topic.paused,
         }
         return TemplateResponse(request, "admin/outbox/topic/pause.html", context)
 
-    def _back(self, request: HttpRequest, done: bool, good: str, stale: str) -> HttpResponse:
-        self.message_user(request, good if done else stale, messages.SUCCESS if done else messages.WARNING)
+    def _back(self, request: HttpRequest, topic: Topic, text: Text, done: bool) -> HttpResponse:
+        self.message_user(request, text.format(topic.name), messages.SUCCESS if done else messages.WARNING)
         return HttpResponseRedirect(url_of(self.admin_site, "outbox_topic_changelist"))
 
     def _connection(self) -> database.Connection:

@@ -21,11 +21,16 @@ NOT_PROJECT_APPS = ("django.", "rest_framework", "outbox.")
 @check()
 def check_engine() -> Iterable[CheckMessage]:
     """
-    E007: The database for messages is not PostgreSQL, or is not used with psycopg 3.
+    E007: The database for messages is not PostgreSQL, is not used with psycopg 3, or is not in DATABASES.
 
     Set its ENGINE to `django.db.backends.postgresql` and install psycopg, or route the app outbox to such a database.
     """
     alias = router.db_for_write(MessageRow)
+    if alias not in connections.settings:
+        hint = f"Let db_for_write() of the routers return one of these, or None: {', '.join(sorted(connections.settings))}."
+        text = f"Routers put the app outbox into the database {alias!r}, which is not in DATABASES."
+        yield Error(text, hint=hint, id="outbox.E007")
+        return
     vendor = connections[alias].vendor
     if vendor != "postgresql" or not is_psycopg3:
         what = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"

@@ -148,11 +148,31 @@ def stored_in(alias: str) -> str:
     return str(settings().brokers[alias].options.get("DATABASE", "default"))
 
 
+SERVER_OPTIONS = ("NODES", "SERVERS", "ENDPOINTS", "NAMESPACE", "VIRTUAL_HOST", "DATABASE")
+DEFAULTS = (None, "", "/", "default")
+
+
+def server(alias: str) -> str:
+    """Return the server of a broker by its options: `RabbitMQBroker with NODES rabbit-1, rabbit-2`; "" of an unknown alias."""
+    broker = settings().brokers.get(alias)
+    if broker is None:
+        return ""
+    named = {name: broker.options.get(name) for name in SERVER_OPTIONS}
+    parts = [
+        f"{name} {', '.join(sorted(map(str, value))) if isinstance(value, list | tuple) else value}"
+        for name, value in named.items()
+        if value not in DEFAULTS
+    ]
+    return f"{broker.backend.rpartition('.')[2]}{' with ' if parts else ''}{'; '.join(parts)}"
+
+
 def _how_to_import(path: str, error: ImportError) -> str:
     """Return the sentence that says how a broker can be imported; the extra of ours is called as its folder is."""
     missing = (error.name or "").partition(".")[0]
     if missing in ("", "outbox"):
-        return "Correct the path."
+        return (
+            "Correct the path. One of this package is outbox.brokers.rabbitmq.RabbitMQBroker; docs/reference/settings.md has all."
+        )
     if path.startswith("outbox.brokers."):
         return f"Run: pip install 'django-transactional-outbox[{path.split('.')[2]}]'"
     return f"Correct the path, or install {missing}."

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import asdict
 from psycopg.types.json import Jsonb
 
+from outbox import conf
 from outbox.database import Connection
 from outbox.logs import cut, storable
 
@@ -32,10 +33,10 @@ WITH before AS (
 """
 
 BEAT = """
-INSERT INTO outbox_process (kind, host, pid, instance, broker, consumer_group, lane, breaker, note, subscriptions,
+INSERT INTO outbox_process (kind, host, pid, instance, broker, server, consumer_group, lane, breaker, note, subscriptions,
     refusals, errors, handling)
-VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(group)s, %(lane)s, %(breaker)s, %(note)s, %(subscriptions)s,
-    %(refusals)s, %(errors)s, %(handling)s)
+VALUES (%(kind)s, %(host)s, %(pid)s, %(instance)s, %(broker)s, %(server)s, %(group)s, %(lane)s, %(breaker)s, %(note)s,
+    %(subscriptions)s, %(refusals)s, %(errors)s, %(handling)s)
 ON CONFLICT (kind, host, pid, instance, broker, consumer_group) DO UPDATE
 SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subscriptions = excluded.subscriptions,
     refusals = excluded.refusals, errors = excluded.errors, handling = excluded.handling, beat_at = clock_timestamp()
@@ -116,6 +117,7 @@ def beat(
     who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
     what = {
         "broker": broker,
+        "server": conf.server(broker),
         "group": consumer_group,
         "lane": lane,
         "breaker": breaker,

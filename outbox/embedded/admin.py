@@ -9,6 +9,7 @@ from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from outbox import conf
 from outbox.admin.base import ReadOnlyAdmin
@@ -17,7 +18,7 @@ from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.open_transactions import transaction_cell
 from outbox.admin.pages import may_see
-from outbox.admin.text import badge, moment, plain, shown, since
+from outbox.admin.text import Text, badge, moment, plain, shown, since
 from outbox.check_backs.ask import in_process
 from outbox.embedded import EmbeddedBroker
 from outbox.embedded.half_state import HalfState
@@ -32,11 +33,11 @@ TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
 class UnresolvedFilter(Filter):
     """Filter by state; by default half messages without an end, which partial indexes find."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(state.name.lower(), state.label.lower()) for state in HalfState]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+        return [(state.name.lower(), state.label) for state in HalfState]
 
     @property
     def is_indexed(self) -> bool:  # type: ignore[override]
@@ -44,7 +45,7 @@ class UnresolvedFilter(Filter):
 
     def choices(self, changelist: Any) -> Any:
         first, *others = super().choices(changelist)
-        yield {**first, "display": "unresolved"}
+        yield {**first, "display": _("unresolved")}
         yield from others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> QuerySet[EmbeddedHalf]:
@@ -78,52 +79,64 @@ class HalfAdmin(ReadOnlyAdmin):
         for row in rows:
             row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query)
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def shown_state(self, row: EmbeddedHalf) -> SafeString:
-        return badge(row.get_state_display().lower(), TONES.get(HalfState(row.state), "plain"))
+        return badge(row.get_state_display(), TONES.get(HalfState(row.state), "plain"))
 
+    @admin.display(description=_("topic"))
     def topic(self, row: Any) -> str:
         return str(row.topic_name)
 
+    @admin.display(description=_("message"))
     def message(self, row: EmbeddedHalf) -> SafeString:
         return message_link(self.admin_site, row.message_id)
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def shown_key(self, row: EmbeddedHalf) -> SafeString:
         return shown(row.key, 60)
 
+    @admin.display(description=_("age"))
     def age(self, row: EmbeddedHalf) -> str:
         return since(row.born_at)
 
+    @admin.display(description=_("asks"))
     def asks(self, row: EmbeddedHalf) -> str:
         return f"{row.asked}"
 
+    @admin.display(description=_("next ask"))
     def next_ask(self, row: EmbeddedHalf) -> SafeString:
         return moment(row.ask_at if row.state == HalfState.UNDECIDED else None)
 
+    @admin.display(description=_("transaction"))
     def transaction(self, row: Any) -> SafeString:
         """Return the transaction that a check-back waits for."""
         cell: SafeString = row.transaction
         return cell
 
-    @admin.action(description="Check back now", permissions=["ask"])
+    @admin.action(description=_("Check back now"), permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:
         """Check back about each half message in this process, record it as the admin's, and end it as answered."""
         alias = _broker()
         chosen = list(queryset.order_by("id").values_list("id", "message_id")[: self.list_per_page])
         if alias is None or not chosen:
-            self.message_user(request, "No check-back was needed: they have ended.", messages.WARNING)
+            self.message_user(request, _("No check-back was needed: they have ended."), messages.WARNING)
             return
         ask = in_process(_database_of(alias), asked_by="admin")
         try:
             with closing(conf.make_broker(alias)) as broker:
                 for half_id, message_id in chosen:
                     answer = cast("EmbeddedBroker", broker).check_half(ask, str(half_id))
-                    result = str(answer) if answer else "it had ended before"
-                    self.message_user(request, f"Half message {half_id} of message {plain(message_id)}: {result}.")
-                    write_log(request, self.model, {str(half_id): f"half message {half_id}"}, f"Checked back: {result}.")
+                    result = str(answer or _("it had ended before"))
+                    text = _("Half message {} of message {}: {}.").format(half_id, plain(message_id), result)
+                    self.message_user(request, text)
+                    write_log(
+                        request,
+                        self.model,
+                        {str(half_id): _("half message {}").format(half_id)},
+                        _("Checked back: {}.").format(result),
+                    )
         except BrokerUnavailable as error:
-            self.message_user(request, f"The broker cannot be reached: {error}", messages.ERROR)
+            self.message_user(request, _("The broker cannot be reached: {}").format(error), messages.ERROR)
 
 
 def _broker() -> str | None:

@@ -9,6 +9,7 @@ are appended at its end, and retention deletes them from its beginning.
 from __future__ import annotations
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from outbox.embedded.half_state import HalfState
 
@@ -91,7 +92,8 @@ class EmbeddedHalf(models.Model):
     class Meta:
         app_label = "outbox_embedded"
         db_table = "outbox_embedded_half"
-        verbose_name = "half message"
+        verbose_name = _("half message")
+        verbose_name_plural = _("half messages")
         permissions = [("ask_embeddedhalf", "Can check back about half messages")]
 
     def __str__(self) -> str:

@@ -214,9 +214,9 @@ class Migration(PostgreSQLMigration):
                     name="Topic",
                     fields=[
                         ("id", models.IntegerField(primary_key=True, serialize=False)),
-                        ("name", models.TextField(unique=True)),
-                        ("broker", models.TextField(default="default")),
-                        ("type", models.TextField()),
+                        ("name", models.TextField(unique=True, verbose_name="name")),
+                        ("broker", models.TextField(default="default", verbose_name="broker")),
+                        ("type", models.TextField(verbose_name="type")),
                         ("ordered", models.BooleanField(default=False)),
                         ("paused", models.BooleanField(default=False)),
                         ("paused_at", models.DateTimeField(null=True)),
@@ -225,6 +225,8 @@ class Migration(PostgreSQLMigration):
                     ],
                     options={
                         "db_table": "outbox_topic",
+                        "verbose_name": "topic",
+                        "verbose_name_plural": "topics",
                         "permissions": [("pause_topic", "Can pause and resume topics")],
                     },
                 ),
@@ -241,6 +243,7 @@ class Migration(PostgreSQLMigration):
                     ],
                     options={
                         "verbose_name": "message",
+                        "verbose_name_plural": "messages",
                         "db_table": "outbox_message",
                         "permissions": [("view_body", "Can view masked fields and bodies of messages")],
                     },

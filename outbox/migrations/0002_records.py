@@ -34,7 +34,7 @@ class Migration(PostgreSQLMigration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("request_id", models.TextField(unique=True)),
                 ("asked_by", models.TextField()),
-                ("topic", models.TextField()),
+                ("topic", models.TextField(verbose_name="topic")),
                 ("message_id", models.TextField(db_index=True)),
                 ("half_id", models.TextField()),
                 ("token", models.TextField(default="")),
@@ -48,6 +48,7 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "verbose_name": "check-back",
+                "verbose_name_plural": "check-backs",
                 "db_table": "outbox_check_back",
             },
         ),
@@ -56,7 +57,7 @@ class Migration(PostgreSQLMigration):
             fields=[
                 ("message_id", models.UUIDField(primary_key=True, serialize=False)),
                 ("batch_id", models.BigIntegerField()),
-                ("topic", models.TextField()),
+                ("topic", models.TextField(verbose_name="topic")),
                 ("key", models.TextField(default="")),
                 ("headers", models.TextField(default="{}")),
                 ("about", models.TextField(null=True)),
@@ -68,6 +69,8 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "db_table": "outbox_dead",
+                "verbose_name": "dead message",
+                "verbose_name_plural": "dead messages",
                 "permissions": [
                     ("replay_deadmessage", "Can replay dead messages"),
                     ("discard_deadmessage", "Can discard dead messages"),
@@ -167,11 +170,11 @@ class Migration(PostgreSQLMigration):
             name="Deferred",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("consumer_group", models.TextField()),
+                ("consumer_group", models.TextField(verbose_name="consumer group")),
                 ("message_id", models.UUIDField(db_index=True)),
                 ("own_id", models.TextField()),
                 ("idempotency_key", models.TextField()),
-                ("topic", models.TextField()),
+                ("topic", models.TextField(verbose_name="topic")),
                 ("type", models.TextField(db_default="")),
                 ("tag", models.TextField(db_default="")),
                 ("key", models.TextField(db_default="")),
@@ -196,6 +199,7 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "verbose_name": "deferred message",
+                "verbose_name_plural": "deferred messages",
                 "db_table": "outbox_deferred",
                 "default_permissions": ("view",),
                 "permissions": [
@@ -230,6 +234,7 @@ class Migration(PostgreSQLMigration):
             name="Overview",
             fields=[],
             options={
+                "verbose_name": "overview",
                 "verbose_name_plural": "overview",
                 "proxy": True,
                 "default_permissions": (),
@@ -242,9 +247,9 @@ class Migration(PostgreSQLMigration):
             name="Gap",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("consumer_group", models.TextField()),
+                ("consumer_group", models.TextField(verbose_name="consumer group")),
                 ("source", models.TextField()),
-                ("topic", models.TextField()),
+                ("topic", models.TextField(verbose_name="topic")),
                 ("lane", models.SmallIntegerField()),
                 ("first_number", models.BigIntegerField()),
                 ("last_number", models.BigIntegerField()),
@@ -253,6 +258,8 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "db_table": "outbox_gap",
+                "verbose_name": "gap",
+                "verbose_name_plural": "gaps",
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("consumer_group", "source", "topic", "lane", "first_number"), name="outbox_gap_once"
@@ -281,6 +288,7 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "verbose_name": "inbox row",
+                "verbose_name_plural": "inbox rows",
                 "db_table": "outbox_inbox",
                 "indexes": [
                     models.Index(
@@ -303,6 +311,7 @@ class Migration(PostgreSQLMigration):
                 ("pid", models.IntegerField()),
                 ("instance", models.TextField(db_default="")),
                 ("broker", models.TextField(default="")),
+                ("server", models.TextField(db_default="")),
                 ("lane", models.SmallIntegerField(null=True)),
                 ("consumer_group", models.TextField(default="")),
                 ("breaker", models.TextField(default="closed")),
@@ -343,6 +352,7 @@ class Migration(PostgreSQLMigration):
             ],
             options={
                 "verbose_name": "inbox row",
+                "verbose_name_plural": "inbox rows",
                 "db_table": "outbox_inbox_row",
                 "managed": False,
                 "default_permissions": (),

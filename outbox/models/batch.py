@@ -10,6 +10,7 @@ from __future__ import annotations
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from outbox.conf.apps import require_outbox
 
@@ -106,7 +107,7 @@ class DeadMessage(models.Model):
 
     message_id = models.UUIDField(primary_key=True)
     batch_id = models.BigIntegerField()
-    topic = models.TextField()
+    topic = models.TextField(_("topic"))
     key = models.TextField(default="")
     headers = models.TextField(default="{}")
     about = models.TextField(null=True)  # noqa: DJ001
@@ -118,6 +119,8 @@ class DeadMessage(models.Model):
 
     class Meta:
         db_table = "outbox_dead"
+        verbose_name = _("dead message")
+        verbose_name_plural = _("dead messages")
         permissions = [
             ("replay_deadmessage", "Can replay dead messages"),
             ("discard_deadmessage", "Can discard dead messages"),
@@ -136,6 +139,7 @@ class Process(models.Model):
     pid = models.IntegerField()
     instance = models.TextField(db_default="")  # no other process has it, whatever its host and pid
     broker = models.TextField(default="")
+    server = models.TextField(db_default="")  # which one the broker is, by the settings of the process
     lane = models.SmallIntegerField(null=True)
     consumer_group = models.TextField(default="")
     breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open

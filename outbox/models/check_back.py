@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 
 class CheckBack(models.Model):
@@ -12,7 +13,7 @@ class CheckBack(models.Model):
     id = models.BigAutoField(primary_key=True)
     request_id = models.TextField(unique=True)
     asked_by = models.TextField()  # the door: endpoint, broker, command, admin
-    topic = models.TextField()
+    topic = models.TextField(_("topic"))
     message_id = models.TextField(db_index=True)
     half_id = models.TextField()
     token = models.TextField(default="")
@@ -26,7 +27,8 @@ class CheckBack(models.Model):
 
     class Meta:
         db_table = "outbox_check_back"
-        verbose_name = "check-back"
+        verbose_name = _("check-back")
+        verbose_name_plural = _("check-backs")
 
     @property
     def shown_answer(self) -> str:

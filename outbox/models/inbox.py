@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 
 class Inbox(models.Model):
@@ -28,7 +29,8 @@ class Inbox(models.Model):
 
     class Meta:
         db_table = "outbox_inbox"
-        verbose_name = "inbox row"
+        verbose_name = _("inbox row")
+        verbose_name_plural = _("inbox rows")
         indexes = [
             models.Index(
                 fields=["consumer_group", "topic", "source", "lane", "number"],
@@ -48,10 +50,10 @@ class InboxRow(models.Model):
     """The inbox with one text as its key, for the admin, which does not support composite keys. A view; never look for an id."""
 
     id = models.TextField(primary_key=True)
-    consumer_group = models.TextField()
+    consumer_group = models.TextField(_("consumer group"))
     idempotency_key = models.TextField()
     message_id = models.UUIDField()
-    topic = models.TextField()
+    topic = models.TextField(_("topic"))
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     delivery_count = models.IntegerField()
@@ -61,7 +63,8 @@ class InboxRow(models.Model):
         db_table = "outbox_inbox_row"
         managed = False
         default_permissions = ()  # those who may view the inbox may view it
-        verbose_name = "inbox row"
+        verbose_name = _("inbox row")
+        verbose_name_plural = _("inbox rows")
 
     def __str__(self) -> str:
         return self.id
@@ -118,11 +121,11 @@ class Deferred(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)  # the order of arrival
-    consumer_group = models.TextField()
+    consumer_group = models.TextField(_("consumer group"))
     message_id = models.UUIDField(db_index=True)
     own_id = models.TextField()
     idempotency_key = models.TextField()
-    topic = models.TextField()
+    topic = models.TextField(_("topic"))
     type = models.TextField(db_default="")
     tag = models.TextField(db_default="")
     key = models.TextField(db_default="")
@@ -147,7 +150,8 @@ class Deferred(models.Model):
 
     class Meta:
         db_table = "outbox_deferred"
-        verbose_name = "deferred message"
+        verbose_name = _("deferred message")
+        verbose_name_plural = _("deferred messages")
         default_permissions = ("view",)
         permissions = [
             ("replay_deferred", "Can replay, retry and hold deferred messages"),
@@ -196,9 +200,9 @@ class Gap(models.Model):
     """Numbers of a lane that a group has not seen within the settle time. `closed_at`: when they came after all."""
 
     id = models.BigAutoField(primary_key=True)
-    consumer_group = models.TextField()
+    consumer_group = models.TextField(_("consumer group"))
     source = models.TextField()
-    topic = models.TextField()
+    topic = models.TextField(_("topic"))
     lane = models.SmallIntegerField()
     first_number = models.BigIntegerField()
     last_number = models.BigIntegerField()
@@ -207,6 +211,8 @@ class Gap(models.Model):
 
     class Meta:
         db_table = "outbox_gap"
+        verbose_name = _("gap")
+        verbose_name_plural = _("gaps")
         constraints = [
             models.UniqueConstraint(fields=["consumer_group", "source", "topic", "lane", "first_number"], name="outbox_gap_once")
         ]

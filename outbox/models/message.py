@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 
 class Topic(models.Model):
     """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Its id follows from its name; tombstones have 0."""
 
     id = models.IntegerField(primary_key=True)  # `ids.topic_number` of its name
-    name = models.TextField(unique=True)
-    broker = models.TextField(default="default")
-    type = models.TextField()
+    name = models.TextField(_("name"), unique=True)
+    broker = models.TextField(_("broker"), default="default")
+    type = models.TextField(_("type"))
     ordered = models.BooleanField(default=False)
     paused = models.BooleanField(default=False)
     paused_at = models.DateTimeField(null=True)
@@ -25,6 +26,8 @@ class Topic(models.Model):
 
     class Meta:
         db_table = "outbox_topic"
+        verbose_name = _("topic")
+        verbose_name_plural = _("topics")
         permissions = [("pause_topic", "Can pause and resume topics")]
 
     def __str__(self) -> str:
@@ -37,7 +40,7 @@ class Overview(Topic):
     class Meta:
         proxy = True
         default_permissions = ()
-        verbose_name_plural = "overview"
+        verbose_name = verbose_name_plural = _("overview")
 
 
 class MessageRow(models.Model):
@@ -53,7 +56,8 @@ class MessageRow(models.Model):
 
     class Meta:
         db_table = "outbox_message"
-        verbose_name = "message"
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
         permissions = [("view_body", "Can view masked fields and bodies of messages")]
 
     def __str__(self) -> str:
@@ -115,16 +119,16 @@ class MessageState(models.Model):
     """
 
     class MessageStatus(models.TextChoices):
-        WAITING = "waiting"  # has a ticket
-        DELAYED = "delayed"  # waits for its time, `due_at`
-        CLAIMED = "claimed"  # a relay is sending it
-        PREPARED = "prepared"  # decided, the half message is being committed
-        SENT = "sent"
-        RELEASED = "released"  # given back unsent, claimed again at `due_at`
-        RETRYING = "retrying"  # failed, claimed again at `due_at`
-        DEAD = "dead"
-        DISCARDED = "discarded"  # dead, and an operator discarded it
-        LOST = "lost"  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
+        WAITING = "waiting", _("waiting")  # has a ticket
+        DELAYED = "delayed", _("delayed")  # waits for its time, `due_at`
+        CLAIMED = "claimed", _("claimed")  # a relay is sending it
+        PREPARED = "prepared", _("prepared")  # decided, the half message is being committed
+        SENT = "sent", _("sent")
+        RELEASED = "released", _("released")  # given back unsent, claimed again at `due_at`
+        RETRYING = "retrying", _("retrying")  # failed, claimed again at `due_at`
+        DEAD = "dead", _("dead")
+        DISCARDED = "discarded", _("discarded")  # dead, and an operator discarded it
+        LOST = "lost", _("lost")  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
 
     id = models.UUIDField(primary_key=True)
     topic_id = models.IntegerField()

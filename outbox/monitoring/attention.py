@@ -96,12 +96,17 @@ def _brokers(status: Status) -> Iterator[Finding]:
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
             error = next((topic.error for topic in status.topics if topic.broker == process.broker and topic.error), "")
-            away[process.broker] = f"The relay {process.name} gets no answer: its breaker is {process.breaker}.", error
+            away[process.broker] = no_answer(process), error
     for group in status.groups:
         if group.trouble:
             away[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(away.items()):
         yield broker_away(alias, cause, error)
+
+
+def no_answer(relay: ProcessStatus) -> str:
+    """Return that a relay's sends fail."""
+    return f"The relay {relay.name} gets no answer: its breaker is {relay.breaker}."
 
 
 @rule("outbox.no_relay", "outbox.no_checker", needs=Needs.STATUS)
@@ -115,9 +120,7 @@ def _relays(status: Status) -> Iterator[Finding]:
     for alias in _aliases():
         relays, checkers = status.processes_of("relay", alias), status.processes_of("checker", alias)
         if all(relay.is_silent for relay in relays):
-            step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
-            seconds, cause = _absence("relay", relays)
-            yield Finding("outbox.no_relay", f"broker {alias!r}", cause, step, seconds=seconds)
+            yield no_relay(alias, relays)
         if checkers and all(checker.is_silent for checker in checkers):
             seconds, cause = _absence("checker", checkers)
             cause += " Half messages whose commit was lost stay hidden."
@@ -127,6 +130,13 @@ def _relays(status: Status) -> Iterator[Finding]:
 
 def _aliases() -> list[str]:
     return sorted({topic.broker for topic in conf.settings().topics.values()})
+
+
+def no_relay(alias: str, relays: list[ProcessStatus]) -> Finding:
+    """Return that no relay of a broker is running, of those that have been."""
+    step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
+    seconds, cause = _absence("relay", relays)
+    return Finding("outbox.no_relay", f"broker {alias!r}", cause, step, seconds=seconds)
 
 
 def _absence(kind: str, known: list[ProcessStatus]) -> tuple[float | None, str]:
@@ -178,13 +188,30 @@ def _beat(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.no_beat", f"broker {alias!r}", cause, step, seconds=seconds)
 
 
+@rule("outbox.servers_differ", needs=Needs.STATUS)
+def _servers(status: Status) -> Iterator[Finding]:
+    """
+    servers_differ: The settings of a process name another server for a broker than those of its relays: what one sends does not
+    reach the other.
+        Give both the same `OUTBOX["BROKERS"]`; silence it where that is one server under two names.
+    """
+    for alias in _aliases():
+        relays = {relay.server: relay for relay in status.live("relay", alias) if relay.server}
+        for process in status.processes:
+            if process.broker != alias or process.is_silent or not process.server or not relays or process.server in relays:
+                continue
+            server, relay = min(relays.items(), key=lambda known: known[0])
+            cause = f"The {process.kind} {process.name} uses {process.server}, and the relay {relay.name} sends to {server}."
+            step = f'Give both processes the same OUTBOX["BROKERS"]["{alias}"], and restart them.'
+            yield Finding("outbox.servers_differ", process.subject, cause, step)
+
+
 @rule("outbox.process_fails", needs=Needs.STATUS)
 def _failing(status: Status) -> Iterator[Finding]:
     """
     process_fails: A relay, consumer, check loop or checker runs and cannot do its work, with the server's words.
         Correct what it names, such as a missing permission. The process tries again by itself.
     """
-    step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
     away = {finding.obj for finding in _brokers(status)}  # its loops fail for that reason
     named: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
     for process in status.processes:
@@ -196,8 +223,14 @@ def _failing(status: Status) -> Iterator[Finding]:
                 continue
             if loop not in (process.kind, "search for gaps"):
                 named.add(shared)
-            cause = f"The {loop} of process {process.name} fails."
-            yield Finding("outbox.process_fails", process.subject, cause, step, error=error)
+            yield process_fails(process, loop)
+
+
+def process_fails(process: ProcessStatus, loop: str) -> Finding:
+    """Return that a loop of a process fails."""
+    step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
+    cause = f"The {loop} of process {process.name} fails."
+    return Finding("outbox.process_fails", process.subject, cause, step, error=process.errors[loop])
 
 
 @rule("outbox.process_silent", needs=Needs.STATUS)
@@ -239,14 +272,10 @@ def _topics(status: Status) -> Iterator[Finding]:
             step = f"See the reasons with {command}; correct them, then add --all to send again, or --all --discard."
             yield Finding("outbox.rejected", subject, cause, step)
         if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_SECONDS:
-            cause = f"It is {topic.pause}. {wait(topic.unsent)}."
-            step = f"End the pause with outbox_pause {topic.name} --resume."
-            yield Finding("outbox.paused", subject, cause, step, seconds=topic.paused_seconds)
+            yield paused(topic.name, f"It is {topic.pause}. {wait(topic.unsent)}.", topic.paused_seconds)
         if topic.name not in conf.settings().topics:
             if topic.unsent:
-                cause = f'{wait(topic.unsent)}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
-                step = "Restore the topic in settings until they are sent."
-                yield Finding("outbox.unknown_topic", subject, cause, step, seconds=topic.oldest_seconds)
+                yield unknown_topic(topic.name, topic.unsent, topic.oldest_seconds)
         elif topic.name in status.misconfigured:
             step = "Correct what the error names, at the broker or in the settings. The relay sends again within 30 s."
             cause = "The topic is not configured correctly at the broker."
@@ -254,6 +283,19 @@ def _topics(status: Status) -> Iterator[Finding]:
         elif topic.failures >= ALERT_FAILURES:
             step = "See the error on the message's page, and correct its cause. The relay retries automatically."
             yield Finding("outbox.send_fails", subject, f"A message has failed {topic.failures} times.", step)
+
+
+def paused(topic: str, cause: str, seconds: float | None) -> Finding:
+    """Return that a topic is paused."""
+    step = f"End the pause with outbox_pause {topic} --resume."
+    return Finding("outbox.paused", f"topic {topic!r}", cause, step, seconds=seconds)
+
+
+def unknown_topic(topic: str, messages: int, seconds: float | None = None) -> Finding:
+    """Return that messages wait in a topic that the settings do not have."""
+    cause = f'{wait(messages)}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
+    step = "Restore the topic in settings until they are sent."
+    return Finding("outbox.unknown_topic", f"topic {topic!r}", cause, step, seconds=seconds)
 
 
 @rule("outbox.late", needs=Needs.STATUS)
@@ -321,15 +363,21 @@ def _consumers(status: Status) -> Iterator[Finding]:
         has_none = group.has_code and not group.waiting and not group.trouble and has_sent
         if group.consumers or not (waiting or has_none):
             continue
-        last = "none sends heartbeats" if group.silent_seconds is None else f"silent for {age(group.silent_seconds)}"
         backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
-        cause = f"No consumer is running ({last}), and {wait(waiting) if waiting or group.waiting else backlog}."
-        by_beat = any(group.consumer_group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
-        or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
-        step = f"Start outbox_consume --group {group.consumer_group}{or_celery}."
-        if not group.has_code:
-            step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
-        yield Finding("outbox.no_consumer", f"group {group.consumer_group!r}", cause, step, seconds=group.silent_seconds)
+        backlog = wait(waiting) if waiting or group.waiting else backlog
+        yield no_consumer(group.consumer_group, backlog, group.silent_seconds, has_code=group.has_code)
+
+
+def no_consumer(group: str, backlog: str, silent_seconds: float | None, *, has_code: bool) -> Finding:
+    """Return that no consumer of a group is running, and what waits for one."""
+    last = "none sends heartbeats" if silent_seconds is None else f"silent for {age(silent_seconds)}"
+    by_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
+    or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
+    step = f"Start outbox_consume --group {group}{or_celery}."
+    if not has_code:
+        step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
+    cause = f"No consumer is running ({last}), and {backlog}."
+    return Finding("outbox.no_consumer", f"group {group!r}", cause, step, seconds=silent_seconds)
 
 
 @rule("outbox.group_stuck", "outbox.group_fails", "outbox.group_slow", needs=Needs.STATUS)
@@ -348,18 +396,13 @@ def _progress(status: Status) -> Iterator[Finding]:
         if not group.consumers or (live and all(process.error for process in live)):  # another finding says why
             continue
         subject = f"group {group.consumer_group!r}"
-        hanging = {process.handling.topic: process.handling for process in live if process.handling and process.hangs}
+        hanging = {process.handling.topic: process for process in live if process.handling and process.hangs}
         within_limit = {
             process.handling.topic
             for process in live
             if process.handling and process.handling.limit_seconds and not process.hangs
         }
-        stuck = []
-        for _, handling in sorted(hanging.items()):
-            message = f"message {handling.message_id} of topic {handling.topic!r}"
-            cause = f"{handling.handler} has been handling {message} for {age(handling.seconds)}."
-            step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
-            stuck.append(Finding("outbox.group_stuck", subject, cause, step, seconds=handling.seconds))
+        stuck = [finding for _, process in sorted(hanging.items()) for finding in hangs(process)]
         for topic, progress in sorted(group.progress.items()):
             stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
         waiting = group.backlog
@@ -368,6 +411,15 @@ def _progress(status: Status) -> Iterator[Finding]:
             cause = f"{wait(waiting)}; at {group.per_minute:.0f} a minute, as in the last minutes, that takes {takes}."
             stuck.append(Finding("outbox.group_slow", subject, cause, "Start more consumers, or set batch_size of a handler."))
         yield from stuck
+
+
+def hangs(process: ProcessStatus) -> Iterator[Finding]:
+    """Yield that a consumer's handler has been running for too long."""
+    if (handling := process.handling) and process.hangs:
+        message = f"message {handling.message_id} of topic {handling.topic!r}"
+        cause = f"{handling.handler} has been handling {message} for {age(handling.seconds)}."
+        step = "Find out what it waits for, and set its time_limit. If that is its usual time, set a longer time_limit."
+        yield Finding("outbox.group_stuck", process.subject, cause, step, seconds=handling.seconds)
 
 
 def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Finding]:

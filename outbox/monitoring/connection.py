@@ -14,22 +14,24 @@ from outbox.errors import TablesLocked
 from outbox.monitoring.blocking import read_blocking
 
 CONNECT_SECONDS = 2  # probes and scrapes have time-outs of their own, and repeat
-LOCK_SECONDS = 2  # a look waits for a lock as long
-STATEMENT_SECONDS = 15  # of a page; as long as a person waits for it, whatever the project's own limit for its requests is
+LOCK_SECONDS = 2  # the time-out of each lock
+STATEMENT_SECONDS = 5  # of each statement, whatever the limit of the role is
+PAGE_SECONDS = 15  # of a page; as long as a person waits for it
 
 
 @contextmanager
-def connected(alias: str, name: str, *, statement_seconds: int | None = None) -> Iterator[Connection]:
+def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMENT_SECONDS) -> Iterator[Connection]:
     """
     Yield a connection to a database that has the outbox's tables.
 
     Args:
         name: its `application_name`.
-        statement_seconds: the time-out of each statement; connecting then takes at most 2 s. None: the time-outs of settings.
+        statement_seconds: the time-out of each statement; connecting takes at most 2 s. None, of work that may take long: the
+            time-outs of settings.
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
-        TablesLocked: another session kept a statement waiting.
+        TablesLocked: another session kept a statement waiting, or it took longer than its time-out.
         psycopg.OperationalError: the database cannot be reached.
     """
     settings = {"lock_timeout": f"{LOCK_SECONDS}s"}
@@ -50,15 +52,18 @@ def bounded(alias: str, connection: Connection) -> Iterator[None]:
     """Limit the time of statements over a connection that others use, too. Raises TablesLocked, as `connected`."""
     with named_blocker(alias, connection), connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-        connection.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
+        connection.execute(f"SET LOCAL statement_timeout = '{PAGE_SECONDS}s'")
         yield
 
 
 @contextmanager
 def named_blocker(alias: str, connection: Connection) -> Iterator[None]:
-    """Raise TablesLocked where a statement waits for a lock for too long. The connection must be in no transaction then."""
+    """Raise TablesLocked where a statement, or its wait for a lock, takes too long. Then it may be in no transaction."""
     try:
         yield
+    except psycopg.errors.QueryCanceled as error:
+        hint = "See in pg_stat_activity what keeps the server busy, and try again."
+        raise TablesLocked(f"A statement in database {alias!r} took longer than its time-out.", hint=hint) from error
     except psycopg.errors.LockNotAvailable as error:
         blocking = read_blocking(connection, seconds=0)
         if not blocking:

@@ -40,8 +40,7 @@ from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
-STATEMENT_SECONDS = 30  # of each statement; locks are waited for for two seconds
-OF_DATABASE = " of database "
+IS_NEEDED = {BROKER_AWAY, UNFIT}  # where all should run, these are errors
 UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
 
 
@@ -56,7 +55,8 @@ def check() -> Iterator[Finding]:
         findings = []
         try:
             for finding in rule_.find():
-                if not finding.is_silenced() and (finding.id, finding.obj.partition(OF_DATABASE)[0]) not in told:
+                if not finding.is_silenced() and (finding.id, finding.obj) not in told:
+                    finding.level = checks.ERROR if finding.id in IS_NEEDED else finding.level
                     findings.append(finding)
                     yield finding
         except Exception as error:
@@ -79,7 +79,7 @@ def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Findin
     return [
         Finding(
             *(str(problem.id), str(problem.obj or "configuration"), problem.msg, problem.hint or ""),
-            level=checks.ERROR if problem.id == UNFIT else problem.level,
+            level=problem.level,
         )
         for problem in checks.run_checks(tags=[tag], databases=databases)
         if str(problem.id).startswith(ours) and not problem.is_silenced()
@@ -121,7 +121,7 @@ def check_databases() -> Iterator[Finding]:
     for alias in aliases:
         subject = f"database {alias!r}"
         try:
-            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+            with connected(alias, "outbox doctor") as connection:
                 findings = list(_check_database(subject, alias, connection))
         except NotMigrated:  # the system check names it
             pass
@@ -218,9 +218,6 @@ def check_brokers() -> Iterator[Finding]:
         if topics := conf.topics_of(alias):
             subject, began = f"broker {alias!r}", time.monotonic()
             findings = ask_broker(alias)
-            for finding in findings:
-                if finding.id == BROKER_AWAY:
-                    finding.level = checks.ERROR
             yield from findings
             if all(finding.id == BROKER_WEAK for finding in findings):
                 yield from _check_lanes(subject, alias)
@@ -238,7 +235,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             return
         for using in database.outbox_databases():
             try:
-                with connected(using, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+                with connected(using, "outbox doctor") as connection:
                     source, lanes = read_identity(connection).source, conf.settings().relay.lanes
                     if not find_lanes_ahead(connection, TransactionalSends.of(broker), source, lanes):
                         continue
@@ -307,11 +304,11 @@ def check_processes() -> Iterator[Finding]:
     aliases = database.outbox_databases()
     for alias in aliases:
         try:
-            with connected(alias, "outbox doctor", statement_seconds=STATEMENT_SECONDS) as connection:
+            with connected(alias, "outbox doctor") as connection:
                 status = read_status(connection, alias)
                 for finding in find_attention(connection, status):
                     if len(aliases) > 1 and not finding.obj.startswith(("database", "queue")):
-                        finding.obj += f"{OF_DATABASE}{alias!r}"
+                        finding.database = alias
                     attention.append(finding)
         except TablesLocked as error:
             yield _locked(alias, error)
@@ -326,7 +323,7 @@ def check_processes() -> Iterator[Finding]:
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
-        is_missed = any(finding.id == "outbox.no_consumer" and finding.obj.startswith(subject) for finding in attention)
+        is_missed = any((finding.id, finding.obj) == ("outbox.no_consumer", subject) for finding in attention)
         for alias in group.brokers if group.using in read and group.name not in by_beat else ():
             live = read[group.using].live("consumer", alias, group.name)
             if not all(process.error for process in live):
@@ -345,7 +342,10 @@ def check_stored_messages() -> Iterator[Finding]:
     """
     for alias in stored.databases():
         try:
-            readings = stored.read_stored(alias, statement_seconds=STATEMENT_SECONDS)
+            readings = stored.read_stored(alias)
+        except TablesLocked as error:
+            yield _locked(alias, error)
+            continue
         except UNREADABLE:  # check_databases or check_brokers reports it
             continue
         subject = f"messages in database {alias!r}"

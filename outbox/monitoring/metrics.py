@@ -29,8 +29,6 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.status import Status, read_status
 from outbox.relay.hosts import databases
 
-STATEMENT_SECONDS = 8  # Prometheus gives up after 10 s by default
-
 STATES = ("waiting", "delayed", "released", "claimed", "prepared", "dead")
 DEFERRED_STATES = ("waiting", "asleep", "in_doubt", "held", "dead")
 
@@ -60,7 +58,7 @@ class OutboxCollector(Collector):
 def _read(alias: str) -> tuple[Status, list[Finding]] | None:
     """Return the status of a database, and what needs attention; None if it cannot be read."""
     try:
-        with connected(alias, "outbox metrics", statement_seconds=STATEMENT_SECONDS) as connection:
+        with connected(alias, "outbox metrics") as connection:
             status = read_status(connection, alias)
             return status, list(find_attention(connection, status))
     except (NotMigrated, TablesLocked, psycopg.Error):

@@ -20,7 +20,7 @@ HANGS_AFTER = timedelta(minutes=1)
 UNKNOWN_INTERVAL = timedelta(minutes=2)
 
 PROCESSES = """
-SELECT kind, host, pid, broker, consumer_group, lane, breaker, note,
+SELECT kind, host, pid, broker, server, consumer_group, lane, breaker, note,
     ARRAY(SELECT DISTINCT split_part(one, chr(31), 1) FROM unnest(subscriptions) one ORDER BY 1) AS topics,
     refusals::text AS refusals, -- Django's connections do not decode JSON
     errors::text AS errors, handling::text AS handling,
@@ -39,6 +39,7 @@ class ProcessStatus:
         errors: the last errors of its loops, by their names; that of the loop of its kind keeps it from its work.
         handling: the handler of a consumer that has been running for the longest time.
         topics: those that a consumer has handlers for.
+        server: which one its broker is, by its settings; "" if that is not known.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
     """
@@ -47,6 +48,7 @@ class ProcessStatus:
     host: str
     pid: int
     broker: str
+    server: str
     consumer_group: str
     lane: int | None
     breaker: str

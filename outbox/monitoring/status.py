@@ -24,7 +24,7 @@ from outbox.monitoring.deferred import DeferredCount, read_deferred
 from outbox.monitoring.groups import GroupStatus, read_groups
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.promises import Promise, promise_of
-from outbox.monitoring.text import age
+from outbox.monitoring.text import pause
 from outbox.relay.maintenance import overdue
 
 FAILURES_WITHIN = timedelta(hours=1)
@@ -158,12 +158,8 @@ class TopicStatus:
 
     @property
     def pause(self) -> str:
-        """A text that says that it is paused, by whom, for how long and why, as far as known; "" if it is not."""
-        if not self.is_paused:
-            return ""
-        by = f" by {self.paused_by}" if self.paused_by else ""
-        since = f" for {age(self.paused_seconds)}" if self.paused_seconds is not None else ""
-        return f"paused{by}{since}" + (f": {self.pause_reason}" if self.pause_reason else "")
+        """That it is paused, by whom, for how long and why, as far as known; "" if it is not."""
+        return pause(self.paused_by, self.paused_seconds, self.pause_reason) if self.is_paused else ""
 
     @property
     def unsent(self) -> int:

@@ -13,16 +13,19 @@ from outbox.consuming.deferred import HELD, Reason
 from outbox.consuming.register import groups
 from outbox.consuming.subscriptions import groups_without_code_for
 from outbox.database import Connection
+from outbox.findings import Finding, broker_away
 from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
+from outbox.monitoring.attention import hangs, no_answer, no_consumer, no_relay, paused, process_fails, unknown_topic
 from outbox.monitoring.processes import ProcessStatus, read_processes
-from outbox.monitoring.text import age, count
+from outbox.monitoring.text import age, count, pause
 
 MESSAGE = """
 SELECT current.state, current.topic_id, current.topic, coalesce(topic.broker, '') AS broker, coalesce(topic.type, '') AS type,
-    coalesce(topic.paused, false) AS paused, coalesce(topic.paused_by, '') AS paused_by,
-    coalesce(topic.pause_reason, '') AS pause_reason, current.key, current.batch_id, current.failures,
-    coalesce(current.last_error, '') AS last_error, batch.owner AS lane,
+    coalesce(topic.paused, false) AS is_paused, coalesce(topic.paused_by, '') AS paused_by,
+    coalesce(topic.pause_reason, '') AS pause_reason,
+    extract(epoch FROM clock_timestamp() - topic.paused_at)::float8 AS paused_seconds, current.key, current.batch_id,
+    current.failures, coalesce(current.last_error, '') AS last_error, batch.owner AS lane,
     extract(epoch FROM current.due_at - clock_timestamp())::float8 AS due_seconds,
     extract(epoch FROM batch.lease_until - clock_timestamp())::float8 AS lease_seconds,
     extract(epoch FROM clock_timestamp() - batch.decided_at)::float8 AS decided_seconds,
@@ -100,9 +103,10 @@ class _Message:
     topic: str
     broker: str
     type: str
-    paused: bool
+    is_paused: bool
     paused_by: str
     pause_reason: str
+    paused_seconds: float | None
     key: str
     batch_id: int | None
     failures: int
@@ -141,7 +145,9 @@ def why(connection: Connection, message_id: UUID) -> str | None:
 
 def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> str:
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
-    if reason := _topic_held(message, relays) or _key_held(connection, message_id, message):
+    if held := _topic_held(message, relays):
+        return held.line
+    if reason := _key_held(connection, message_id, message):
         return reason
     failed = (
         f"Sending failed {count(message.failures, 'time')}, last: {message.last_error.rstrip('.')}. " if message.failures else ""
@@ -161,23 +167,20 @@ def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> s
     return "It is the next message that the relay sends."
 
 
-def _topic_held(message: _Message, relays: list[ProcessStatus]) -> str:
-    """Return why no message of the topic is sent; "" if they are."""
-    if message.topic not in conf.settings().topics:
-        return f'OUTBOX["TOPICS"] has no topic {message.topic!r}, so no relay sends it. Restore the topic in settings.'
-    if message.paused:
-        by = f" by {message.paused_by}" if message.paused_by else ""
-        reason = f" ({message.pause_reason})" if message.pause_reason else ""
-        return f"Topic {message.topic!r} was paused{by}{reason}. Resume it."
+def _topic_held(message: _Message, relays: list[ProcessStatus]) -> Finding | None:
+    """Return why no message of the topic is sent, in the words of what needs attention."""
     live = [relay for relay in relays if not relay.is_silent]
+    if message.topic not in conf.settings().topics:
+        return unknown_topic(message.topic, 1)
+    if message.is_paused:
+        return paused(message.topic, f"It is {pause(message.paused_by, message.paused_seconds, message.pause_reason)}.", None)
     if not live:
-        last = f": the last heartbeat came {age(relays[0].silent_seconds)} ago" if relays else ""
-        return f"No relay of broker {message.broker!r} is running{last}. Start outbox_relay."
+        return no_relay(message.broker, relays)
     if all(process.error for process in live):
-        return f"The relay of broker {message.broker!r} fails: {live[0].error.rstrip('.')}."
+        return process_fails(live[0], "relay")
     if all(process.breaker == "open" for process in live):
-        return f"Broker {message.broker!r} does not answer. The relay retries automatically."
-    return ""
+        return broker_away(message.broker, no_answer(live[0]), message.last_error)
+    return None
 
 
 def _key_held(connection: Connection, message_id: UUID, message: _Message) -> str:
@@ -232,21 +235,25 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
     for name in without_handler:
         yield f"Group {name!r}, which reads the topic and has no handler here, has not handled it."
     for name in waiting:
-        live = [process for process in processes if process.does == ("consumer", message.broker, name) and not process.is_silent]
-        running = next(
-            (process.handling for process in live if process.handling and process.handling.message_id == str(message_id)), None
-        )
+        consumers = [process for process in processes if process.does == ("consumer", message.broker, name)]
+        live = [process for process in consumers if not process.is_silent]
+        running = [process for process in live if process.handling and process.handling.message_id == str(message_id)]
+        silent_seconds = min((process.silent_seconds for process in consumers), default=None)
+        absent = no_consumer(name, "it waits", silent_seconds, has_code=name in groups()).line
         if (row := deferred.get(name)) and row.is_dead:
             cause = row.error or REASONS.get(row.reason, "it cannot be handled")
             yield f"Group {name!r}: dead letter: {cause.rstrip('.')}. Replay or discard it with outbox_replay."
-        elif running:
-            yield f"Group {name!r} has been handling it for {age(running.seconds)}, with {running.handler}."
+        elif running and (handling := running[0].handling):
+            yield f"Group {name!r} has been handling it for {age(handling.seconds)}, with {handling.handler}."
+            yield from (finding.line for finding in hangs(running[0]))
         elif row:
-            yield f"Group {name!r}: {_of_deferred(row)}{'' if live or row.is_held else ' No consumer of the group is running.'}"
+            yield f"Group {name!r}: {_of_deferred(row)}"
+            if not live and not row.is_held:
+                yield absent
         elif not live:
-            yield f"Group {name!r} has no consumer running."
+            yield absent
         elif all(process.error for process in live):
-            yield f"The consumer of group {name!r} fails: {live[0].error.rstrip('.')}."
+            yield process_fails(live[0], "consumer").line
         else:
             yield f"Group {name!r} has not handled it yet."
 

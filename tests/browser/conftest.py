@@ -106,8 +106,8 @@ def visit(browser: Browser, shop: Shop) -> Iterator[Callable[..., Visit]]:
     visits = []
     contexts = []
 
-    def visit(*, scheme: str = "light", name: str = shop.name, password: str = shop.password) -> Visit:
-        context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 960})
+    def visit(*, scheme: str = "light", locale: str = "en-US", name: str = shop.name, password: str = shop.password) -> Visit:
+        context = browser.new_context(color_scheme=scheme, locale=locale, viewport={"width": 1280, "height": 960})
         contexts.append(context)
         one = Visit(context.new_page(), shop)
         visits.append(one)

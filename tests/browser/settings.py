@@ -3,4 +3,10 @@
 from project.demo.settings import *  # noqa: F403
 from project.demo.settings import MIDDLEWARE
 
-MIDDLEWARE = ["tests.browser.policy.strict", *MIDDLEWARE]
+AFTER_SESSIONS = MIDDLEWARE.index("django.contrib.sessions.middleware.SessionMiddleware") + 1
+MIDDLEWARE = [
+    "tests.browser.policy.strict",
+    *MIDDLEWARE[:AFTER_SESSIONS],
+    "django.middleware.locale.LocaleMiddleware",  # the pages are in the language of the browser
+    *MIDDLEWARE[AFTER_SESSIONS:],
+]

@@ -68,6 +68,24 @@ def archived(shop):
         connection.execute(audits.ARCHIVED)
 
 
+class TestGerman:
+    @pytest.mark.parametrize("width", [1280, 400])
+    def test_is_what_the_pages_are_in_where_the_browser_asks_for_it(self, width, visit):
+        operator = visit(locale="de-DE")
+        operator.page.set_viewport_size({"width": width, "height": 960})
+
+        wide = []
+        for name in ("overview", "messages", "deferred-messages", "gaps", "topics", "catalogue"):
+            page = operator.open(PAGES[name])
+            operator.photograph(f"{name}-german-{width}")
+            wide += [name] if page.evaluate("document.documentElement.scrollWidth") > width else []
+            assert page.get_by_role("navigation", name="Outbox").locator("a").all_inner_texts()[:2] == [
+                "Übersicht",
+                "Nachrichten",
+            ]
+        assert wide == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 class TestEachPage:
     def test_is_shown_under_a_strict_policy(self, scheme, visit):

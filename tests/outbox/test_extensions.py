@@ -99,6 +99,11 @@ class TestAnExtension:
 
         assert [type(one).__name__ for one in extensions()] == ["EmbeddedExtension", "PipelineExtension"]
 
+    @pytest.mark.parametrize("name", ["find_attention", "attention_kinds", "checks", "database_checks"])
+    def test_says_what_took_the_place_of_an_attribute_of_former_versions(self, name):
+        with pytest.raises(TypeError, match=rf"Theirs\.{name} .*(outbox\.findings|django\.core\.checks)"):
+            type("Theirs", (Extension,), {name: ()})
+
     def test_adds_nothing_that_it_does_not_name(self):
         bare = Extension()
 

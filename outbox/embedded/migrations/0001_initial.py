@@ -168,13 +168,14 @@ class Migration(PostgreSQLMigration):
                         (
                             "state",
                             models.SmallIntegerField(
-                                choices=[(0, "Undecided"), (1, "Parked"), (2, "Committed"), (3, "Rolled Back")], default=0
+                                choices=[(0, "undecided"), (1, "parked"), (2, "committed"), (3, "rolled back")], default=0
                             ),
                         ),
                         ("ended_at", models.DateTimeField(null=True)),
                     ],
                     options={
                         "verbose_name": "half message",
+                        "verbose_name_plural": "half messages",
                         "db_table": "outbox_embedded_half",
                         "permissions": [("ask_embeddedhalf", "Can check back about half messages")],
                     },

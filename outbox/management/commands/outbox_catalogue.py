@@ -18,7 +18,7 @@ from outbox.catalogue.traffic import Traffic, read_traffic
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.tables import table
-from outbox.monitoring.connection import connected
+from outbox.monitoring.connection import PAGE_SECONDS, connected
 from outbox.relay.hosts import databases
 
 
@@ -58,7 +58,7 @@ class Command(BaseCommand):
 
 
 def _read(alias: str) -> list[Traffic]:
-    with connected(alias, "outbox catalogue") as connection:
+    with connected(alias, "outbox catalogue", statement_seconds=PAGE_SECONDS) as connection:
         return read_traffic(connection)
 
 

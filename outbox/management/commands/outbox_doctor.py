@@ -40,7 +40,7 @@ class Command(BaseCommand):
 
 def _as_text(finding: Finding) -> str:
     number = f"({finding.id}) " if finding.id else ""
-    lines = [f"{SIGNS[finding.level_name]:<2}  {finding.obj}{finding.since_text}: {number}{finding.text}"]
+    lines = [f"{SIGNS[finding.level_name]:<2}  {finding.subject}{finding.since_text}: {number}{finding.text}"]
     if finding.hint:
         lines.append(f"    {finding.hint}")
     return "\n".join(lines)

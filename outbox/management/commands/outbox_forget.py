@@ -125,7 +125,7 @@ def _require_stopped(group: str, topics: Sequence[str]) -> None:
 
 def _drop(group: str, one: Dropped) -> None:
     _forget(group, one.broker, [one.topic], one.database)
-    with connected(one.database, "outbox forget") as connection:
+    with connected(one.database, "outbox forget", statement_seconds=None) as connection:
         subscriptions.forget_group(connection, group, one.topic)
     logger.warning(
         "Group %r was forgotten in topic %r by %s: %s waiting and %s deferred messages were dropped.",

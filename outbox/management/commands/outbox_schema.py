@@ -86,7 +86,7 @@ class Command(BaseCommand):
         shown = {}
         for alias in _databases(options["database"]):
             try:
-                readings = stored.read_stored(alias, everything=options["all"], progress=self._tell)
+                readings = stored.read_stored(alias, everything=options["all"], progress=self._tell, statement_seconds=None)
             except (OutboxError, psycopg.Error) as error:
                 raise unable(error) from error
             problems = list(readings.problems())

@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from outbox.ids import first_id, uuid7
 from tests.journeys.attention.stage import ROLE, UNREACHABLE, Stage
 from tests.waiting import wait_until
@@ -298,6 +300,36 @@ def no_heartbeats(stage: Stage) -> Iterator[None]:
     stage.execute(f"GRANT INSERT, UPDATE ON outbox_process TO {ROLE}")
 
 
+@situation(
+    "The relay's claims take longer than the `statement_timeout` of its role",
+    "outbox.process_fails of broker 'default'",
+    within=12,
+    do="raise `statement_timeout`, which the error names",
+)
+def short_statements(stage: Stage) -> Iterator[None]:
+    stage.execute(SLOW_CLAIMS)
+    stage.execute(f"ALTER ROLE {ROLE} IN DATABASE {_name(stage)} SET statement_timeout = '200ms'")
+    _end_sessions(stage)
+    yield
+    stage.execute(f"ALTER ROLE {ROLE} IN DATABASE {_name(stage)} RESET statement_timeout")
+    _end_sessions(stage)
+
+
+@situation(
+    "A forgotten session has locked the tickets, and publishers wait",
+    "outbox.blocked of session",
+    within=15,
+    do="end it with the command that the finding names",
+    in_suite=True,
+)
+def tickets_locked(stage: Stage) -> Iterator[None]:
+    with suppress(psycopg.Error), psycopg.connect(stage.url, application_name="psql") as session:
+        session.execute("LOCK TABLE outbox_ticket IN SHARE ROW EXCLUSIVE MODE")
+        yield
+        step = stage.samples[-1].told("outbox.blocked of session")[1]
+        stage.execute(step.partition("end it: ")[2].rstrip("."))
+
+
 @situation("A table of the outbox is gone", UNREACHABLE, within=5, do="restore it, or run `migrate`")
 def table_gone(stage: Stage) -> Iterator[None]:
     stage.execute("ALTER TABLE outbox_lane RENAME TO elsewhere")
@@ -388,6 +420,40 @@ def rabbitmq_queue_emptied(stage: Stage) -> Iterator[None]:
     stage.wait_for(lambda one: not one.has(NO_CONSUMER), 30)
     yield
     stage.run("outbox_replay", "--lost", "--all")
+
+
+@situation(
+    "The queue of a group is deleted under its consumer, with messages",
+    "outbox.gap of group 'shipping'",
+    within=45,
+    do="`outbox_replay --lost --all`",
+    **ON_VIRTUAL_HOST,
+)
+def rabbitmq_queue_deleted(stage: Stage) -> Iterator[None]:
+    stage.freeze("consumer")
+    stage.publish("ok", 5)
+    wait_until(lambda: stage.execute("SELECT count(*) > 5 FROM outbox_batch WHERE state = 3") == [(True,)], 30)
+    stage.rabbitmq.control("delete_queue", "-p", stage.given["virtual_host"], "orders:shipping")
+    stage.thaw("consumer")
+    yield
+    stage.run("outbox_replay", "--lost", "--all")
+
+
+@situation(
+    "A consumer is started with another server's address",
+    "outbox.servers_differ of group 'shipping'",
+    within=12,
+    do="give it the address of the relay's broker",
+    **ON_VIRTUAL_HOST,
+)
+def consumer_elsewhere(stage: Stage) -> Iterator[None]:
+    stage.stop("consumer")
+    name = stage.another_virtual_host()
+    stage.start("consumer", given={"virtual_host": name, "user": name, "password": name})
+    wait_until(lambda: stage.execute(CONSUMERS))
+    yield
+    stage.stop("consumer")
+    stage.start("consumer")
 
 
 @situation(
@@ -762,6 +828,10 @@ def paused(stage: Stage) -> Iterator[None]:
     yield
 
 
+SLOW_CLAIMS = """
+CREATE FUNCTION slow_claim() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END';
+CREATE TRIGGER slow_claim BEFORE INSERT ON outbox_batch FOR EACH STATEMENT EXECUTE FUNCTION slow_claim()
+"""
 NOT_HANDLED = """
 SELECT message_id FROM outbox_embedded_message m
 WHERE NOT EXISTS (SELECT FROM outbox_inbox WHERE message_id = m.message_id::uuid) ORDER BY m.pos

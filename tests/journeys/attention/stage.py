@@ -112,7 +112,11 @@ class Sample:
     handled: float
 
     def has(self, entry: str) -> bool:
-        return entry == UNREACHABLE if self.entries is None else entry in self.entries
+        return entry == UNREACHABLE if self.entries is None else bool(self.told(entry))
+
+    def told(self, entry: str) -> list[str]:
+        """Return cause, step and error of an entry; the subject may have a number that is not known before."""
+        return next((rest for name, rest in (self.entries or {}).items() if f"{name} ".startswith(f"{entry} ")), [])
 
     @property
     def names(self) -> list[str]:
@@ -219,6 +223,10 @@ class Stage:
             said = json.loads(line)
             entries = None if said is None else {name: rest for name, *rest in said["entries"]}
             self.samples.append(Sample(time.monotonic(), entries, said["handled"] if said else 0.0))
+
+    def another_virtual_host(self) -> str:
+        """Return the name of a virtual host, user and password on the same RabbitMQ."""
+        return self._servers.virtual_host()[1]
 
     def publish(self, do: str, count: int = 1, topic: str = "orders") -> None:
         """Publish messages by the web server."""

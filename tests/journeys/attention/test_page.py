@@ -17,7 +17,6 @@ ELSEWHERE = {
     "outbox.send_fails",
     "outbox.most_deferred",
     "outbox.given_up",
-    "outbox.blocked",
     "outbox.long_transaction",
 }
 

@@ -7,8 +7,7 @@ frozen, filled and taken away, several situations at once, each with a database 
     ATTENTION_SECONDS=60 python -m pytest -s tests/journeys/attention
 
 The full disk needs root, and the clocks need libfaketime. ATTENTION_ONLY has parts of the names of those to play, separated by
-a bar. What was seen is printed as rows of a table, as it comes: situation, entry, named after, samples without it, gone after,
-entries beside it, entries left in the end, text.
+a bar. What was seen is printed as rows of a table, as it comes, and written as a Markdown file where ATTENTION_TABLE names one.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +29,7 @@ from tests.journeys.attention.stage import Sample, Servers, Stage
 
 SECONDS = float(os.environ.get("ATTENTION_SECONDS", "0"))
 ONLY = os.environ.get("ATTENTION_ONLY", "")
+TABLE = os.environ.get("ATTENTION_TABLE", "")
 AT_ONCE = int(os.environ.get("ATTENTION_AT_ONCE", "8"))
 IN_SUITE_SECONDS = 5.0
 GONE_WITHIN = 60.0
@@ -104,8 +105,9 @@ def _play(situation: Situation, stage: Stage, seconds: float, outcome: Outcome) 
     seen = [one for one in stage.samples if one.at >= (first.at if first else began)]
     outcome.samples = len(seen)
     outcome.without = sum(not one.has(situation.entry) for one in seen)
-    outcome.others = Counter(name for one in stage.samples if one.at >= began for name in one.names if name != situation.entry)
-    texts = [one.entries[situation.entry] for one in seen if one.entries and situation.entry in one.entries]
+    names = (name for one in stage.samples if one.at >= began for name in one.names)
+    outcome.others = Counter(name for name in names if not f"{name} ".startswith(f"{situation.entry} "))
+    texts = [told for one in seen if (told := one.told(situation.entry))]
     outcome.text = " | ".join(texts[-1]) if texts else ""
     mended = time.monotonic()
     next(acts, None)
@@ -128,22 +130,37 @@ def _wait(seconds: float) -> None:
 def outcomes() -> dict[str, Outcome]:
     """All of them, played several at once."""
     with Servers() as servers, ThreadPoolExecutor(AT_ONCE) as pool:
-        found = {pool.submit(play, one, servers, SECONDS or IN_SUITE_SECONDS): one for one in PLAYED}
+        playing = {pool.submit(play, situation, servers, SECONDS or IN_SUITE_SECONDS): situation for situation in PLAYED}
         outcomes = {}
-        for future in as_completed(found):
-            outcomes[found[future].name] = future.result()
+        for future in as_completed(playing):
+            situation = playing[future]
+            outcomes[situation.name] = future.result()
             if SECONDS:
-                print(line(found[future], future.result()), flush=True)  # noqa: T201
+                print(row(situation, future.result()), flush=True)  # noqa: T201
+        if TABLE:
+            rows = [row(situation, outcomes[situation.name]) for situation in PLAYED]
+            Path(TABLE).write_text("\n".join([cells(*HEADS), "|" + "---|" * len(HEADS), *rows]) + "\n")
         return outcomes
 
 
-def line(one: Situation, seen: Outcome) -> str:
+HEADS = ("situation", "finding", "named after", "sentence and remedy", "done", "gone after", "without it", "beside it", "left")
+
+
+def row(situation: Situation, seen: Outcome) -> str:
     """Return what was seen, as a row of a table."""
     named = seen.error or ("never" if seen.named is None else f"{seen.named:.0f} s")
     gone = "never" if seen.gone is None else f"{seen.gone:.0f} s"
-    others = ", ".join(f"{name} {count}" for name, count in seen.others.most_common())
-    cells = [one.name, one.entry, named, f"{seen.without}/{seen.samples}", gone, others, ", ".join(seen.left), seen.text]
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    if situation.entry == NOTHING:
+        named = gone = seen.error
+    without = f"{seen.without} of {seen.samples}" if seen.without and situation.entry != NOTHING else ""
+    others = ", ".join(f"{name} ({count})" for name, count in seen.others.most_common())
+    return cells(
+        *(situation.name, situation.entry or "none", named, seen.text, situation.do, gone, without, others, ", ".join(seen.left))
+    )
+
+
+def cells(*texts: str) -> str:
+    return "| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in texts) + " |"
 
 
 class TestEachSituation:

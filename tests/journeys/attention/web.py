@@ -24,7 +24,6 @@ from outbox import atomic, publish_raw  # noqa: E402
 from outbox.errors import OutboxError  # noqa: E402
 from outbox.monitoring.attention import find_attention  # noqa: E402
 from outbox.monitoring.connection import connected  # noqa: E402
-from outbox.monitoring.metrics import STATEMENT_SECONDS  # noqa: E402
 from outbox.monitoring.status import read_status  # noqa: E402
 from tests.journeys.attention.given import given  # noqa: E402
 
@@ -60,7 +59,7 @@ def flow() -> None:
 
 def read() -> dict[str, object] | None:
     try:
-        with connected("default", "situation", statement_seconds=STATEMENT_SECONDS) as connection:
+        with connected("default", "situation") as connection:
             status = read_status(connection, "default")
             attention = [*find_attention(connection, status)]
     except (OutboxError, psycopg.Error):

@@ -103,7 +103,7 @@ class TestMask:
         shown = read(body, headers)
 
         assert (shown.kind, shown.text) == (BodyKind.HIDDEN, "")
-        assert shown.notes == ("Hidden, since it cannot be parsed. Users who may view masked fields can see it.",)
+        assert shown.notes == ("Hidden: it cannot be parsed. Users who may view masked fields can see it.",)
 
     def test_hides_the_whole_body_of_a_type_that_is_gone(self):
         shown = read(b'{"customer": "Ada"}', {**JSON, "ce-type": "OrderPaid"})

@@ -214,7 +214,8 @@ class TestMessage:
         assert capsys.readouterr().out.splitlines() == [
             f"Message {row.id}, OrderPlaced, topic orders, key 536365, about shop.order:7, waiting, "
             "published 2026-03-01T12:00:00+00:00",
-            "No relay of broker 'default' is running. Start outbox_relay.",
+            "Broker 'default': (outbox.no_relay) No relay is running. Start outbox_relay, or check that Celery's worker and beat "
+            "run. Messages wait meanwhile.",
             "  2026-03-01T12:00:00+00:00  Published in topic orders, by the publisher's transaction",
         ]
 

@@ -656,6 +656,19 @@ class TestGroups:
             ("outbox.process_fails", "group 'points'"),
         ]
 
+    def test_name_one_whose_settings_lead_to_another_server(self, read, relay):
+        Process.objects.update(server="KafkaBroker with SERVERS one")
+        same = a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS one")
+        a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS two")
+        a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS three", silent=20)
+        a_process("consumer", consumer_group="cart")
+
+        [differing] = [finding for finding in read() if finding.id == "outbox.servers_differ"]
+
+        assert differing.obj == "group 'cart'"
+        assert f"h:{same.pid + 1} uses KafkaBroker with SERVERS two" in differing.msg
+        assert differing.msg.endswith("the relay h:1 sends to KafkaBroker with SERVERS one.")
+
     def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
         a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
 

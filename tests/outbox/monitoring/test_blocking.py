@@ -14,9 +14,11 @@ from django.core.management import CommandError, call_command
 
 from outbox import database
 from outbox.database.locks import Lock
+from outbox.errors import TablesLocked
 from outbox.monitoring import attention, doctor
 from outbox.monitoring.attention import read_attention
 from outbox.monitoring.blocking import read_blocking
+from outbox.monitoring.connection import connected
 from outbox.monitoring.health import Health, health
 from tests.waiting import wait_until
 
@@ -93,6 +95,20 @@ class TestALockedTable:
             own.execute(blocking.step.partition("end it: ")[2].rstrip("."))
 
             wait_until(lambda: not read_blocking(own, seconds=0))
+
+
+class TestALongStatement:
+    def test_ends_in_time_and_is_told_apart_from_a_server_that_is_away(self):
+        began = time.monotonic()
+
+        with pytest.raises(TablesLocked, match=r"default.*took longer"), connected("default", "test", statement_seconds=1) as own:
+            own.execute("SELECT pg_sleep(60)")
+
+        assert time.monotonic() - began < 10
+
+    def test_is_limited_to_five_seconds_whatever_the_role_may(self):
+        with connected("default", "test") as own:
+            assert own.execute("SHOW statement_timeout").fetchone() == ("5s",)
 
 
 class TestAnIdleTransaction:

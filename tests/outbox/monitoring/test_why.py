@@ -43,41 +43,52 @@ class TestUnsent:
     def test_where_no_relay_runs(self, orders, ask):
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == "No relay of broker 'default' is running. Start outbox_relay."
+        assert ask(ticket.message_id) == (
+            "Broker 'default': (outbox.no_relay) No relay is running. Start outbox_relay, or check that "
+            "Celery's worker and beat run. Messages wait meanwhile."
+        )
 
     def test_where_the_relay_is_frozen(self, orders, ask, relay):
         Process.objects.update(beat_at=ago(seconds=40))
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == (
-            "No relay of broker 'default' is running: the last heartbeat came 40 s ago. Start outbox_relay."
-        )
+        answer = ask(ticket.message_id)
+
+        assert answer.startswith("Broker 'default', since ")
+        assert "(outbox.no_relay) No relay is running: the last heartbeat came 40 s ago, from web:7. Start outbox_relay" in answer
 
     def test_where_the_topic_is_paused(self, orders, ask):
         Topic.objects.filter(name="orders").update(paused=True, paused_by="anna", pause_reason="stocktaking")
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == "Topic 'orders' was paused by anna (stocktaking). Resume it."
+        assert ask(ticket.message_id) == (
+            "Topic 'orders': (outbox.paused) It is paused by anna: stocktaking. End the pause with outbox_pause orders --resume."
+        )
 
     def test_where_the_settings_have_no_such_topic(self, ask, relay):
         ticket = TicketFactory(topic=TopicFactory(name="former"))
 
-        assert (
-            ask(ticket.message_id)
-            == "OUTBOX[\"TOPICS\"] has no topic 'former', so no relay sends it. Restore the topic in settings."
+        assert ask(ticket.message_id) == (
+            "Topic 'former': (outbox.unknown_topic) 1 message waits, but OUTBOX[\"TOPICS\"] has no such topic: no relay sends "
+            "there. Restore the topic in settings until they are sent."
         )
 
     def test_where_the_broker_is_away(self, orders, ask, relay):
         Process.objects.update(breaker="open")
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == "Broker 'default' does not answer. The relay retries automatically."
+        assert ask(ticket.message_id).startswith(
+            "Broker 'default': (outbox.broker_away) The relay web:7 gets no answer: its breaker is open. Start it, correct what"
+        )
 
     def test_where_the_relay_fails(self, orders, ask, relay):
         Process.objects.update(errors={"relay": "permission denied for table outbox_ticket"})
         ticket = TicketFactory(topic=orders)
 
-        assert ask(ticket.message_id) == "The relay of broker 'default' fails: permission denied for table outbox_ticket."
+        assert ask(ticket.message_id).startswith(
+            "Broker 'default': (outbox.process_fails) The relay of process web:7 fails. permission denied for table "
+            "outbox_ticket. Correct"
+        )
 
     def test_where_only_the_maintenance_of_the_relay_fails(self, orders, ask, relay):
         Process.objects.update(errors={"maintenance": "must be owner of table outbox_message"})
@@ -220,7 +231,10 @@ class TestSent:
         assert ask(message) == "It was sent. No consumer group of it is known."
 
     def test_to_a_group_without_a_consumer(self, message, ask):
-        assert ask(message) == "It was sent. Group 'cart' has no consumer running."
+        assert ask(message) == (
+            "It was sent. Group 'cart': (outbox.no_consumer) No consumer is running (none sends heartbeats), and it waits. "
+            "Start outbox_consume --group cart."
+        )
 
     def test_to_a_group_that_has_not_come_to_it(self, message, ask):
         Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
@@ -238,7 +252,10 @@ class TestSent:
             handling={**about, "seconds": 70.0},
         )
 
-        assert ask(message) == "It was sent. Group 'cart' has been handling it for 70 s, with shop.ship."
+        assert ask(message).startswith(
+            "It was sent. Group 'cart' has been handling it for 70 s, with shop.ship. Group 'cart', since "
+        )
+        assert f"(outbox.group_stuck) shop.ship has been handling message {message} of topic 'orders' for 70 s." in ask(message)
 
     def test_to_a_group_whose_consumer_fails(self, message, ask):
         Process.objects.create(
@@ -250,7 +267,10 @@ class TestSent:
             errors={"consumer": "permission denied for table outbox_inbox"},
         )
 
-        assert ask(message) == "It was sent. The consumer of group 'cart' fails: permission denied for table outbox_inbox."
+        assert ask(message).startswith(
+            "It was sent. Group 'cart': (outbox.process_fails) The consumer of process h:1 fails. permission denied "
+            "for table outbox_inbox. Correct"
+        )
 
     @pytest.mark.parametrize(
         ("fields", "says"),
@@ -279,7 +299,8 @@ class TestSent:
 
         assert ask(message) == (
             "It was sent. Group 'cart': deferred: it waited behind a slow handler, next run now. "
-            "No consumer of the group is running."
+            "Group 'cart': (outbox.no_consumer) No consumer is running (none sends heartbeats), and it waits. "
+            "Start outbox_consume --group cart."
         )
 
     def test_to_a_group_where_it_waits_behind_another_one(self, message, ask):
@@ -296,7 +317,8 @@ class TestSent:
 
         assert ask(message) == (
             "It was sent. Group 'mail': no live process of the group has had a handler for it for 30 min. "
-            "No consumer of the group is running."
+            "Group 'mail': (outbox.no_consumer) No consumer is running (none sends heartbeats), and it waits. "
+            "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
         )
 
     def test_to_a_group_for_which_somebody_discarded_it(self, message, ask):

@@ -21,7 +21,7 @@ def about() -> Callable[..., list[tuple[str, str]]]:
     """Run a check; return level and text of findings about a subject. Each but OK must have a hint."""
 
     def about(check: Callable[[], Iterator[Finding]], subject: str) -> list[tuple[str, str]]:
-        found = [one for one in check() if one.obj == subject]
+        found = [one for one in check() if one.subject == subject]
         assert all(bool(one.hint) is (one.level_name != "ok") for one in found), found
         return [(one.level_name, one.text) for one in found]
 

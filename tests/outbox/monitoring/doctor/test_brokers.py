@@ -42,7 +42,7 @@ class TestBrokers:
 
         monkeypatch.setattr(MemoryBroker, "check", away)
 
-        assert about(check_brokers, BROKER) == [("error", "It cannot be reached. It is away. It is.")]
+        assert about(check_brokers, BROKER) == [("warning", "It cannot be reached. It is away. It is.")]
 
     @pytest.mark.django_db(transaction=True, databases=["default", "other"])
     def test_name_a_database_that_lacks_what_was_sent(self, about, settings, unnamed):

@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import findings
-from outbox.findings import Finding, Needs, Rule
+from outbox.findings import Finding, Needs, Rule, broker_away
 from outbox.monitoring.doctor import check
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -33,6 +33,14 @@ class TestRules:
             ("outbox.no_worker", "queue 'outbox'", "4 tasks wait."),
             ("outbox.no_worker", "queue 'outbox'", "A worker discards them."),
         ]
+
+    def test_whose_finding_stops_all_work_make_it_an_error(self, examined):
+        def brokers():
+            yield broker_away("default", "It cannot be reached.", "")
+
+        examined(brokers)
+
+        assert [finding.level_name for finding in check() if finding.id == "outbox.broker_away"] == ["error"]
 
     def test_do_not_tell_what_an_earlier_one_has_told(self, examined):
         def processes():

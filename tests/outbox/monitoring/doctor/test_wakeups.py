@@ -26,7 +26,8 @@ def leave_alone(**options):
 @pytest.fixture
 def workers(app, monkeypatch):
     """Start a worker of Celery that reads a queue, in a thread."""
-    monkeypatch.setattr(_state, "default_app", _state.default_app)  # a worker makes its app the default
+    for state, name in ((_state, "default_app"), (_state._tls, "current_app")):  # a worker makes its app both
+        monkeypatch.setattr(state, name, getattr(state, name))
     with ExitStack() as stack:
         setup_logging.connect(leave_alone)
         stack.callback(setup_logging.disconnect, leave_alone)
