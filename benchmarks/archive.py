@@ -19,12 +19,12 @@ from outbox import database
 from outbox.database import partitions
 from outbox.ids import topic_number
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver, ArchiveReport
-from outbox.pipeline.spark.archive.spark import SparkWriter
+from outbox.pipeline.spark import PipelineError
+from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver, ArchiveReport
 from outbox.pipeline.spark.config import PipelineConfig, Reader
-from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.lake import Lake
+from outbox.pipeline.spark.readers import SparkWriter
+from outbox.pipeline.spark.records import archive_lock
 from outbox.pipeline.spark.session import find_jar, find_java
 
 TARGET = 25_000

@@ -185,8 +185,8 @@ def _postgres(messages: int) -> list[Figure]:
     """Audit a day in PostgreSQL: compare its read with a bare JDBC read, and all of it with plain SQL."""
     from outbox.pipeline.spark.audit import audit
     from outbox.pipeline.spark.history import open_history
+    from outbox.pipeline.spark.postgres import copy_history
     from outbox.pipeline.spark.session import build_session
-    from outbox.pipeline.spark.sources.postgres import copy_history
 
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder, database.connect("default") as connection:
         fill_day(connection, DAY - timedelta(days=1), 5_000)  # what Spark gets warm with
@@ -224,8 +224,8 @@ def _time_bare(spark: Any, config: PipelineConfig) -> float:
 
 def _read_bare(spark: Any, config: PipelineConfig) -> None:
     """Read the tables of a history over four connections, without a common snapshot, and discard the rows."""
-    from outbox.pipeline.spark.sources import statements
-    from outbox.pipeline.spark.sources.readers import DRIVER, jdbc_url
+    from outbox.pipeline.spark import statements
+    from outbox.pipeline.spark.readers import DRIVER, jdbc_url
 
     url, login = jdbc_url(config.outbox.url)
     with database.connect("default") as connection:

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.session import build_session
 
 

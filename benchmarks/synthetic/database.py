@@ -15,8 +15,8 @@ from benchmarks.synthetic.frames import make_frames
 from benchmarks.synthetic.plan import FAULTS, SOURCE, Plan, draw
 from benchmarks.synthetic.write import config_of, truth_of
 from outbox.ids import topic_number
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.findings import FindingKind, Stage
 
 if TYPE_CHECKING:

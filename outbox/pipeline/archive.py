@@ -14,12 +14,11 @@ from outbox.logs import get_logger
 from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import ArchiveFailed, ArchiveRunning
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.run import ArchiveConfig
+from outbox.pipeline.spark import ArchiverBusy
+from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Reader
-from outbox.pipeline.spark.errors import ArchiverBusy
-from outbox.pipeline.spark.lake.lookup import ArchivedMessage, find_message
-from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.pipeline.spark.process import Log, run_job
+from outbox.pipeline.spark.jobs import Log, run_job
+from outbox.pipeline.spark.lake import ArchivedMessage, Lake, find_message
 
 logger = get_logger(__name__)
 

@@ -15,7 +15,7 @@ from outbox.database import Connection
 from outbox.errors import ConfigurationError
 from outbox.pipeline import conf
 from outbox.pipeline.job_config import business_of, place_of, problems_with
-from outbox.pipeline.spark.sources.statements import of_business
+from outbox.pipeline.spark.statements import of_business
 
 
 @check()

@@ -29,7 +29,7 @@ from outbox.message import Message, TopicType, message_type
 from outbox.pipeline.conf import PLACE, AuditSettings, settings
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, KafkaCluster, PipelineConfig, Reader, Source
-from outbox.pipeline.spark.sources.statements import of_business
+from outbox.pipeline.spark.statements import of_business
 from outbox.publishing.transactions import key_text
 
 

@@ -39,7 +39,7 @@ class AuditRun(models.Model):
     """
     One run of the audit: its scope, its code version, and its result.
 
-    A run in state RUNNING may have died with its process; `outbox.pipeline.audit_runs.store.state_of` tells.
+    A run in state RUNNING may have died with its process; `outbox.pipeline.runs.state_of` tells.
     """
 
     class RunState(models.TextChoices):
@@ -122,7 +122,10 @@ class AuditFinding(models.Model):
 
 
 class AuditLatency(models.Model):
-    """A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.bins`."""
+    """
+    A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.bins`. If that was
+    more than two days before the audit, `minute` begins a day, and the histogram is of the whole day.
+    """
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(AuditRun, models.CASCADE, related_name="latencies")

@@ -4,7 +4,7 @@ The recorder: a separate consumer group that records the messages of a broker, f
 It subscribes to all tags, and acknowledges a message after writing its row. If it is killed in between, the message is
 delivered again. The audit must be able to tell such a redelivery from a second copy at the broker. So a row has the place of
 the copy (queue and position), and the number of its delivery to the recorder. A place is recorded once; of deliveries other than
-the first, the audit counts those that no earlier delivery explains (`outbox.pipeline.spark.sources.statements`).
+the first, the audit counts those that no earlier delivery explains (`outbox.pipeline.spark.statements`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from datetime import timedelta
 from celery import shared_task
 
 from outbox.pipeline.archive import archive_due
-from outbox.pipeline.audit_runs.run import run_for_beat
+from outbox.pipeline.runs import run_for_beat
 from outbox.relay.hosts import relay_targets
 from outbox.relay.loops import try_step
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 import pytest
 
@@ -307,6 +309,28 @@ class TestAnAudit:
         page.get_by_role("img", name="Backlog of letters, shipments").wait_for()
         assert page.get_by_role("img").count() >= 3
         operator.photograph(f"audit-{scheme}")
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_is_one_file_that_a_telephone_shows_without_a_network(self, scheme, lost, shop, visit, tmp_path):
+        operator = visit(scheme=scheme)
+        file = tmp_path / "audit.html"
+        page = operator.open(f"/admin/outbox_pipeline/auditrun/{lost.run}/change/")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="report.html").click()
+        download.value.save_as(file)
+        report = replace(operator, page=page.context.new_page())
+        asked = []
+        report.page.on("request", lambda request: asked.append(request.url))
+
+        report.page.goto(file.as_uri())
+        report.photograph(f"report-{scheme}")
+        report.page.set_viewport_size({"width": 400, "height": 800})
+        report.photograph(f"report-phone-{scheme}")
+
+        assert report.page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert asked == [file.as_uri()]
+        report.page.get_by_role("link", name="lost: 1 x topic").click()
+        report.page.wait_for_url(f"{shop.address}/admin/outbox_pipeline/auditfinding/*/change/")
 
     def test_leads_to_the_lost_message_and_sends_it_again(self, lost, shop, visit):
         operator = visit()

@@ -14,9 +14,9 @@ from django.db import connection
 from kombu import Connection
 
 from outbox.embedded.models import EmbeddedMessage
-from outbox.pipeline.audit_runs.verdict import as_file, verify
 from outbox.pipeline.models import AuditRun
 from outbox.pipeline.spark.session import code_version
+from outbox.pipeline.verdict import as_file, verify
 from outbox.publishing import draft
 from outbox.testing.clock import age_rows
 from project.celery import app

@@ -1,5 +1,5 @@
 """The pipeline's admin pages: audits and their findings, archived days."""
 
-from outbox.pipeline.admin import archived, audits, findings
+from outbox.pipeline.admin import archived, audits
 
-__all__ = ["archived", "audits", "findings"]
+__all__ = ["archived", "audits"]

@@ -25,8 +25,8 @@ from outbox.models import MessageRow
 from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
 from outbox.pipeline.models import ArchivedDay
-from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.lookup import ArchivedMessage, day_of
+from outbox.pipeline.spark import PipelineError
+from outbox.pipeline.spark.lake import ArchivedMessage, day_of
 
 Step = ArchivedDay.Step
 

@@ -1,95 +1,227 @@
-"""The admin of audits: the list, and the page of one, with its charts of latency and backlog."""
+"""The admin of audits: the list, the page of one, its report as a file; and of findings, to be repaired or acknowledged."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router
+from django.db.models import QuerySet, Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.defaultfilters import pluralize
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path
-from django.utils.safestring import SafeString
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
 
 from outbox import database
-from outbox.admin.base import ReadOnlyAdmin, choice_filter
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
+from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
 from outbox.admin.lines import Line, drawing
-from outbox.admin.links import message_link
+from outbox.admin.links import about_link, message_link
+from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.text import badge, moment, shown
+from outbox.database import guarded
 from outbox.monitoring.text import age
-from outbox.pipeline.admin.findings import state_badge
-from outbox.pipeline.audit_runs import store, verdict
-from outbox.pipeline.audit_runs.figures import (
-    OF_GROUPS,
-    LatencySeries,
-    Percentiles,
-    by_group,
-    given_up,
-    latency_series,
-    percentiles,
-)
+from outbox.pipeline import repair, runs, verdict
+from outbox.pipeline.figures import OF_GROUPS, LatencySeries, by_group, given_up, latency_series, losses, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 from outbox.pipeline.spark.bins import SHARES
+from outbox.pipeline.spark.findings import FindingKind, Stage
+
+AT_ONCE = 200  # findings
+RUNS_OFFERED = 20
+LINKS_SHOWN = 100
+
+RESEND = BulkAct(
+    "resend",
+    "Send lost messages again",
+    "Send again",
+    "Messages to send again",
+    "Relays send them again under their old numbers; groups that have handled them drop them. Messages that only one group lost "
+    "are delivered to that group alone, if the broker deduplicates sends.",
+)
+ACKNOWLEDGE = BulkAct(
+    "acknowledge", "Acknowledge findings", "Acknowledge", "Findings to acknowledge", "They are closed. No message is sent."
+)
+
+
+class RunFilter(Filter):
+    """Filter findings by audit."""
+
+    title = "audit"
+    parameter_name = "run"
+    is_indexed = True
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = AuditRun.objects.filter(found__gt=0).order_by("-id").values_list("id", flat=True)[:RUNS_OFFERED]
+        return [(str(number), f"audit {number}") for number in newest]
+
+    def has_output(self) -> bool:
+        return True
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = str(self.value() or "")
+        if not value:
+            return queryset
+        return queryset.filter(run=int(value)) if value.isdecimal() and len(value) < 19 else queryset.none()
+
+
+class FindingStateFilter(Filter):
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("open", "open"), ("sent", "sent again"), ("acknowledged", "acknowledged")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value():
+            case "open":
+                return queryset.filter(resent_at=None, acknowledged_at=None)
+            case "sent":
+                return queryset.exclude(resent_at=None)
+            case "acknowledged":
+                return queryset.exclude(acknowledged_at=None)
+        return queryset
+
+
+def state_badge(row: AuditFinding) -> SafeString:
+    """Return a badge that says whether a finding is open, acknowledged or repaired."""
+    if row.resent_at:
+        return badge(f"{row.resent_count} sent again", "good")
+    return badge("acknowledged", "plain") if row.acknowledged_at else badge("open", "bad")
+
+
+@admin.register(AuditFinding)
+class AuditFindingAdmin(ReadOnlyAdmin):
+    list_display = ["shown_text", "audit", "state", "count", "names"]
+    list_filter = [
+        FindingStateFilter,
+        RunFilter,
+        choice_filter("kind", [str(kind) for kind in FindingKind]),
+        choice_filter("stage", [str(stage) for stage in Stage]),
+        TopicFilter,
+    ]
+    list_select_related = ["run"]
+    time = "run__started_at"
+    actions = ["resend", "acknowledge"]
+    fields = ()
+    pages = ("changelist", "change", "history")
+
+    def has_resend_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "resend")
+
+    def has_acknowledge_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, "acknowledge")
+
+    @admin.display(description="finding")
+    def shown_text(self, row: AuditFinding) -> SafeString:
+        return shown(row.text, 300)
+
+    def audit(self, row: AuditFinding) -> str:
+        return str(row.run_id)
+
+    def state(self, row: AuditFinding) -> SafeString:
+        return state_badge(row)
+
+    @admin.display(description="")
+    def names(self, row: AuditFinding) -> SafeString:
+        links = [message_link(self.admin_site, message_id) for message_id in row.message_ids[:2]]
+        return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
+
+    @admin.action(description="Send lost messages again", permissions=["resend"])
+    def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
+        """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
+        using = router.db_for_write(AuditFinding)
+        plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:AT_ONCE]]
+        counts, refused = repair.counts(plans), repair.refusals(plans)
+        form = reason_form(request, count=sum(counts.values()), at=as_of(request))
+        if form.count and not form.is_valid():
+            notes = [f"Not sent: {number}. {reason}" for reason, number in refused.items()]
+            return impact_page(
+                self, request, act=RESEND, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
+            )
+        done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
+        for reason, number in refused.items():
+            self.message_user(request, f"Not sent: {number}. {reason}", messages.WARNING)
+        if done or form.wanted:
+            notify(self, request, RESEND, done=done, wanted=form.wanted, limit=form.count)
+        return None
+
+    def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
+        done = 0
+        for plan in plans:
+            with guarded.atomic(using):
+                sent = repair.send(plan.finding.pk, using, by=request.user.get_username())
+                if sent.ids:
+                    text = f"{len(sent.ids)} sent again. Reason: {reason}"
+                    write_log(request, AuditFinding, {str(plan.finding.pk): plan.finding.text}, text)
+            done += len(sent.ids)
+        return done
+
+    @admin.action(description="Acknowledge with note", permissions=["acknowledge"])
+    def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
+        """Ask for a note, then close the open findings."""
+        chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
+        counts: dict[str, int] = {}
+        for finding in chosen:
+            counts[finding.topic] = counts.get(finding.topic, 0) + 1
+        form = reason_form(request, count=len(chosen), at=as_of(request))
+        if chosen and not form.is_valid():
+            return impact_page(
+                self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
+            )
+        done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
+        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
+        return None
+
+    def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
+        using = router.db_for_write(AuditFinding)
+        who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
+        with guarded.atomic(using):
+            rows = AuditFinding.objects.using(using).filter(pk__in=[finding.pk for finding in chosen], acknowledged_at=None)
+            done = {str(finding.pk): finding.text for finding in rows.select_for_update()}
+            rows.update(**who)
+            write_log(request, AuditFinding, done, f"Acknowledged. Note: {note}")
+        return len(done)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> AuditFinding | None:
+        try:
+            return AuditFinding.objects.select_related("run").get(pk=int(object_id))
+        except (AuditFinding.DoesNotExist, ValueError, ValidationError, OverflowError):
+            return None
+
+    def get_extra_context(self, request: HttpRequest, row: AuditFinding) -> dict[str, Any]:
+        site = self.admin_site
+        may_see_run = may_see(site, AuditRun, request)
+        planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == FindingKind.LOST else None
+        return {
+            "title": f"Finding {row.pk} of {row.run}",
+            "kind": row.kind,
+            "state": state_badge(row),
+            "text": shown(row.text),
+            "note": shown(row.note),
+            "run_url": url_of(site, "outbox_pipeline_auditrun_change", row.run_id) if may_see_run else "",
+            "messages_found": [message_link(site, message_id) for message_id in row.message_ids[:LINKS_SHOWN]],
+            "unnamed": max(0, row.count - min(len(row.message_ids), LINKS_SHOWN)),
+            "abouts": [about_link(site, request, about) for about in row.about[:LINKS_SHOWN]],
+            "can": len(planned.ids) if planned else 0,
+            "cannot": list(planned.refused.items()) if planned else [],
+        }
+
 
 DRAWN = 6  # charts of each
 POINTS = 96  # of a chart
 SHARES_DRAWN = (0.5, 0.95, 0.99)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnBacklog:
-    """The backlog of a group and topic. `minutes`: seconds since 1970 and backlog, first to last."""
-
-    group: str
-    topic: str
-    backlog: int
-    growth: float
-    cause: str
-    onset: datetime | None
-    most_repeated: Sequence[Sequence[Any]]
-    minutes: Sequence[Sequence[float]]
-
-
-def latency_and_backlog(
-    site: AdminSite,
-    *,
-    backlogs: Sequence[DrawnBacklog],
-    latencies: Sequence[Percentiles],
-    latency_series: Sequence[LatencySeries],
-) -> dict[str, Any]:
-    """Return the context of the template `_latency_and_backlog.html`."""
-    worst = sorted(backlogs, key=lambda one: (-one.backlog, one.group, one.topic))
-    return {
-        "backlogs": [
-            {
-                "group": backlog.group,
-                "topic": backlog.topic,
-                "backlog": backlog.backlog,
-                "growth": backlog.growth,
-                "cause": backlog.cause,
-            }
-            | {
-                "onset": backlog.onset,
-                "again": [(message_link(site, message), failures) for message, failures in backlog.most_repeated[:3]],
-            }
-            for backlog in worst
-        ],
-        "backlog_drawings": [_backlog(nth, backlog) for nth, backlog in enumerate(worst[:DRAWN]) if backlog.minutes],
-        "shares": [f"p{share * 100:g}" for share in SHARES],
-        "latencies": [
-            {"topic": latency.hop[0], "hop": latency.hop[1], "group": latency.hop[2], "count": latency.count}
-            | {"texts": ["" if seconds is None else format_seconds(seconds) for seconds in latency.seconds.values()]}
-            for latency in latencies
-        ],
-        "latency_drawings": [_latency(nth, series) for nth, series in enumerate(latency_series)],
-        "hidden_hops": max(0, len(latencies) - len(latency_series)),
-    }
 
 
 def format_seconds(seconds: float) -> str:
@@ -100,15 +232,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-def _backlog(nth: int, one: DrawnBacklog) -> dict[str, Any]:
-    step = -(-len(one.minutes) // POINTS)
-    points = list(one.minutes[::-1][::step][::-1])  # the last one always
-    text = f"Backlog: {one.backlog:,}."
-    if one.onset:
-        text = f"Backlog: {one.backlog:,}, growing by {one.growth:,.1f} per minute: {one.cause}."
+def _backlog(nth: int, row: AuditBacklog) -> dict[str, Any]:
+    step = -(-len(row.minutes) // POINTS)
+    points = list(row.minutes[::-1][::step][::-1])  # the last one always
+    text = f"Backlog: {row.backlog:,}."
+    if row.onset_at:
+        text = f"Backlog: {row.backlog:,}, growing by {row.growth:,.1f} per minute: {row.cause}."
     return drawing(
         f"outbox-backlog-{nth}",
-        f"Backlog of {one.group}, {one.topic}",
+        f"Backlog of {row.consumer_group}, {row.topic}",
         text,
         [Line("waiting messages", [value for _, value in points])],
         begins_at=datetime.fromtimestamp(points[0][0], UTC),
@@ -117,16 +249,16 @@ def _backlog(nth: int, one: DrawnBacklog) -> dict[str, Any]:
     )
 
 
-def _latency(nth: int, one: LatencySeries) -> dict[str, Any]:
-    topic, hop, group = one.hop
+def _latency(nth: int, series: LatencySeries) -> dict[str, Any]:
+    topic, hop, group = series.hop
     of_group = f", group {group}" if group else ""
     return drawing(
         f"outbox-latency-{nth}",
         f"Latency of {topic}: {hop}{of_group}",
         "Logarithmic scale; gaps where there was no message.",
-        [Line(f"p{share * 100:g}", one.seconds[share]) for share in SHARES_DRAWN],
-        begins_at=one.begins_at,
-        ends_at=one.ends_at,
+        [Line(f"p{share * 100:g}", series.seconds[share]) for share in SHARES_DRAWN],
+        begins_at=series.begins_at,
+        ends_at=series.ends_at,
         say=format_seconds,
         by_decades=True,
     )
@@ -140,12 +272,29 @@ TONES: dict[str, str] = {
     AuditRun.RunState.SKIPPED: "waiting",
 }
 HEADS = ("assigned", "sent", "explained", "broker", "in flight")
-FINDINGS_SHOWN = 50
+FINDINGS_SHOWN, FINDINGS_IN_REPORT = 50, 1_000
+SHEETS = ("static/outbox/admin.css", "pipeline/static/outbox_pipeline/report.css")
+
+
+@admin.display(description="state")
+def state_now(run: AuditRun) -> SafeString:
+    """Return the state of a run as a badge."""
+    state = runs.state_of(run)
+    return badge(state, TONES[state])
+
+
+def answer(run: AuditRun) -> SafeString:
+    """Return the result of a run: how much it found, or why it failed."""
+    if run.found is None:
+        return shown(runs.error_of(run).partition("\n")[0], 200)
+    if run.found:
+        return badge(f"{run.found} finding{pluralize(run.found)}", "bad")
+    return badge("nothing is lost, some are dead letters", "waiting") if given_up(run.counts) else badge("no findings", "good")
 
 
 @admin.register(AuditRun)
 class AuditRunAdmin(ReadOnlyAdmin):
-    list_display = ["number", "state_now", "answer", "started", "took", "signed"]
+    list_display = ["number", state_now, answer, "started", "took", "signed"]
     list_filter = [choice_filter("state", list(AuditRun.RunState.values))]
     is_small = True
     time = "started_at"
@@ -156,26 +305,13 @@ class AuditRunAdmin(ReadOnlyAdmin):
         wrap = self.admin_site.admin_view
         return [
             path("<int:run_id>/verdict.json", wrap(self.verdict_view), name="outbox_pipeline_auditrun_verdict"),
+            path("<int:run_id>/report.html", wrap(self.report_view), name="outbox_pipeline_auditrun_report"),
             *super().get_urls(),
         ]
 
     @admin.display(description="audit")
     def number(self, row: AuditRun) -> str:
         return f"audit {row.pk}"
-
-    @admin.display(description="state")
-    def state_now(self, row: AuditRun) -> SafeString:
-        state = store.state_of(row)
-        return badge(state, TONES[state])
-
-    def answer(self, row: AuditRun) -> SafeString:
-        if row.found is None:
-            return shown(store.error_of(row).partition("\n")[0], 200)
-        if row.found:
-            return badge(f"{row.found} finding{pluralize(row.found)}", "bad")
-        return (
-            badge("nothing is lost, some are dead letters", "waiting") if given_up(row.counts) else badge("no findings", "good")
-        )
 
     def started(self, row: AuditRun) -> SafeString:
         return moment(row.started_at)
@@ -189,64 +325,136 @@ class AuditRunAdmin(ReadOnlyAdmin):
 
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
         """Return the verdict as a file for `outbox_audit --verify`."""
+        run = self._finished(request, run_id)
+        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
+        return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
+
+    def report_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
+        """Return the report as a file, whose links lead to this admin."""
+        run = self._finished(request, run_id)
+        may_open = may_see(self.admin_site, AuditFinding, request)
+        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}.html"'}
+        page = report_html(run, self.admin_site, base=request.build_absolute_uri("/"), may_open=may_open)
+        return HttpResponse(page, headers=named)
+
+    def _finished(self, request: HttpRequest, run_id: int) -> AuditRun:
         if not self.has_view_permission(request):
             raise PermissionDenied
         run = AuditRun.objects.filter(pk=run_id).exclude(verdict="").first()
         if run is None:
             raise Http404
-        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
-        return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
+        return run
 
     def get_extra_context(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
-        return {
-            "title": f"Audit {run.pk}",
-            "state": self.state_now(run),
-            "answer": self.answer(run) if run.found is not None else "",
-            "error": shown(store.error_of(run)),
-            "verdict_url": url_of(self.admin_site, "outbox_pipeline_auditrun_verdict", run.pk) if run.verdict else "",
-            "heads": HEADS,
-            "topics": [_topic(name, counts) for name, counts in sorted(run.counts.items())],
-            "given_up": given_up(run.counts),
-            "group_heads": [*OF_GROUPS],
-            "groups": [
-                (group, name, [*of_group.values()])
-                for name, counts in sorted(run.counts.items())
-                for group, of_group in sorted(by_group(counts).items())
-            ],
-            **self._findings(request, run),
-            **_latency_and_backlog(self, run),
-        }
-
-    def _findings(self, request: HttpRequest, run: AuditRun) -> dict[str, Any]:
-        """Return the first findings, and a link to all of them for users who may see it."""
         site = self.admin_site
-        may = may_see(site, AuditFinding, request)
-        rows = AuditFinding.objects.filter(run=run).order_by("id")[:FINDINGS_SHOWN]
-        found = [
-            {"text": shown(row.text, 300), "count": row.count, "state": state_badge(row)}
-            | {"url": url_of(site, "outbox_pipeline_auditfinding_change", row.pk) if may else ""}
-            for row in rows
-        ]
-        url = f"{url_of(site, 'outbox_pipeline_auditfinding_changelist')}?run={run.pk}" if may and found else ""
-        return {"findings": found, "more": max(0, (run.found or 0) - len(found)), "findings_url": url}
+        urls = {
+            f"{name}_url": url_of(site, f"outbox_pipeline_auditrun_{name}", run.pk) if run.verdict else ""
+            for name in ("verdict", "report")
+        }
+        return {**_context(run, site, may_open=may_see(site, AuditFinding, request), limit=FINDINGS_SHOWN), **urls}
 
 
-def _topic(name: str, counts: dict[str, int]) -> tuple[str, list[int]]:
-    return name, [counts.get(head, 0) for head in HEADS]
+def report_html(run: AuditRun, site: AdminSite, *, base: str = "", may_open: bool = True) -> str:
+    """
+    Return the report of a run as one page that loads nothing.
+
+    Args:
+        base: the address of the server with the admin, for links; empty: the page has none.
+        may_open: the reader may see findings in the admin.
+    """
+    style = "".join((Path(str(files("outbox"))) / sheet).read_text() for sheet in SHEETS)
+    context = _context(run, site if base else None, may_open=may_open, limit=FINDINGS_IN_REPORT)
+    return render_to_string(
+        "admin/outbox_pipeline/report.html",
+        {**context, "original": run, "base": base, "style": mark_safe(style)},  # noqa: S308  (a file of this package)
+    )
 
 
-def _latency_and_backlog(model_admin: AuditRunAdmin, run: AuditRun) -> dict[str, Any]:
+def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: int) -> dict[str, Any]:
+    """Return the context of `_run.html`. Without a site it has no links."""
+
+    def url(view: str, *args: object) -> str:
+        return url_of(site, view, *args) if site and may_open else ""
+
     connection = database.raw(router.db_for_read(AuditRun))
     latencies = percentiles(connection, run.pk)
-    rows = AuditBacklog.objects.filter(run=run)
-    backlogs = [
-        DrawnBacklog(
-            *(row.consumer_group, row.topic, row.backlog, row.growth, row.cause),
-            onset=row.onset_at,
-            most_repeated=row.most_repeated,
-            minutes=row.minutes,
-        )
-        for row in rows
+    series = latency_series(connection, run.pk, [latency.hop for latency in latencies[:DRAWN]], shares=SHARES_DRAWN)
+    backlogs = list(AuditBacklog.objects.filter(run=run).order_by("-backlog", "consumer_group", "topic"))
+    findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
+    listed = url("outbox_pipeline_auditfinding_changelist")
+    return {
+        "title": f"Audit {run.pk}",
+        "state": state_now(run),
+        "answer": answer(run) if run.found is not None else "",
+        "error": shown(runs.error_of(run)),
+        "stages": _stages(run),
+        "losses": _losses(connection, run),
+        "findings": [
+            {"text": shown(row.text, 300), "count": row.count, "state": state_badge(row)}
+            | {"url": url("outbox_pipeline_auditfinding_change", row.pk)}
+            for row in findings
+        ],
+        "more": max(0, (run.found or 0) - limit),
+        "findings_url": f"{listed}?run={run.pk}" if listed and run.found else "",
+        "heads": HEADS,
+        "topics": [(name, [counts.get(head, 0) for head in HEADS]) for name, counts in sorted(run.counts.items())],
+        "given_up": given_up(run.counts),
+        "group_heads": [*OF_GROUPS],
+        "groups": [
+            (group, name, [*of_group.values()])
+            for name, counts in sorted(run.counts.items())
+            for group, of_group in sorted(by_group(counts).items())
+        ],
+        "backlogs": [
+            (row, [(message_link(site, message) if site else message, failures) for message, failures in row.most_repeated[:3]])
+            for row in backlogs
+        ],
+        "backlog_drawings": [_backlog(nth, row) for nth, row in enumerate(backlogs[:DRAWN]) if row.minutes],
+        "shares": [f"p{share * 100:g}" for share in SHARES],
+        "latencies": [
+            (latency.hop, latency.count, ["" if known is None else format_seconds(known) for known in latency.seconds.values()])
+            for latency in latencies
+        ],
+        "latency_drawings": [_latency(nth, hop) for nth, hop in enumerate(series)],
+        "hidden_hops": max(0, len(latencies) - len(series)),
+    }
+
+
+def _stages(run: AuditRun) -> list[dict[str, Any]]:
+    """Return the four stages: how many messages each has, and how many are lost there."""
+    sums: Counter[str] = Counter()
+    for counts in run.counts.values():
+        sums.update(counts)
+        for of_group in by_group(counts).values():
+            sums.update(of_group)
+    lost: Counter[str] = Counter()
+    found = AuditFinding.objects.filter(run=run, kind=FindingKind.LOST).values_list("subject", "stage")
+    for subject, stage, many in found.annotate(Sum("count")).order_by():
+        lost[Stage.BUSINESS if subject else stage] += many
+    stages = {
+        Stage.BUSINESS: (lost[Stage.BUSINESS], "rows without a message"),
+        Stage.OUTBOX: (sums["assigned"], f"numbered; sent: {sums['sent']:,}, dead or discarded: {sums['explained']:,}"),
+        Stage.BROKER: (sums["broker"], "stored"),
+        Stage.INBOX: (sums["handled"], f"handled; unread: {sums['unread']:,}, dead: {sums['dead letters']:,}"),
+    }
+    return [
+        {"name": stage.capitalize(), "number": f"{number:,}", "tone": "bad" if lost[stage] else "good"}
+        | {"text": f"{text}; lost here: {lost[stage]:,}" if stage is not Stage.BUSINESS else text}
+        for stage, (number, text) in stages.items()
     ]
-    drawn = latency_series(connection, run.pk, [latency.hop for latency in latencies[:DRAWN]], shares=SHARES_DRAWN)
-    return latency_and_backlog(model_admin.admin_site, backlogs=backlogs, latencies=latencies, latency_series=drawn)
+
+
+def _losses(connection: database.Connection, run: AuditRun) -> dict[str, Any]:
+    """Return the drawing of lost messages by the time of their publishing; empty if none is named."""
+    begins_at, ends_at, counts = losses(connection, run.pk)
+    if not begins_at or not ends_at:
+        return {}
+    return drawing(
+        "outbox-losses",
+        "Lost messages",
+        f"By the time of publishing, as far as ids are known: {sum(counts):,}.",
+        [Line("lost", counts)],
+        begins_at=begins_at,
+        ends_at=ends_at,
+        say=lambda value: f"{value:,.0f}",
+    )

@@ -1,41 +1,233 @@
 """
 Audit one history: compare business rows, outbox, broker and inbox, and report what differs.
 
-    tables, Kafka, lake -> history -> lanes, messages, keys, unnumbered, order, topics -> findings, counts
-                                   -> latency, backlog, digest                         -> report
+    tables, Kafka, lake -> history -> lanes, keys, unnumbered, order, topics -> findings, counts
+                                   -> latency, backlog, digest               -> report
+
+    key "k", by position in the queue: numbers 1 3 2 4      ->  2 is out of order, after 3
+    message without a number, seen: sent, not stored        ->  lost at the broker
+
+Messages without a number, sent half first or still waiting, are few, and joined by id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.backlog import backlog_report
+from outbox.pipeline.spark import HistoryError
+from outbox.pipeline.spark.cells import COLUMNS as OF_ROLES
+from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAITING, Roles, Seen, micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import HistoryError
-from outbox.pipeline.spark.findings import Breach, as_finding, unknown_topic
-from outbox.pipeline.spark.hashes import digest
+from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
-from outbox.pipeline.spark.keys import audit_keys
-from outbox.pipeline.spark.lake.frames import first_id_at
-from outbox.pipeline.spark.lanes import audit_lanes
-from outbox.pipeline.spark.latency import latency_report
-from outbox.pipeline.spark.messages import with_messages
-from outbox.pipeline.spark.order import audit_order
-from outbox.pipeline.spark.process import Steps
-from outbox.pipeline.spark.roles import MAX_GROUPS
+from outbox.pipeline.spark.jobs import Steps
+from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
+from outbox.pipeline.spark.lake import first_id_at
+from outbox.pipeline.spark.lanes import audit_lanes, with_messages
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
+from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
 from outbox.pipeline.spark.session import code_version
-from outbox.pipeline.spark.sources.statements import NO_TOPIC
-from outbox.pipeline.spark.unnumbered import audit_unnumbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataFrame:
+    """
+    Return the rows that come after a higher number of the same keys, in each of the given orders.
+
+    Takes the column number and the given ones. Returns the frame's columns, and `overtaken_by`: the higher number in the first
+    order. Rows are partitioned by key: a key is a customer or an order, so the partitions are small.
+    """
+    before = {
+        f"before_{nth}": F.max("number").over(Window.partitionBy(*keys).orderBy(*by).rowsBetween(Window.unboundedPreceding, -1))
+        for nth, by in enumerate(orders)
+    }
+    return (
+        frame.where(F.col("number").isNotNull())
+        .withColumns(before)
+        .where(reduce(Column.__and__, [F.col(name) > F.col("number") for name in before]))
+        .select(*frame.columns, F.col("before_0").alias("overtaken_by"))
+    )
+
+
+def with_generation(frame: DataFrame, keys: list[str], *, tolerance_seconds: float) -> DataFrame:
+    """
+    Add the column `generation`: how often the positions of a key have started again until then.
+
+    If a topic or broker is created again, positions start at 0; if a topic gets more queues, a key may move to another one. So
+    the positions of a key define an order only as long as they increase with time, within the tolerance of clocks.
+    """
+    in_time = Window.partitionBy(*keys).orderBy(F.col("at").asc_nulls_first(), "queue", "pos")
+    at, earlier = F.unix_micros("at"), F.unix_micros(F.lag("at").over(in_time))
+    is_elsewhere = (F.col("queue") != F.lag("queue").over(in_time)) | (F.col("pos") < F.lag("pos").over(in_time))
+    is_anew = is_elsewhere & (at > earlier + int(tolerance_seconds * 1_000_000))
+    return (
+        frame.where(F.col("number").isNotNull())
+        .withColumn("is_anew", F.coalesce(is_anew, F.lit(False)).cast("int"))
+        .withColumn("generation", F.sum("is_anew").over(in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
+        .drop("is_anew")
+    )
+
+
+OF_A_KEY = ["topic", "source", "lane", "key"]  # numbers of different lanes cannot be compared
+
+
+def audit_order(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
+    """Return the messages of ordered topics that came after a later message of their key."""
+    if not config.ordered_topics:
+        return []
+    is_ordered = F.col("topic").isin(*config.ordered_topics)
+    tolerance = config.clock_tolerance_seconds
+    stored = with_generation(history.broker.where(is_ordered), OF_A_KEY, tolerance_seconds=tolerance)
+    late_stored = out_of_order(stored, OF_A_KEY, ["queue", "pos"], ["generation", "queue", "pos"])
+    keys = history.messages.where(is_ordered).select("message_id", "key")
+    handled = history.inbox.where(is_ordered).join(keys, "message_id")
+    late_handled = out_of_order(handled, ["consumer_group", *OF_A_KEY], ["at", "number"])
+    return [
+        *_findings(Stage.BROKER, late_stored.withColumn("consumer_group", F.lit("")).collect()),
+        *_findings(Stage.INBOX, late_handled.collect()),
+    ]
+
+
+def _findings(stage: Stage, rows: Iterable[Any]) -> list[Breach]:
+    return [
+        Breach(
+            *(FindingKind.OUT_OF_ORDER, stage, row.topic, row.source, row.lane),
+            group=row.consumer_group,
+            first=row.number,
+            last=row.number,
+            count=1,
+            detail=f"after {row.overtaken_by} of key {row.key!r}",
+            ids=(row.message_id,),
+        )
+        for row in rows
+    ]
+
+
+OBSERVED = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
+NOT_READ = "not recorded yet"
+SENT_AS = {
+    int(Seen.SENT): "sent",
+    int(Seen.SENT_YOUNG): "sent young",
+    int(Seen.UNSEEN): "unseen",
+    int(Seen.UNREAD): "unread",
+}
+
+
+def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
+    """Compare the stages, message by message."""
+    columns = {
+        name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
+    }
+    if not may_have_null(history, columns, "number"):
+        return []
+    observations = Observations(
+        roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
+    )
+    wrong = (
+        scan(spark, history, columns, observations.of_part, OBSERVED, where_null="number")
+        .groupBy("message_id", "topic")
+        .agg(F.collect_set("seen").alias("seen"))
+        .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
+        .select("topic", "wrong.kind", "wrong.stage", "wrong.detail", "wrong.group", "message_id")
+    )
+    rows = [
+        (row.topic, FindingKind(row.kind), Stage(row.stage), row.detail, row.group, row.message_id) for row in wrong.collect()
+    ]
+    return by_topic(config, rows)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Turns rows of messages without a number into observations: message_id, topic, seen."""
+
+    roles: Roles
+    sources: frozenset[str]
+    cutoff_micros: int
+
+    def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the observations of a part of a frame."""
+        for batch in batches:
+            is_ours = coded(batch, "source").is_(*self.sources)
+            mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
+            for seen in self.seen(frame, mine) if len(mine) else ():
+                has_seen = [message is not None for message in seen]
+                columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
+                yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVED)
+
+    def seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+        """Yield columns with an observation for each row of a frame, or None."""
+        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a missing time counts as old here
+        match frame:
+            case "places":
+                roles, state = self.roles.of_sent(batch), coded(batch, "state")
+                under_way = np.where(is_old, "late", "open")
+                sent = np.array([SENT_AS[role] for role in roles])
+                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
+                for index, is_not_owed in self.roles.not_owed(batch):
+                    yield self._not_for(index, is_not_owed)
+            case "broker":
+                is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
+                yield np.where(is_shown, "stored", "stored young").tolist()
+            case "inbox":
+                yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
+            case "failed_deliveries":
+                outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
+                yield [_known(*row) for row in zip(outcome, group, strict=True)]
+
+    def _not_for(self, group: int, those: Bools) -> list[str | None]:
+        return [f"not for {self.roles.groups[group].name}" if flag else None for flag in those]
+
+
+def _known(outcome: str | None, group: str) -> str | None:
+    if outcome in WAITING:
+        return f"waits in {group}"
+    return f"dead in {group}" if outcome in (DEAD, DISCARDED) else None
+
+
+def _rules(config: PipelineConfig) -> list[Column]:
+    """Return a column for each rule: a struct if a message breaks it, else NULL. Needs the columns topic and seen."""
+
+    def is_(*names: str) -> Column:
+        return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])
+
+    placed = is_(*SENT_AS.values(), "gone", "late", "open")
+    stored = is_("stored", "stored young")
+    is_seen = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
+    arrived = F.exists("seen", lambda one: one.startswith("in "))
+    rules = [
+        _rule(is_("late") & ~stored, FindingKind.LATE, Stage.OUTBOX, NOT_SENT),
+        _rule(is_seen & is_("sent") & ~stored, FindingKind.LOST, Stage.BROKER),
+        _rule(is_seen & is_("unread") & ~stored, FindingKind.LATE, Stage.BROKER, NOT_READ),
+        _rule(stored & ~placed, FindingKind.ORPHAN, Stage.BROKER),
+        _rule(arrived & ~stored & ~placed, FindingKind.ORPHAN, Stage.INBOX),
+    ]
+    due = F.when(is_seen, is_("stored") | (is_("unseen") & ~is_("stored young"))).otherwise(is_("sent"))
+    for group in config.groups:
+        if group.topics:
+            name = group.name
+            owed = due & F.col("topic").isin(*group.topics) & ~is_(f"in {name}", f"dead in {name}", f"not for {name}")
+            waits = is_(f"waits in {name}")
+            rules.append(_rule(owed & ~waits, FindingKind.LOST, Stage.INBOX, group=name))
+            rules.append(_rule(owed & waits, FindingKind.LATE, Stage.INBOX, group=name))
+    return rules
+
+
+def _rule(is_broken: Column, kind: FindingKind, stage: Stage, detail: str = "", group: str = "") -> Column:
+    parts = {"kind": kind.value, "stage": stage.value, "detail": detail, "group": group}
+    return F.when(is_broken, F.struct(*(F.lit(value).alias(name) for name, value in parts.items())))
 
 
 def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
@@ -95,7 +287,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
         findings = with_messages(spark, config, history, lanes.findings)
     findings += ids.result()
     findings += [as_finding(broken) for broken in history.broken]
-    return Report(history.as_of, sorted(findings), lanes.counts, lanes.foreign)
+    return Report(history.as_of, sorted(findings, key=IN_ORDER), lanes.counts, lanes.foreign)
 
 
 # The short one first: at the end it would leave a core idle.
@@ -110,7 +302,7 @@ CHECKS: tuple[Callable[[SparkSession, PipelineConfig, History], list[Breach]], .
 def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps: Steps) -> dict[str, object]:
     """Read the history, or the one in files that the configuration names, and audit it. Raises PipelineError."""
     if config.outbox.is_postgres:
-        from outbox.pipeline.spark.sources.postgres import copy_history  # needs psycopg, which a history in files does not
+        from outbox.pipeline.spark.postgres import copy_history  # needs psycopg, which a history in files does not
 
         with steps("copying the history"):
             copy_history(spark, config, folder, steps.log)
@@ -122,11 +314,10 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
     if config.archived and config.archived.live_since:
         live = history.since(first_id_at(config.archived.live_since))
     report = audit(spark, config, history, steps).as_dict()
-    with steps("latency"):
-        latency = latency_report(spark, config, live)
+    with steps("latency and backlog"):
+        times = count_times(spark, config, live)
+        latency, backlog = latency_report(config, times), backlog_report(config, live, times)
     report["findings"] += latency.pop("findings")
-    with steps("backlog"):
-        backlog = backlog_report(spark, config, live)
     with steps("digest"):
         judged = {"sources": sorted(history.sources), "digest": digest(spark, history), "code_version": code_version()}
     report["since"] = config.since.isoformat() if config.since else None

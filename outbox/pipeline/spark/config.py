@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark import PipelineError
 
 Reader = Literal["jdbc", "python"]
 

@@ -1,11 +1,17 @@
-"""Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts."""
+"""
+Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts.
+
+    lost, broker, orders, lane 1, number 7 }  -- merge -->  lost: 2 x topic 'orders', lane 1, numbers 7 to 8, at broker
+    lost, broker, orders, lane 1, number 8 }
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 STRANDED = "no ticket, delayed row or batch refers to it, so no relay would send it"
@@ -14,6 +20,7 @@ SEVERAL_PLACES = "it is in several places at once"
 NO_MESSAGE = "no message was published for it"
 NO_ROW = "its business row is missing"
 NOT_SENT = "not sent yet"
+NO_TOPIC = "#"  # begins the placeholder of a topic whose row is missing: its number, as `#7`
 NO_SUCH_TOPIC = "they refer to topic {number}, whose row in outbox_topic is missing: restore it from a backup"
 NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
 NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"
@@ -79,11 +86,8 @@ class Breach:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON; values that do not apply are None."""
-        fields = asdict(self)
-        for name in ("lane", "first", "last"):
-            if self.first < 0 and self.lane < 0:
-                fields[name] = None
-        return {**fields, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
+        unnumbered = dict.fromkeys(("lane", "first", "last")) if self.first < 0 and self.lane < 0 else {}
+        return {**vars(self), **unnumbered, "ids": list(self.ids), "about": list(self.about), "text": str(self)}
 
     def __str__(self) -> str:
         """Return the finding as one line."""
@@ -101,13 +105,14 @@ class Breach:
 def merge(findings: Iterable[Breach]) -> list[Breach]:
     """Merge findings that are equal except for consecutive numbers."""
     merged = []
-    for _, same in groupby(sorted(findings, key=lambda one: (*_alike(one), one.first)), key=_alike):
+    for _, same in groupby(sorted(findings, key=ALIKE_AND_FIRST), key=ALIKE):
         merged += _merge_neighbours(list(same))
     return merged
 
 
-def _alike(one: Breach) -> tuple[Any, ...]:
-    return one.kind, one.stage, one.topic, one.source, one.lane, one.group, one.subject, one.detail
+ALIKE = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail")
+ALIKE_AND_FIRST = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail", "first")
+IN_ORDER = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "first", "last", "count", "detail")
 
 
 def _merge_neighbours(same: list[Breach]) -> list[Breach]:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructField, StructType, TimestampType
 
-from outbox.pipeline.spark.errors import HistoryError
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.findings import Broken
 
 if TYPE_CHECKING:

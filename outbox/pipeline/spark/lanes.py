@@ -1,15 +1,18 @@
 """
-Which numbers of a lane are missing at a stage, or there more than once.
+How a lost message gets its name: which numbers of a lane are missing at a stage or there more than
+once, and which messages these are.
 
-    rows of all frames -> cells, a bitmap of 32,768 numbers for each role -> sets of a bucket -> ranges of numbers -> findings
+    rows of all frames -> cells, a bitmap of 32,768 numbers for each role -> sets of a bucket -> ranges of numbers -> ids
 
     role    numbers of the bucket       sent - broker = {3}: lost at the broker
     SENT    1 2 3 4 5                   broker - handled = {5}: lost at the inbox of the group
     broker  1 2   4 5                   assigned 1 to 6, and 6 has no role: lost at the outbox
     handled 1 2   4
 
-Rows become bitmaps before the shuffle, so a stage of ten million rows sends a few hundred of them.
-`messages` looks up which messages these are. docs/pipeline.md explains the rules.
+    lost at the broker, number 3  -- rows of the frame places -->  its id
+    number 7 is repeated          -- rows of the frame broker -->  one message twice, or two messages: RENUMBERED
+
+docs/pipeline.md explains the rules.
 """
 
 from __future__ import annotations
@@ -17,218 +20,49 @@ from __future__ import annotations
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.columns import Bools, Ints, coded, distinct, integers, micros_of
-from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
-from outbox.pipeline.spark.history import History, Mark, Recorded
-from outbox.pipeline.spark.roles import (
+from outbox.pipeline.spark.cells import (
     BROKERS_OF,
+    BUCKET,
+    CELL,
     COLUMNS,
+    HIGHEST,
+    LANE,
     NONE,
     PLACES_OF,
     SENT_OF,
+    Cell,
+    Cells,
     InGroup,
+    LaneName,
     Roles,
     Seen,
+    lanes_of,
     micros,
     of_group,
     roles_of,
+    runs_of,
+    unpack,
     unread,
 )
-from outbox.pipeline.spark.scan import ddl, scan
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
+from outbox.pipeline.spark.history import History, Mark, Recorded
+from outbox.pipeline.spark.scan import Bools, Ints, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-BUCKET = 32_768
-HIGHEST = BUCKET << 34  # so that lane, role and bucket fit into one integer
-CELLS_AT_ONCE = 256  # limits memory: each needs a byte per number for a moment
-
-LANE = ("source", "topic", "lane")
-LaneName = tuple[str | None, str | None, int | None]
-
-CELL = pa.schema(
-    {
-        "source": pa.string(),
-        "topic": pa.string(),
-        "lane": pa.int16(),
-        "role": pa.int32(),
-        "bucket": pa.int64(),
-        "bits": pa.binary(),
-        "repeated": pa.binary(),
-        "n": pa.int64(),
-        "lowest": pa.int64(),
-        "highest": pa.int64(),
-        "future": pa.int64(),
-    }
-)
-
-Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """
-    The numbers of one lane in one role and bucket.
-
-    Args:
-        bits: which numbers are present; a bit or a byte for each.
-        repeated: which of them are present more than once.
-        n: the number of rows.
-        future: the number of rows with a time in the future.
-    """
-
-    bits: Any
-    repeated: Any
-    n: int
-    lowest: int
-    highest: int
-    future: int = 0
-
-    def __or__(self, other: Cell) -> Cell:
-        """Return the union of two cells."""
-        return Cell(
-            self.bits | other.bits,
-            self.repeated | other.repeated | (self.bits & other.bits),
-            self.n + other.n,
-            min(self.lowest, other.lowest),
-            max(self.highest, other.highest),
-            self.future + other.future,
-        )
-
-
-class Cells:
-    """
-    Accumulates the cells of a part of a frame.
-
-    Args:
-        no_number: the role of rows with an impossible number.
-    """
-
-    def __init__(self, no_number: int) -> None:
-        self._no_number = no_number
-        self._found: dict[tuple[LaneName, int, int], Cell] = {}
-
-    def add(self, lanes: Ints, names: list[LaneName], roles: Ints, numbers: Ints, future: Bools) -> None:
-        """
-        Add rows.
-
-        Args:
-            lanes: index into `names`, for each row.
-        """
-        is_number = (numbers >= 1) & (numbers <= HIGHEST)
-        all_are = bool(is_number.all())
-        index = numbers - 1
-        if not all_are:
-            index, roles = np.where(is_number, index, 0), np.where(is_number, roles, self._no_number)
-        keys, cells = _cells_of(lanes, roles, index >> 15)
-        rows = np.bincount(cells, minlength=len(keys))
-        futures = np.bincount(cells[future], minlength=len(keys))
-        for first in range(0, len(keys), CELLS_AT_ONCE):
-            inside = slice(None) if len(keys) <= CELLS_AT_ONCE else (cells >= first) & (cells < first + CELLS_AT_ONCE)
-            many = min(CELLS_AT_ONCE, len(keys) - first)
-            flags, repeated = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
-            for n in range(many):
-                lane, role, bucket = keys[first + n]
-                lowest, highest = _ends(flags[n], bucket)
-                if not all_are:
-                    own = numbers[cells == first + n]
-                    lowest, highest = int(own.min()), int(own.max())
-                cell = Cell(
-                    _packed(flags[n]), _packed(repeated[n]), int(rows[first + n]), lowest, highest, int(futures[first + n])
-                )
-                where = names[lane], role, bucket
-                self._found[where] = self._found[where] | cell if where in self._found else cell
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield a batch with a row for each cell."""
-        rows = [
-            {
-                **dict(zip(LANE, name, strict=True)),
-                "role": role,
-                "bucket": bucket,
-                "bits": cell.bits.tobytes(),
-                "repeated": _of(cell.repeated),
-                "n": cell.n,
-                "lowest": cell.lowest,
-                "highest": cell.highest,
-                "future": cell.future,
-            }
-            for (name, role, bucket), cell in self._found.items()
-        ]
-        yield pa.RecordBatch.from_pylist(rows, CELL)
-
-
-def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
-    """Return the lane of each row as an index into the returned list of lanes."""
-    source, topic = coded(batch, "source"), coded(batch, "topic")
-    lane, has_lane = integers(batch, "lane")
-    numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
-    low = int(numbered.min(initial=1 << 16))
-    span = int(numbered.max(initial=low)) - low + 1
-    pair = source.codes.astype(np.int64) * len(topic.values) + topic.codes
-    keys, lanes = distinct(pair * span + (numbered - low))
-    names: list[LaneName] = []
-    for code in keys.tolist():
-        (of_source, of_topic), number = divmod(code // span, len(topic.values)), code % span + low
-        names.append((source.values[of_source], topic.values[of_topic], None if number == 1 << 16 else number - (1 << 15)))
-    return lanes, names
-
-
-def _cells_of(lanes: Ints, roles: Ints, buckets: Ints) -> tuple[list[tuple[int, int, int]], Ints]:
-    """Return the distinct cells, and the index of each row's cell among them."""
-    if not len(lanes):
-        return [], lanes
-    low, many_roles = int(buckets.min()), int(roles.max()) + 1
-    span = int(buckets.max()) - low + 1
-    keys, cells = distinct((lanes * many_roles + roles) * span + (buckets - low))
-    return [(*divmod(key // span, many_roles), key % span + low) for key in keys.tolist()], cells
-
-
-def unpack(bits: bytes | Bytes) -> Bools:
-    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
-
-
-def _packed(flags: Bools) -> Bytes:
-    return np.packbits(flags, bitorder="little")
-
-
-def _of(bits: Bytes) -> bytes | None:
-    return bits.tobytes() if bits.any() else None
-
-
-def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
-    before = bucket * BUCKET + 1
-    return before + int(flags.argmax()), before + BUCKET - 1 - int(flags[::-1].argmax())
-
-
-def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:
-    """Return for each cell which positions are present, and which are repeated."""
-    spots = cells * BUCKET + positions
-    flags: Bools = np.zeros((len(rows), BUCKET), bool)
-    flags.reshape(-1)[spots] = True
-    repeated = np.zeros_like(flags)
-    has_repeats = rows > np.count_nonzero(flags, axis=1)
-    if has_repeats.any():
-        dirty = has_repeats[cells]
-        spot_numbers, n = np.unique(spots[dirty], return_counts=True)
-        repeated.reshape(-1)[spot_numbers[n > 1]] = True
-    return flags, repeated
-
-
-MAX_RUNS = 1_000  # ranges of a kind in a bucket; if there are more, they are reported as one scattered range
 
 HANDLED_BY = "handled by "
 DEAD_LETTERS_OF = "dead letters of "
@@ -368,18 +202,6 @@ def _from_the_future(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[
 
 def _count(stage: Stage, what: str, found: Bools) -> RangeResult:
     return RangeResult(None, stage, what, 0, 0, int(found.sum()))
-
-
-def runs_of(wrong: Bools) -> list[tuple[int, int, int]]:
-    """Return ranges of consecutive positions as (first, last, count)."""
-    places = np.flatnonzero(wrong)
-    if len(places) == 0:
-        return []
-    starts = np.flatnonzero(np.diff(places, prepend=places[0] - 2) > 1)
-    if len(starts) > MAX_RUNS:
-        return [(int(places[0]), int(places[-1]), len(places))]
-    ends: Ints = np.append(starts[1:], len(places)) - 1
-    return [(int(places[a]), int(places[b]), int(b - a + 1)) for a, b in zip(starts, ends, strict=True)]
 
 
 RESULT = pa.schema(
@@ -588,3 +410,263 @@ def _of_groups_that_began_late(config: PipelineConfig, rows: list[Any], findings
             or (first_seen is not None and finding.first >= first_seen)
         ):
             yield finding
+
+
+LANE_SHIFT = 49
+BEFORE_ALL = np.iinfo(np.int64).min
+
+
+@dataclass
+class NumberRanges:
+    """Ranges of numbers by lane."""
+
+    _spans: dict[LaneName, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, lane: LaneName, first: int, last: int) -> None:
+        self._spans[lane].append((first, last))
+
+    def index(self) -> Index:
+        """Return an index for look-ups of millions of numbers."""
+        codes = {lane: code for code, lane in enumerate(self._spans)}
+        spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(self._spans[lane])]
+        starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
+        ends = np.array([(code << LANE_SHIFT) + last - 1 for code, _, last in spans], np.int64)
+        return Index(codes, starts, ends)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Sorted ranges; lane and number are packed into one integer."""
+
+    codes: Mapping[LaneName, int]
+    starts: Ints
+    ends: Ints
+
+    def has(self, lanes: Ints, names: list[LaneName], numbers: Ints) -> Bools:
+        """Return for each row whether its number is in a range. lanes: index into `names`, for each row."""
+        found: Bools = np.zeros(len(numbers), bool)
+        codes = np.array([self.codes.get(name, -1) for name in names], np.int64)
+        if not len(self.starts) or not len(numbers) or (codes < 0).all():
+            return found
+        packed = (codes << LANE_SHIFT)[lanes] + numbers - 1
+        span = np.searchsorted(self.starts, packed, "right") - 1
+        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[span])
+        found[hits[(numbers[hits] >= 1) & (numbers[hits] <= HIGHEST)]] = True
+        return found
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges in order; overlapping ones are merged."""
+    first, last = 0, -1
+    for a, b in sorted(spans):
+        if a > last:
+            if last >= first:
+                yield first, last
+            first = a
+        last = max(last, b)
+    if last >= first:
+        yield first, last
+
+
+def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
+    """
+    Yield the repeated numbers of a bucket, by kind: one message several times, or several messages of one number.
+
+    Takes consumer_group, number, message_id of one lane and bucket. Yields consumer_group, kind, first, last, numbers (how many
+    of first to last are repeated), n (superfluous rows, or messages that share a number), ids of the first ones.
+    """
+    keys = rows.group_by(["consumer_group", "number"]).aggregate([("message_id", "count"), ("message_id", "distinct")])
+    keys = keys.filter(pc.greater(keys["message_id_count"], 1)).sort_by(
+        [("consumer_group", "ascending"), ("number", "ascending")]
+    )
+    for group in keys["consumer_group"].unique().to_pylist():
+        of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
+        for kind in FindingKind.DUPLICATED, FindingKind.RENUMBERED:
+            found = [one for one in of_group if (len(one["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
+            for first, last, of_span in _spans(found):
+                yield {
+                    "consumer_group": group,
+                    "kind": kind.value,
+                    "first": first,
+                    "last": last,
+                    "numbers": len(of_span),
+                    "n": sum(_too_many(kind, row) for row in of_span),
+                    "ids": [message_id for row in of_span[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
+                }
+
+
+def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """Yield ranges of consecutive numbers with their rows; one range if they are scattered."""
+    if not found:
+        return
+    before = (found[0]["number"] - 1) // BUCKET * BUCKET + 1
+    there: Bools = np.zeros(BUCKET, bool)
+    there[[row["number"] - before for row in found]] = True
+    at = 0
+    for first, last, many in runs_of(there):
+        yield before + first, before + last, found[at : at + many]
+        at += many
+
+
+def _too_many(kind: FindingKind, row: dict[str, Any]) -> int:
+    return int(row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"]))
+
+
+NumberKey = tuple[str, str, int, int]
+
+FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
+NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER, FindingKind.CLOCK)
+NAMED, REPEATED = 1, 2  # why a row is looked up; the sum means both
+
+ROW = pa.schema(
+    {
+        "frame": pa.string(),
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "number": pa.int64(),
+        "bucket": pa.int64(),
+        "consumer_group": pa.string(),
+        "message_id": pa.string(),
+        "why": pa.int8(),
+    }
+)
+
+FOUND = pa.schema(
+    {
+        "frame": pa.string(),
+        "source": pa.string(),
+        "topic": pa.string(),
+        "lane": pa.int16(),
+        "consumer_group": pa.string(),
+        "kind": pa.string(),
+        "first": pa.int64(),
+        "last": pa.int64(),
+        "numbers": pa.int64(),
+        "n": pa.int64(),
+        "ids": pa.list_(pa.string()),
+    }
+)
+
+
+def with_messages(spark: SparkSession, config: PipelineConfig, history: History, findings: list[Breach]) -> list[Breach]:
+    """
+    Return the findings with message ids, at most `ids_per_finding` of each, in one pass over the frames concerned.
+
+    Findings of repeated numbers become DUPLICATED (one message several times) or RENUMBERED (several messages of one number).
+    """
+    named, repeated = _wanted(config, findings)
+    columns: dict[str, tuple[str, ...]] = {
+        frame: (*LANE, "number", "message_id") for frame in FRAME_OF.values() if frame in named or frame in repeated
+    }
+    if not columns:
+        return findings
+    if "inbox" in columns:
+        columns["inbox"] = (*columns["inbox"], "consumer_group")
+    select = _row_filter(
+        {frame: ranges.index() for frame, ranges in named.items()}, {frame: ranges.index() for frame, ranges in repeated.items()}
+    )
+    rows = scan(spark, history, columns, select, ROW)
+    looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).toArrow()
+    dirty = {_where(finding) for finding in findings if _is_repeated(finding)}
+    found = [finding for finding in findings if not _is_repeated(finding)]
+    is_name = pc.equal(looked_up["kind"], "")
+    repeats_found = map(_repeat, looked_up.filter(pc.invert(is_name)).to_pylist())
+    found += [repeat for repeat in repeats_found if _where(repeat) in dirty]
+    names = looked_up.filter(is_name)
+    numbers = zip(*(names[name].to_pylist() for name in (*LANE, "first")), strict=True)
+    ids = dict(zip(numbers, pc.list_flatten(names["ids"]).to_pylist(), strict=True))  # one for each number
+    return [_with_ids(config, finding, ids) for finding in merge(found)]
+
+
+def _is_repeated(one: Breach) -> bool:
+    return one.kind is FindingKind.DUPLICATED and one.lane >= 0
+
+
+def _where(one: Breach) -> tuple[Any, ...]:
+    return one.stage, one.source, one.topic, one.lane, one.group
+
+
+def _wanted(config: PipelineConfig, findings: Iterable[Breach]) -> tuple[dict[str, NumberRanges], dict[str, NumberRanges]]:
+    """Return the numbers to look up, by frame: those whose ids are wanted, and repeated ones."""
+    named: dict[str, NumberRanges] = {}
+    repeated: dict[str, NumberRanges] = {}
+    for finding in findings:
+        lane = (finding.source, finding.topic, finding.lane)
+        if _is_repeated(finding):
+            repeated.setdefault(FRAME_OF[finding.stage], NumberRanges()).add(lane, finding.first, finding.last)
+        elif not (
+            finding.lane < 0 or finding.kind in NAMELESS or (finding.kind is FindingKind.LOST and finding.stage is Stage.OUTBOX)
+        ):
+            for frame in _where_to_look(finding):
+                named.setdefault(frame, NumberRanges()).add(
+                    lane, finding.first, min(finding.last, finding.first + config.ids_per_finding - 1)
+                )
+    return named, repeated
+
+
+def _where_to_look(one: Breach) -> tuple[str, ...]:
+    if one.kind is FindingKind.ORPHAN:
+        return (FRAME_OF[one.stage],)
+    return ("places", "broker") if one.kind is FindingKind.BEYOND_LAST or one.stage is Stage.INBOX else ("places",)
+
+
+def _row_filter(named: Mapping[str, Index], repeated: Mapping[str, Index]) -> Any:
+    def select(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            number, _ = integers(batch, "number")
+            lanes, names = lanes_of(batch)
+            why: Any = np.zeros(len(number), np.int8)
+            for index, reason in (named.get(frame), NAMED), (repeated.get(frame), REPEATED):
+                if index is not None:
+                    why += np.where(index.has(lanes, names, number), reason, 0).astype(np.int8)
+            if why.any():
+                yield _chosen(frame, batch, why)
+
+    return select
+
+
+def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
+    rows = batch.filter(pa.array(why > 0))
+    number, _ = integers(rows, "number")
+    group = rows.column("consumer_group").cast(pa.string()) if frame == "inbox" else pa.array([""] * len(number))
+    lane = [rows.column("source").cast(pa.string()), rows.column("topic").cast(pa.string()), rows.column("lane")]
+    bucket = pa.array((number - 1) // BUCKET)
+    columns = [pa.array([frame] * len(number)), *lane, pa.array(number), bucket, group, rows.column("message_id")]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=ROW)
+
+
+def _bucket_look_up(ids: int) -> Any:
+    """Return a function that returns the message of each wanted number in a bucket, and its repeated numbers."""
+
+    def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
+        why = table["why"].to_numpy()
+        place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
+        found = [{**place, **repeat} for repeat in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
+        for row in table.filter(pa.array(why % REPEATED == NAMED)).select(["number", "message_id"]).to_pylist():
+            found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
+        return pa.Table.from_pylist(found, FOUND)
+
+    return look_up
+
+
+def _repeat(row: Mapping[str, Any]) -> Breach:
+    span = row["last"] - row["first"] + 1
+    return Breach(
+        FindingKind(row["kind"]),
+        next(stage for stage, frame in FRAME_OF.items() if frame == row["frame"]),
+        *(row["topic"], row["source"], row["lane"], row["consumer_group"]),
+        first=row["first"],
+        last=row["last"],
+        count=row["n"],
+        detail=f"{row['numbers']} of these {span} numbers" if row["numbers"] < span else "",
+        ids=tuple(row["ids"]),
+    )
+
+
+def _with_ids(config: PipelineConfig, one: Breach, ids: Mapping[NumberKey, str]) -> Breach:
+    if one.lane < 0 or one.ids or one.kind in NAMELESS:
+        return one
+    span: Sequence[int] = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)
+    found = [ids[key] for number in span if (key := (one.source, one.topic, one.lane, number)) in ids]
+    return replace(one, ids=tuple(found))

@@ -1,35 +1,51 @@
 """
-How long messages take for each hop: histograms by topic, hop, consumer group and minute.
+How long messages take for each hop, and the backlog of each group and topic by the minute, with its cause, from one pass.
 
     published 10:00:00.000 (its id) -- claim 0.2 s --> claimed -- send 0.1 s --> sent
                                     -- store 0.4 s --> stored    -- handle 1.5 s --> handled     (all but send since the publish)
 
-The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins.
+    topic   hop     consumer_group  minute  bin      n
+    orders  handle  cart            10:01   163      7     seven messages took 1.4 to 1.5 s; before RECENT, minutes are days
+    orders  handle  cart            10:01   COUNTED  9     nine were handled, among them two without a time in their ids
+
+    minute   stored  handled  backlog
+    10:01       100      100        0
+    10:02       400      120      280    production faster
+
+The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins. The cause
+of a backlog is plain Python, so that Spark, SQL and tests share it: a backlog grows if it did in the last ten minutes, and its
+cause is what changed against the 15 minutes before. After a while the change would look normal, so an episode keeps the cause it
+began with until the backlog stops growing.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT, SHARES, add, percentile
-from outbox.pipeline.spark.columns import Bools, Coded, Ints, RowCounter, coded, constant, published_micros, times_of
+from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, COUNTED, INSTANT, SHARES, percentile
+from outbox.pipeline.spark.cells import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
-from outbox.pipeline.spark.scan import scan
+from outbox.pipeline.spark.scan import Bools, Coded, Ints, RowCounter, coded, constant, published_micros, scan, times_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-MINUTE = 60_000_000
+MINUTE, DAY = 60_000_000, 86_400_000_000
+RECENT = timedelta(days=2)  # before the time of the history; earlier histograms are of whole days
 
 COLUMNS = {
     "places": ("topic", "state", "message_id", "claimed_at", "at"),
@@ -50,24 +66,21 @@ HISTOGRAM = pa.schema(
 )
 
 Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
-
-
-@dataclass(frozen=True)
-class Hop:
-    """The times of a hop in some rows. is_one: which rows are about it."""
-
-    name: str
-    start: Times
-    end: Times
-    is_one: Bools | bool = True
-    group: Coded | None = None
+Hop = tuple[str, Times, Times, Any]  # name, start, end, and which rows are about it
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Calculates latencies. tolerance_micros: negative latencies up to this count as 0, because clocks differ."""
+    """
+    Counts rows by latency.
+
+    Args:
+        tolerance_micros: negative latencies up to this count as 0, because clocks differ.
+        recent_micros: what ended earlier is counted by the day.
+    """
 
     tolerance_micros: int = 0
+    recent_micros: int = 0
 
     def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
@@ -77,60 +90,67 @@ class Latency:
         counter = RowCounter(HISTOGRAM)
         for batch in batches:
             topic = coded(batch, "topic")
-            for hop in HOPS[frame](batch):
-                (start, has_start), (end, has_end) = hop.start, hop.end
-                counts = has_start & has_end & hop.is_one
-                texts = [topic, constant(hop.name, len(batch)), hop.group or constant("", len(batch))]
-                numbers = [end // MINUTE, self._bins(end - start)]
-                counter.add([text.of(counts) for text in texts], [number[counts] for number in numbers])
+            group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+            for name, (start, has_start), (end, has_end), is_one in HOPS[frame](batch):
+                texts: list[Coded] = [topic, constant(name, len(batch)), group]
+                period = np.where(end >= self.recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
+                _count(counter, texts, [period, self._bins(end - start)], has_start & has_end & is_one)
+                if frame != "places":
+                    _count(counter, texts, [end // MINUTE, np.full(len(batch), COUNTED)], has_end)
         yield from counter.batches()
 
-    def _bins(self, micros: Ints) -> Ints:
-        doublings = np.floor(np.log2(np.maximum(micros, 1)) * BINS_PER_DOUBLING).astype(np.int64)
-        return np.select([micros < -self.tolerance_micros, micros <= 1], [BACKWARDS, INSTANT], doublings + 1)
+    def _bins(self, durations: Ints) -> Ints:
+        doublings = np.floor(np.log2(np.maximum(durations, 1)) * BINS_PER_DOUBLING).astype(np.int64)
+        return np.select([durations < -self.tolerance_micros, durations <= 1], [BACKWARDS, INSTANT], doublings + 1)
+
+
+def _count(counter: RowCounter, texts: Sequence[Coded], numbers: Sequence[Ints], rows: Bools) -> None:
+    counter.add([text.of(rows) for text in texts], [number[rows] for number in numbers])
 
 
 def _of_places(batch: pa.RecordBatch) -> Iterator[Hop]:
-    is_sent = coded(batch, "state").is_("sent")
-    claimed = times_of(batch, "claimed_at")
-    yield Hop("claim", published_micros(batch), claimed, is_sent)
-    yield Hop("send", claimed, times_of(batch, "at"), is_sent)
+    is_sent, claimed = coded(batch, "state").is_("sent"), times_of(batch, "claimed_at")
+    yield "claim", published_micros(batch), claimed, is_sent
+    yield "send", claimed, times_of(batch, "at"), is_sent
 
 
-def _of_broker(batch: pa.RecordBatch) -> Iterator[Hop]:
-    yield Hop("store", published_micros(batch), times_of(batch, "at"))
+HOPS: dict[str, Callable[[pa.RecordBatch], Iterable[Hop]]] = {
+    "places": _of_places,
+    "broker": lambda batch: [("store", published_micros(batch), times_of(batch, "at"), True)],
+    "inbox": lambda batch: [("handle", published_micros(batch), times_of(batch, "at"), True)],
+}
 
 
-def _of_inbox(batch: pa.RecordBatch) -> Iterator[Hop]:
-    yield Hop("handle", published_micros(batch), times_of(batch, "at"), group=coded(batch, "consumer_group"))
+def count_times(spark: SparkSession, config: PipelineConfig, history: History) -> pa.Table:
+    """Return the histograms of all hops and the counts of stored and handled messages, with the columns of HISTOGRAM."""
+    count = Latency(int(config.clock_tolerance_seconds * 1_000_000), micros(history.as_of - RECENT)).histograms
+    rows = scan(spark, history, COLUMNS, count, HISTOGRAM)
+    return rows.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).toArrow()
 
 
-HOPS = {"places": _of_places, "broker": _of_broker, "inbox": _of_inbox}
+def _summed(times: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns, and the sum of n."""
+    sums = times.group_by(list(names)).aggregate([("n", "sum")])
+    return zip(*(sums[name].to_pylist() for name in (*names, "n_sum")), strict=True)
 
 
-def latency_report(spark: SparkSession, config: PipelineConfig, history: History) -> dict[str, Any]:
+def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
     """
-    Return histograms (rows of topic, hop, group, minute, bin, n), percentiles of each topic and hop, and findings.
+    Return histograms (rows of topic, hop, group, seconds since 1970, bin, n), percentiles of each topic and hop, and findings.
 
     A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
     """
-    count = Latency(int(config.clock_tolerance_seconds * 1_000_000)).histograms
-    histograms = scan(spark, history, COLUMNS, count, HISTOGRAM)
-    rows = histograms.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).collect()
+    times = times.filter(pc.not_equal(times["bin"], COUNTED))
     whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
-    for row in rows:
-        key = row.topic, row.hop, row.consumer_group
-        whole[key] = add(whole[key], {row.bin: row.n})
+    for topic, hop, group, place, n in _summed(times, "topic", "hop", "consumer_group", "bin"):
+        whole[topic, hop, group][place] = n
+    seconds = pc.multiply(times["minute"], 60)
+    columns = (times["topic"], times["hop"], times["consumer_group"], seconds, times["bin"], times["n"])
     return {
-        "histograms": [[row.topic, row.hop, row.consumer_group, row.minute * 60, row.bin, row.n] for row in rows],
+        "histograms": list(zip(*(column.to_pylist() for column in columns), strict=True)),
         "percentiles": [
-            {
-                "topic": topic,
-                "hop": hop,
-                "group": group,
-                "count": sum(bins.values()),
-                **{f"p{share * 100:g}": percentile(bins, share) for share in SHARES},
-            }
+            {"topic": topic, "hop": hop, "group": group, "count": sum(bins.values())}
+            | {f"p{share * 100:g}": percentile(bins, share) for share in SHARES}
             for (topic, hop, group), bins in sorted(whole.items())
         ],
         "findings": [
@@ -143,4 +163,185 @@ def latency_report(spark: SparkSession, config: PipelineConfig, history: History
             for (topic, hop, group), bins in sorted(whole.items())
             if bins.get(BACKWARDS)
         ],
+    }
+
+
+CURRENT = 10  # minutes
+BASELINE = 15  # minutes
+GROWING = 0.05  # a backlog grows if it gains more than this share of the produced messages
+REPEATED = 0.2  # the share of retries among deliveries from which on retries are the cause
+FASTER = 1.3  # times the baseline
+SLOWER = 0.7  # times the baseline
+LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
+
+
+class BacklogCause(enum.StrEnum):
+    NONE = "none"
+    RETRIES = "repeated retries"
+    PRODUCTION_FASTER = "production faster"
+    CONSUMPTION_SLOWER = "consumption slower"
+    STEADY_OVERLOAD = "steady overload"
+
+
+@dataclass(frozen=True)
+class BacklogMinute:
+    """The counts of a minute (since 1970): messages stored, deliveries, messages finished."""
+
+    minute: int
+    produced: int = 0
+    deliveries: int = 0
+    consumed: int = 0
+
+    def grows(self) -> bool:
+        """Return whether the backlog grows by these counts."""
+        return self.produced - self.consumed > GROWING * self.produced
+
+
+@dataclass(frozen=True)
+class BacklogState:
+    """
+    The backlog of a group and topic at the end of a minute.
+
+    Args:
+        growth: messages per minute, over the last ten.
+        onset: the minute in which the episode began; None if the backlog does not grow.
+    """
+
+    minute: int
+    backlog: int
+    growth: float
+    cause: BacklogCause
+    onset: int | None = None
+
+
+def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
+    """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
+    first = last - LONGEST
+    waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
+    is_old = any(minute.minute < first for minute in minutes)
+    old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
+    return old + [minute for minute in minutes if first <= minute.minute <= last]
+
+
+def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
+    """Return the backlog after each minute, from the first to the last, including minutes without messages."""
+    if not minutes:
+        return []
+    by_minute = {minute.minute: minute for minute in minutes}
+    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
+    sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
+    states: list[BacklogState] = []
+    for place in range(len(span)):
+        begin = max(0, place + 1 - CURRENT)
+        before = max(0, begin - BASELINE)
+        now = BacklogMinute(place + 1 - begin, *(of[place + 1] - of[begin] for of in sums))
+        cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
+        onset = None
+        if cause is not BacklogCause.NONE:
+            episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
+            onset = episode.onset if episode else _onset(span, place)
+            # The cause of an episode may not be visible in its first minutes.
+            if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
+                cause = episode.cause
+        growth = (now.produced - now.consumed) / now.minute
+        states.append(BacklogState(span[place].minute, sums[0][place + 1] - sums[2][place + 1], growth, cause, onset))
+    return states
+
+
+def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
+    """Compare the sums of two spans, whose `minute` is their length. Retries come first, since they also slow consumption."""
+    if not now.grows():
+        return BacklogCause.NONE
+    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= REPEATED:
+        return BacklogCause.RETRIES
+    if before.minute == 0:
+        return BacklogCause.STEADY_OVERLOAD
+    if now.produced / now.minute >= FASTER * before.produced / before.minute:
+        return BacklogCause.PRODUCTION_FASTER
+    if now.consumed / now.minute <= SLOWER * before.consumed / before.minute:
+        return BacklogCause.CONSUMPTION_SLOWER
+    return BacklogCause.STEADY_OVERLOAD
+
+
+def _onset(span: Sequence[BacklogMinute], place: int) -> int:
+    """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
+    start = place
+    while start > max(0, place - CURRENT + 1) and span[start - 1].grows():
+        start -= 1
+    return span[start].minute
+
+
+def tried(failed: DataFrame) -> DataFrame:
+    """
+    Return the counts of unsuccessful deliveries per minute: consumer_group, topic, minute, deliveries, consumed.
+
+    A dead letter is finished, so it also counts as consumed.
+    """
+    is_tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    minute = F.expr("unix_micros(at) div 60000000").alias("minute")
+    return (
+        failed.where(is_tried)
+        .groupBy("consumer_group", "topic", minute)
+        .agg(F.count("*").alias("deliveries"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
+    )
+
+
+def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
+    """Return the messages with most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
+    keys = ["consumer_group", "topic"]
+    rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
+    return (
+        failed.where(F.col("outcome").isin("retry", "dead letter"))
+        .groupBy(*keys, "message_id")
+        .agg(F.count("*").alias("failures"))
+        .where(F.col("failures") > 1)
+        .withColumn("rank", rank)
+        .where(F.col("rank") <= limit)
+        .select(*keys, "message_id", "failures")
+    )
+
+
+def backlog_report(config: PipelineConfig, history: History, times: pa.Table, *, repeated: int = 10) -> list[dict[str, Any]]:
+    """Return, for each group and topic, the backlog per minute, the current state, and the messages with most failures."""
+    if not any(group.topics for group in config.groups):
+        return []
+    again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+    for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
+        again[row.consumer_group, row.topic].append([row.message_id, row.failures])
+    last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
+    known = {pair: up_to(minutes, last) for pair, minutes in _minutes(config, history, times).items()}
+    return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
+
+
+def _minutes(config: PipelineConfig, history: History, times: pa.Table) -> Mapping[tuple[str, str], list[BacklogMinute]]:
+    """Return the counts per minute, by group and topic."""
+    sums: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+    counted = times.filter(pc.equal(times["bin"], COUNTED))
+    for topic, hop, group, minute, n in _summed(counted, "topic", "hop", "consumer_group", "minute"):
+        if hop == "handle":
+            sums[group, topic, minute].update(deliveries=n, consumed=n)
+            continue
+        for reader in config.groups:
+            if topic in reader.topics:
+                sums[reader.name, topic, minute].update(produced=n)
+    for row in tried(history.failed_deliveries).collect():
+        sums[row.consumer_group, row.topic, row.minute].update(deliveries=row.deliveries, consumed=row.consumed)
+    minutes: dict[tuple[str, str], list[BacklogMinute]] = defaultdict(list)
+    for (group, topic, minute), counts in sums.items():
+        minutes[group, topic].append(BacklogMinute(minute, **counts))
+    return minutes
+
+
+def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[list[Any]]) -> dict[str, Any]:
+    states = backlog_states(minutes)
+    last = states[-1]
+    return {
+        "group": group,
+        "topic": topic,
+        "backlog": last.backlog,
+        "growth": last.growth,
+        "cause": last.cause,
+        "onset": None if last.onset is None else datetime.fromtimestamp(last.onset * 60, UTC).isoformat(),
+        "most_repeated": again,
+        "minutes": [[state.minute * 60, state.backlog, state.growth, state.cause] for state in states],
     }

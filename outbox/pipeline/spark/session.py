@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
+from outbox.pipeline.spark import JavaMissing, PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import JavaMissing, PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from django.db import connections
 from outbox import database
 from outbox.errors import ConfigurationError
 from outbox.models import MessageState, Process
-from outbox.pipeline.audit_runs import store
+from outbox.pipeline import runs
 from project.servers.pgbouncer import PgBouncer
 from tests.journeys.pgbouncer.test_shared import publish_orders
 from tests.waiting import wait_until
@@ -101,7 +101,7 @@ class TestWithoutADirectAlias:
         assert LINE in str(refused.value)
 
     def test_an_audit_takes_no_lock(self, left_behind):
-        with pytest.raises(ConfigurationError, match="DIRECT_DATABASES"), store.audit_lock("default"):
+        with pytest.raises(ConfigurationError, match="DIRECT_DATABASES"), runs.audit_lock("default"):
             pass
 
         assert left_behind() == []

@@ -17,7 +17,7 @@ from outbox.brokers.rocketmq.options import parse_address
 from outbox.message import COMMIT, Header
 from outbox.models import Batch, State
 from outbox.pipeline.models import RecordedTopic
-from outbox.pipeline.spark.sources.statements import of_recorded
+from outbox.pipeline.spark.statements import of_recorded
 from project.servers.remoting import call
 from tests.journeys.rocketmq.conftest import Journey
 from tests.rocketmq_node import server

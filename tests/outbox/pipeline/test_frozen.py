@@ -15,10 +15,10 @@ from django.db import connection as django_connection
 from outbox import atomic, database, publish_raw
 from outbox.database import partitions
 from outbox.database.locks import Lock
-from outbox.pipeline.audit_runs.run import run_and_store
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.spark.sources.snapshot import keep_alive
+from outbox.pipeline.runs import run_and_store
+from outbox.pipeline.spark.statements import keep_alive
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.archive.conftest import SECOND
 from tests.waiting import wait_until

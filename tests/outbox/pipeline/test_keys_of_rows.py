@@ -23,7 +23,7 @@ from outbox.models import MessageRow
 from outbox.monitoring.find import find_about, parse
 from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import business_of
-from outbox.pipeline.spark.sources.statements import of_business
+from outbox.pipeline.spark.statements import of_business
 from tests.outbox.publishing.rows import OrderMade
 
 pytestmark = pytest.mark.django_db

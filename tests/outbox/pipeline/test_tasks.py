@@ -7,11 +7,10 @@ import sys
 import pytest
 
 from outbox import database
-from outbox.pipeline import tasks
-from outbox.pipeline.audit_runs import store
+from outbox.pipeline import runs, tasks
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import AuditRun
-from outbox.pipeline.spark.archive.records import archive_lock
+from outbox.pipeline.spark.records import archive_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,9 +47,9 @@ class TestAudit:
 
     def test_is_skipped_while_another_one_runs_and_says_so(self, job_that, caplog):
         job_that("is clean")
-        first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
+        first = runs.begin("default", asked_by="command", since=None, settle_seconds=1)
         with database.connect("default") as other:
-            other.execute(store.TRY_LOCK)
+            other.execute(runs.TRY_LOCK)
 
             tasks.audit()
 

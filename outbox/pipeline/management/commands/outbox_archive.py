@@ -15,7 +15,7 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.pipeline.archive import archive, archive_config
-from outbox.pipeline.spark.archive.run import ArchiveConfig
+from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.relay.hosts import databases
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from django.apps import apps
 from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 
@@ -16,13 +17,13 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.management.tables import table
-from outbox.pipeline.audit_runs import verdict
-from outbox.pipeline.audit_runs.figures import OF_GROUPS, by_group, given_up
-from outbox.pipeline.audit_runs.run import explain, run_and_store, run_job
+from outbox.pipeline import verdict
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
+from outbox.pipeline.figures import OF_GROUPS, by_group, given_up
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.runs import explain, run_and_store, run_job
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import PipelineError
 
 IDS_SHOWN = 3
 
@@ -53,6 +54,10 @@ class Command(BaseCommand):
         parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the job after this time (default: never)")
         parser.add_argument("--no-store", action="store_true", help="do not store the run in the database")
         parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
+        parser.add_argument("--html", type=Path, metavar="FILE", help="write the run's report as one HTML page, without network")
+        parser.add_argument(
+            "--site", default="", metavar="URL", help="the server of the admin, for links in --html (default: none)"
+        )
         parser.add_argument("--verify", type=Path, metavar="FILE", help="verify a verdict's signature, and exit")
         parser.add_argument(
             "--write-config",
@@ -78,10 +83,12 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
     def _run(self, config: PipelineConfig, options: dict[str, Any]) -> dict[str, Any]:
+        if options["html"] and not apps.is_installed("django.contrib.admin"):
+            raise unable("--html needs django.contrib.admin in INSTALLED_APPS, which draws the page.")
         limit = None if options["time_limit"] is None else timedelta(seconds=options["time_limit"])
         if options["no_store"]:
-            if options["verdict"]:
-                raise unable("Only a stored run has a verdict. Use --no-store or --verdict, not both.")
+            if options["verdict"] or options["html"]:
+                raise unable("Only a stored run has a verdict and a page. Leave out --no-store, or --verdict and --html.")
             result = run_job(config, history=options["history"], at_most=limit, log=self._log)
             if result.report is None:
                 raise AuditFailed(explain(result))
@@ -91,6 +98,12 @@ class Command(BaseCommand):
         )
         if options["verdict"]:
             options["verdict"].write_text(verdict.as_file(run.verdict, run.signature))
+        if options["html"]:
+            from django.contrib.admin import site  # a project may have no admin
+
+            from outbox.pipeline.admin.audits import report_html
+
+            options["html"].write_text(report_html(run, site, base=options["site"]))
         if not run.signature:
             self._log(f"Run {run.pk} is not signed: {verdict.VARIABLE} is not set.")
         return {**report, "run": run.pk}

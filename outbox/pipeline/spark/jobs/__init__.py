@@ -1,0 +1,220 @@
+"""
+Run a Spark job in a child process, with a time limit, and what the two have in common. No JVM ever runs in the calling process.
+
+    the caller -- configuration, pipe --> the job -- log, report, exit code --> the caller
+
+The child reads from a pipe and exits when the pipe is closed, so it never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from argparse import ArgumentParser, Namespace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from outbox.pipeline.spark import PipelineError
+
+AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; removed from the environment of jobs
+
+OUTPUT_LINES = 40  # lines
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 60  # to delete temporary folders and stop the JVM
+
+Log = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """
+    The result of a job.
+
+    Args:
+        report: its report; None if it failed.
+        log_tail: the last lines of its standard error.
+        stopped_after: the time limit, if it was exceeded.
+    """
+
+    exit_code: int
+    report: dict[str, Any] | None
+    log_tail: str
+    stopped_after: timedelta | None = None
+
+    def failure(self, prefix: str) -> str:
+        """Return the reason of a failure in one line; in the log, `prefix` marks the line with the job's own reason."""
+        if self.stopped_after is not None:
+            return f": it was stopped after {self.stopped_after}."
+        if self.exit_code < 0:
+            return f": its process was ended by {signal.Signals(-self.exit_code).name}."
+        lines = [line for line in self.log_tail.splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1] if lines else "")
+        return f" (exit code {self.exit_code}). {reason.removeprefix(prefix)}".rstrip()
+
+
+def run_job(
+    module: str,
+    config: str,
+    *arguments: str,
+    at_most: timedelta | None = None,
+    log: Log,
+) -> JobResult:
+    """
+    Run a job and wait for it. `seconds` of its report becomes the time that this took, with the start of its process.
+
+    Args:
+        module: the job's module; it takes `--config`, `--with-parent` and `--output`.
+        config: its configuration as JSON, with passwords, so it is passed in a file without a name.
+        at_most: the time limit.
+        log: called with each line of the job's log.
+    """
+    started = time.monotonic()
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
+        given.write(config)
+        given.flush()
+        given.seek(0)
+        command = [sys.executable, "-m", module, "--with-parent", "--config", _path(given)]
+        process = subprocess.Popen(
+            [*command, "--output", _path(output), *arguments],
+            env={name: value for name, value in os.environ.items() if name != AUDIT_KEY} | {"TZ": "UTC"},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[given.fileno(), output.fileno()],
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            log_tail, stopped_after = _listen(process, at_most, log)
+        finally:
+            _end(process)
+        code = process.returncode
+        output.seek(0)
+        report = json.loads(output.read() or "null") if code in (0, 1) else None
+        if report is not None:
+            report["seconds"] = round(time.monotonic() - started, 2)
+        return JobResult(code, report, log_tail, stopped_after)
+
+
+def _path(inherited: IO[str]) -> str:
+    """Return the path under which the child process can open an inherited file."""
+    return f"/dev/fd/{inherited.fileno()}"
+
+
+def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log) -> tuple[str, timedelta | None]:
+    """Pass on the job's log until it ends or is out of time. Return the last lines, and the time limit if it was exceeded."""
+    last: deque[str] = deque(maxlen=OUTPUT_LINES)
+    listener = threading.Thread(target=_pass_on, args=(process.stderr or (), last, log), daemon=True)
+    listener.start()
+    ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
+    is_timed_out = False
+    while process.poll() is None and not is_timed_out:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+        is_timed_out = ends_at is not None and time.monotonic() >= ends_at and process.returncode is None
+    _end(process)
+    listener.join(GRACE_SECONDS)
+    return "\n".join(last), at_most if is_timed_out else None
+
+
+def _pass_on(stream: Iterable[str], last: deque[str], log: Log) -> None:
+    for line in stream:
+        last.append(line.rstrip())
+        log(line.rstrip())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close the pipe, so that the child exits; kill it if it does not."""
+    if process.stdin and not process.stdin.closed:
+        process.stdin.close()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def exit_with_parent() -> None:
+    """Interrupt this process when its parent is gone, as Ctrl-C does, so that it deletes its folders and stops its JVM."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore SIGINT
+    main = threading.main_thread().ident or 0
+
+    def wait() -> None:
+        while os.read(0, 1024):  # not sys.stdin: a thread that blocks in it breaks the interpreter's shutdown
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(name: str, parser: ArgumentParser, arguments: Sequence[str] | None, run: Callable[[Namespace], Any], wrong: str) -> int:
+    """
+    Run a job by its command line: write its report. Return the exit code.
+
+    Args:
+        name: begins the line of the log that states why it failed.
+        run: takes the options, and returns the report.
+        wrong: the part of the report that is empty if the exit code is 0. It is 1 otherwise, 2 or the error's own after an error.
+    """
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="JSON, as --write-config of the command writes it"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    parser.add_argument("--with-parent", action="store_true", help="stop when standard input is closed, as the parent is gone")
+    options = parser.parse_args(arguments)
+    if options.with_parent:
+        exit_with_parent()
+    try:
+        report = run(options)
+        text = f"{json.dumps(report)}\n"
+        options.output.write_text(text) if options.output else sys.stdout.write(text)
+        return int(bool(report[wrong]))
+    except PipelineError as error:
+        reason, code = str(error), error.exit_code
+    except KeyboardInterrupt:
+        reason, code = "it was interrupted.", 2
+    except Exception as error:  # Python's exit code for it, 1, would mean findings
+        traceback.print_exception(error)
+        lines = [type(error).__name__, *str(error).strip().splitlines()[:1]]
+        reason, code = ": ".join(lines), 2
+    log(f"{name} failed: {reason}")
+    return code
+
+
+def log(text: str) -> None:
+    """Write a line to standard error, which is the log of a job."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class Steps:
+    """
+    Measures the steps of a job by the wall clock, one after the other.
+
+    Args:
+        log: called with the name of each step, and by the step with lines about its progress.
+    """
+
+    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
+        self.log = log
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measure a step: the block."""
+        self.log(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 2)

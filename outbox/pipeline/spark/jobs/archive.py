@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from outbox.pipeline.spark import process
-from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
-from outbox.pipeline.spark.errors import PipelineError
-from outbox.pipeline.spark.lake.frames import Frame
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark import PipelineError, jobs
+from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
+from outbox.pipeline.spark.lake import Frame, Lake
+from outbox.pipeline.spark.records import archive_lock
 
 if TYPE_CHECKING:
-    from outbox.pipeline.spark.archive.spark import SparkWriter
+    from outbox.pipeline.spark.readers import SparkWriter
 
 
 class LazyWriter:
@@ -34,9 +32,9 @@ class LazyWriter:
 
     @cached_property
     def _writer(self) -> SparkWriter:
-        from outbox.pipeline.spark.archive.spark import SparkWriter  # see the class
+        from outbox.pipeline.spark.readers import SparkWriter  # see the class
 
-        return SparkWriter(self._config, process.log)
+        return SparkWriter(self._config, jobs.log)
 
     def write(self, frame: Frame, queries: Sequence[str], snapshot: str, folder: Path, row_bytes: int) -> None:
         """Write a frame, as `SparkWriter` does."""
@@ -55,7 +53,7 @@ class LazyWriter:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Archive what is due. Return the exit code."""
     parser = ArgumentParser(description=__doc__)
-    return process.main("Archive", parser, arguments, lambda options: run(ArchiveConfig.from_file(options.config)), wrong="kept")
+    return jobs.main("Archive", parser, arguments, lambda options: run(ArchiveConfig.from_file(options.config)), wrong="kept")
 
 
 def run(config: ArchiveConfig) -> dict[str, object]:
@@ -63,7 +61,7 @@ def run(config: ArchiveConfig) -> dict[str, object]:
     writer = LazyWriter(config)
     try:
         with archive_lock(config.pipeline.outbox.url) as connection:
-            return Archiver(config, connection, Lake(Path(config.lake)), writer, process.log).run().as_dict()
+            return Archiver(config, connection, Lake(Path(config.lake)), writer, jobs.log).run().as_dict()
     except psycopg.Error as error:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
     finally:

@@ -11,9 +11,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from outbox.pipeline.spark import process
+from outbox.pipeline.spark import jobs
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.process import Steps
+from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.session import build_session
 
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the audit. Return the exit code."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
-    return process.main("Audit", parser, arguments, _audit, wrong="findings")
+    return jobs.main("Audit", parser, arguments, _audit, wrong="findings")
 
 
 def _audit(options: Namespace) -> dict[str, object]:
@@ -31,7 +31,7 @@ def _audit(options: Namespace) -> dict[str, object]:
 
 def run(config: PipelineConfig, folder: str) -> dict[str, object]:
     """Start Spark, read the history and audit it. Raises PipelineError."""
-    steps, started = Steps(process.log), time.monotonic()
+    steps, started = Steps(jobs.log), time.monotonic()
     with steps("starting Spark"):
         spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
     try:

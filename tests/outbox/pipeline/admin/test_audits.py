@@ -6,7 +6,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox.models import Batch, MessageState, State
-from outbox.pipeline.audit_runs import store, verdict
+from outbox.pipeline import runs, verdict
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, FINDING, REPORT
@@ -30,8 +30,8 @@ def run():
     """Store a run that found this."""
 
     def run(report=REPORT, **changes):
-        made = store.begin("default", asked_by="command", since=None, settle_seconds=300)
-        store.finish(made, {**report, **changes}, exit_code=0)
+        made = runs.begin("default", asked_by="command", since=None, settle_seconds=300)
+        runs.finish(made, {**report, **changes}, exit_code=0)
         return made
 
     return run
@@ -78,13 +78,13 @@ class TestRuns:
     def test_says_of_each_how_it_ended(self, client, run):
         run()
         run(CLEAN)
-        store.fail(store.begin("default", asked_by="beat", since=None, settle_seconds=1), "No Java.\n\nlast words", 2)
-        store.begin("default", asked_by="command", since=None, settle_seconds=1)
-        store.skip("default", "An audit runs already.")
+        runs.fail(runs.begin("default", asked_by="beat", since=None, settle_seconds=1), "No Java.\n\nlast words", 2)
+        runs.begin("default", asked_by="command", since=None, settle_seconds=1)
+        runs.skip("default", "An audit runs already.")
 
         page = client.get(reverse(RUNS)).text
 
-        for said in ("1 finding", "no findings", "No Java.", "died", store.DIED, "skipped", "An audit runs already."):
+        for said in ("1 finding", "no findings", "No Java.", "died", runs.DIED, "skipped", "An audit runs already."):
             assert said in page
         assert "last words" not in page
 
@@ -104,12 +104,26 @@ class TestRuns:
         ):
             assert said.lower() in page.lower()
         assert f"{reverse(LIST)}?run={made.pk}" in page
-        assert page.count("outbox-chart") == 2
+        assert page.count("outbox-chart") == 3
         assert "style=" not in page
 
+    def test_draws_when_the_lost_messages_were_published(self, client, run):
+        hours = [datetime(2026, 11, 20, hour, tzinfo=UTC) for hour in (1, 1, 2)]
+        made = run(findings=[{**FINDING, "ids": [str(message_id(hour)) for hour in hours] + ["orders/0/7"]}])
+
+        context = client.get(page_of(made)).context
+
+        assert [values for _, values in context["losses"]["rows"] if values != ["0"]] == [["1"], ["2"]]
+        assert {stage["name"]: (stage["number"], stage["tone"]) for stage in context["stages"]} == {
+            "Business": ("0", "good"),
+            "Outbox": ("10", "good"),
+            "Broker": ("8", "bad"),
+            "Inbox": ("8", "good"),
+        }
+
     def test_shows_why_one_failed(self, client):
-        made = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
-        store.fail(made, "No Java.\n\n<b>last words</b>", 2)
+        made = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
+        runs.fail(made, "No Java.\n\n<b>last words</b>", 2)
 
         page = client.get(page_of(made)).text
 
@@ -132,11 +146,27 @@ class TestRuns:
         assert verdict.verify(answer.text)["run"] == made.pk
 
     def test_gives_no_verdict_to_others_and_none_where_there_is_none(self, operator, run):
-        failed = store.begin("default", asked_by="beat", since=None, settle_seconds=1)
+        failed = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
 
         url = reverse("admin:outbox_pipeline_auditrun_verdict", args=[failed.pk])
 
         assert operator("view_auditrun").get(url).status_code == 404
+        assert operator("view_topic", name="bob").get(url).status_code == 403
+
+    def test_gives_its_page_as_one_file_that_loads_nothing(self, client, operator, run):
+        made = run(findings=[{**FINDING, "text": "<script>alert(1)</script>"}])
+        url = reverse("admin:outbox_pipeline_auditrun_report", args=[made.pk])
+
+        answer = client.get(url)
+
+        finding = reverse("admin:outbox_pipeline_auditfinding_change", args=[AuditFinding.objects.get().pk])
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="audit-{made.pk}.html"'
+        assert url in client.get(page_of(made)).text
+        assert '<base href="http://testserver/">' in answer.text
+        assert f'<a href="{finding}"><bdi>&lt;script&gt;alert(1)' in answer.text
+        assert "<script" not in answer.text
+        assert not re.search(r"<link|\bsrc=|@import|url\(", answer.text)
+        assert finding not in operator("view_auditrun", name="eve").get(url).text
         assert operator("view_topic", name="bob").get(url).status_code == 403
 
     def test_links_no_findings_for_whoever_may_not_see_them(self, operator, run):
@@ -290,7 +320,7 @@ class TestAPage:
         page = client.get(page_of(made))
 
         assert page.status_code == 200
-        assert page.text.count("outbox-chart") == 7
+        assert page.text.count("outbox-chart") == 8
         assert "10 more" in page.text
         assert len(asked) < 30
 

@@ -7,8 +7,7 @@ import django
 
 django.setup()
 
-from outbox.pipeline.audit_runs import run  # noqa: E402
-from outbox.pipeline.audit_runs.run import run_and_store  # noqa: E402
+from outbox.pipeline import runs  # noqa: E402
 from outbox.pipeline.job_config import pipeline_config  # noqa: E402
 
 
@@ -17,5 +16,5 @@ def log(line: str) -> None:
     sys.stderr.flush()
 
 
-run.JOB = "tests.outbox.pipeline.audit_runs.stand_in"
-run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", log=log)
+runs.JOB = "tests.outbox.pipeline.audit_runs.stand_in"
+runs.run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", log=log)

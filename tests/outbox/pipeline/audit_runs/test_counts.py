@@ -1,4 +1,4 @@
-from outbox.pipeline.audit_runs.figures import by_group, given_up
+from outbox.pipeline.figures import by_group, given_up
 
 COUNTS = {
     "assigned": 9,

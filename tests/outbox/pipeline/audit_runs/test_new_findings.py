@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from outbox.pipeline.audit_runs import store
-from outbox.pipeline.audit_runs.run import new_findings
+from outbox.pipeline import runs
 from outbox.pipeline.models import AuditFinding, AuditRun
+from outbox.pipeline.runs import new_findings
 
 pytestmark = pytest.mark.django_db
 
@@ -28,7 +28,7 @@ def named(*ids, count=None, **other):
 
 def audited(*findings, since=None, state=AuditRun.RunState.DONE):
     """Store a run with these findings."""
-    run = store.begin("default", asked_by="beat", since=since, settle_seconds=1)
+    run = runs.begin("default", asked_by="beat", since=since, settle_seconds=1)
     AuditRun.objects.filter(pk=run.pk).update(state=state)
     for one in findings:
         AuditFinding.objects.create(run=run, **one)

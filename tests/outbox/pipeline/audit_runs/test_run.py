@@ -12,12 +12,12 @@ from django.utils import timezone
 
 from outbox import database
 from outbox.errors import ConfigurationError
-from outbox.pipeline.audit_runs import store, verdict
-from outbox.pipeline.audit_runs.run import run_and_store
+from outbox.pipeline import runs, verdict
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
-from outbox.pipeline.spark import process
+from outbox.pipeline.runs import run_and_store
+from outbox.pipeline.spark import jobs
 from tests.database_url import url_of
 from tests.waiting import wait_until
 
@@ -89,7 +89,7 @@ class TestARun:
 
     @pytest.mark.parametrize("does", ["waits", "hangs"])
     def test_is_ended_when_its_time_is_over(self, config, job_that, monkeypatch, does):
-        monkeypatch.setattr(process, "GRACE_SECONDS", 1)
+        monkeypatch.setattr(jobs, "GRACE_SECONDS", 1)
         job_that(does)
 
         with pytest.raises(AuditFailed, match="stopped after 0:00:01"):
@@ -122,37 +122,37 @@ class TestARun:
 class TestASecondRun:
     def test_does_not_begin_beside_the_first(self, config, job_that):
         job_that("is clean")
-        first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
+        first = runs.begin("default", asked_by="command", since=None, settle_seconds=1)
         with database.connect("default") as holder:
-            holder.execute(store.TRY_LOCK)
+            holder.execute(runs.TRY_LOCK)
 
             with pytest.raises(AuditRunning, match=f"run {first.pk}, on "):
                 run(config)
 
-            assert store.state_of(first) == State.RUNNING
+            assert runs.state_of(first) == State.RUNNING
         assert AuditRun.objects.count() == 1
 
     def test_says_that_the_first_is_dead_whose_process_is_gone(self, config, job_that, caplog):
         job_that("is clean")
-        first = store.begin("default", asked_by="command", since=None, settle_seconds=1)
-        assert store.state_of(first) == State.DIED
+        first = runs.begin("default", asked_by="command", since=None, settle_seconds=1)
+        assert runs.state_of(first) == State.DIED
 
         run(config)
 
         first.refresh_from_db()
-        assert (first.state, first.error) == (State.DIED, store.DIED)
+        assert (first.state, first.error) == (State.DIED, runs.DIED)
         assert f"Audit {first.pk} of database 'default' died" in caplog.text
 
     def test_that_took_it_for_dead_leaves_the_first_no_answer(self, config, job_that, monkeypatch):
         """The first one stood still so long that the server ended its session, then goes on."""
         job_that("is clean")
-        finish = store.finish
+        finish = runs.finish
 
         def after_another(run, report, exit_code):
             AuditRun.objects.filter(pk=run.pk).update(state=State.DIED)
             finish(run, report, exit_code)
 
-        monkeypatch.setattr(store, "finish", after_another)
+        monkeypatch.setattr(runs, "finish", after_another)
 
         with pytest.raises(AuditFailed, match="marked this one as dead"):
             run(config)
@@ -192,13 +192,13 @@ class TestAKilledProcess:
 
     def test_takes_its_job_along(self, process, ended):
         made = AuditRun.objects.get()
-        assert store.state_of(made) == State.RUNNING
+        assert runs.state_of(made) == State.RUNNING
 
         process.send_signal(signal.SIGKILL)
 
         process.wait()
         wait_until(ended.exists, seconds=30)
-        wait_until(lambda: store.state_of(made) == State.DIED, seconds=30)
+        wait_until(lambda: runs.state_of(made) == State.DIED, seconds=30)
 
     def test_leaves_no_password_behind(self, process, ended, folder):
         process.send_signal(signal.SIGKILL)

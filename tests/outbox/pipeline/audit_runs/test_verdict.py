@@ -1,7 +1,7 @@
 import pytest
 
 from outbox.errors import ConfigurationError
-from outbox.pipeline.audit_runs import verdict
+from outbox.pipeline import verdict
 from outbox.pipeline.errors import InvalidVerdict
 from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, REPORT
 

@@ -9,7 +9,7 @@ from outbox import Message
 from outbox.pipeline import job_config
 from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import business_of
-from outbox.pipeline.spark.sources.statements import of_business
+from outbox.pipeline.spark.statements import of_business
 
 
 class Registry(Apps):

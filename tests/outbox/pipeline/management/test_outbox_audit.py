@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.urls import reverse
 
-from outbox.pipeline.models import AuditRun
+from outbox.pipeline.models import AuditFinding, AuditRun
 
 pytestmark = pytest.mark.django_db
 
@@ -143,12 +144,13 @@ class TestItsVerdict:
     def test_cannot_be_read_where_it_is_not(self, key, tmp_path):
         assert audit("--verify", str(tmp_path / "nowhere"))[1] == 2
 
-    def test_is_of_a_stored_run_only(self, job_that, tmp_path):
+    @pytest.mark.parametrize("option", ["--verdict", "--html"])
+    def test_is_of_a_stored_run_only_as_its_page_is(self, option, job_that, tmp_path):
         job_that("finds")
 
-        said, code = audit("--verdict", str(tmp_path / "verdict.json"), "--no-store")
+        said, code = audit(option, str(tmp_path / "file"), "--no-store")
 
-        assert (said, code) == ("Only a stored run has a verdict. Use --no-store or --verdict, not both.", 2)
+        assert (said, code) == ("Only a stored run has a verdict and a page. Leave out --no-store, or --verdict and --html.", 2)
 
 
 @pytest.mark.spark
@@ -162,3 +164,24 @@ class TestWithoutJava:
         assert code == 2
         assert f"Spark needs Java 17 or newer, but JAVA_HOME is {tmp_path}, which has no bin/java." in said
         assert AuditRun.objects.get().error.startswith(said)
+
+
+class TestItsPage:
+    def test_leads_to_the_admin_if_it_knows_where_that_is(self, job_that, tmp_path):
+        job_that("finds")
+        file = tmp_path / "audit.html"
+
+        _, code = audit("--html", str(file), "--site", "https://shop.example")
+
+        finding = reverse("admin:outbox_pipeline_auditfinding_change", args=[AuditFinding.objects.get().pk])
+        assert (code, '<base href="https://shop.example">' in file.read_text()) == (1, True)
+        assert f'<a href="{finding}">' in file.read_text()
+
+    def test_has_no_links_otherwise(self, job_that, tmp_path):
+        job_that("finds")
+        file = tmp_path / "audit.html"
+
+        audit("--html", str(file))
+
+        assert "lost: 2 x topic" in file.read_text()
+        assert "<a " not in file.read_text()

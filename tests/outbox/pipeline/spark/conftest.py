@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def jar() -> str:
-    from outbox.pipeline.spark.errors import PipelineError
+    from outbox.pipeline.spark import PipelineError
     from outbox.pipeline.spark.session import find_jar
 
     try:
@@ -44,8 +44,8 @@ def kafka_jars() -> str:
 
 @pytest.fixture(scope="session")
 def spark(jar: str, kafka_jars: str, django_db_setup: None) -> Iterator[object]:
+    from outbox.pipeline.spark import PipelineError
     from outbox.pipeline.spark.config import KafkaCluster, PipelineConfig, Source
-    from outbox.pipeline.spark.errors import PipelineError
     from outbox.pipeline.spark.session import build_session
 
     source = Source("postgresql://", reader="jdbc" if jar else "python")

@@ -16,17 +16,17 @@ from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.models import Inbox, Lane, MessageRow, OperatorAct, State
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
-from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
-from outbox.pipeline.spark.archive.spark import SparkWriter
+from outbox.pipeline.spark import LakeError
+from outbox.pipeline.spark.archived import add_archived, snapshot_lake
+from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, PipelineConfig, Source
-from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import FRAMES, open_history
-from outbox.pipeline.spark.lake.manifest import Lake
-from outbox.pipeline.spark.lake.read import add_archived, snapshot_lake
-from outbox.pipeline.spark.sources.postgres import copy_history
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from outbox.pipeline.spark.lake import Lake
+from outbox.pipeline.spark.postgres import copy_history
+from outbox.pipeline.spark.readers import SparkWriter
+from outbox.pipeline.spark.records import archive_lock
+from outbox.pipeline.spark.statements import exported_snapshot
 from outbox.testing.factories import DeferredFactory
 from tests.database_url import url_of
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id

@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import pytest
 
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import AuditedGroup, Business
-from outbox.pipeline.spark.errors import HistoryError
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import NOW, OURS, START, World, made_anew, said
 

@@ -8,12 +8,12 @@ from pyspark.sql import functions as F
 
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
+from outbox.pipeline.spark.cells import MAX_GROUPS
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig, Source
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.roles import MAX_GROUPS
-from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.postgres import copy_history
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.worlds import World, said
 

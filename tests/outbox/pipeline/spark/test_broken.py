@@ -6,12 +6,11 @@ from datetime import timedelta
 import pytest
 
 from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.latency import latency_report
-from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
+from outbox.pipeline.spark.postgres import copy_history
 from tests.outbox.pipeline.spark.broken import BROKEN, installed_long_ago, play, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,8 +30,9 @@ def audited(spark, tmp_path):
         copy_history(spark, config, str(tmp_path))
         history = open_history(spark, str(tmp_path))
         report = audit(spark, config, history)
-        backlog_report(spark, config, history)
-        found = [one["text"] for one in latency_report(spark, config, history)["findings"]]
+        times = count_times(spark, config, history)
+        backlog_report(config, history, times)
+        found = [one["text"] for one in latency_report(config, times)["findings"]]
         return [*(str(one) for one in report.findings), *found]
 
     return audited

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.columns import FEW_CODES, distinct
+from outbox.pipeline.spark.scan import FEW_CODES, distinct
 
 CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
 NEAR = st.lists(st.integers(-9, 9), max_size=20)

@@ -3,8 +3,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import Archived, AuditedGroup, Business, PipelineConfig, Source
-from outbox.pipeline.spark.errors import PipelineError
 
 CONFIG = PipelineConfig(
     outbox=Source("postgresql://shop@db/shop", reader="python"),

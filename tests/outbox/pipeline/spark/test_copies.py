@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from outbox.pipeline.spark.archive.spark import spark_schema
-from outbox.pipeline.spark.lake.frames import RECORDED
-from outbox.pipeline.spark.lake.read import copies, once
+from outbox.pipeline.spark.archived import copies, once
+from outbox.pipeline.spark.lake import RECORDED
+from outbox.pipeline.spark.readers import spark_schema
 from tests.outbox.pipeline.spark.test_postgres import TestWhatTheRecorderWroteDown as Told
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

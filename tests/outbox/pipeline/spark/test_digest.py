@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from outbox.pipeline.spark.hashes import DIGESTED, TEXTS, row_hashes
 from outbox.pipeline.spark.history import FRAMES
+from outbox.pipeline.spark.keys import DIGESTED, TEXTS, row_hashes
 
 
 def batch_of(frame, *rows):

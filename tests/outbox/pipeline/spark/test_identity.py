@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.hashes import BUCKETS, Digest, bucket_of, candidates, hashed
+from outbox.pipeline.spark.keys import BUCKETS, Digest, bucket_of, candidates, hashed
 
 SALT = np.uint64(7)
 TEXTS = st.lists(st.text(max_size=40), min_size=1, max_size=30)

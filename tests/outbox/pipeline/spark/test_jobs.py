@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from outbox.pipeline.spark.archive.run import ArchiveConfig
+from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Source
 
 CONFIG = PipelineConfig(Source("postgresql://"))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.lanes import BUCKET, Cell, ExpectedLane, judge
-from outbox.pipeline.spark.roles import InGroup, Seen, of_group
+from outbox.pipeline.spark.cells import BUCKET, Cell, InGroup, Seen, of_group
+from outbox.pipeline.spark.lanes import ExpectedLane, judge
 
 FIRST, LAST = 3, 60
 NUMBERS = st.lists(st.integers(1, 70), max_size=40)

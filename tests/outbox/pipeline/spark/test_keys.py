@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.config import Business
-from outbox.pipeline.spark.hashes import BUCKETS, Candidates
-from outbox.pipeline.spark.keys import ABOUT, PLACE, Keys
+from outbox.pipeline.spark.keys import ABOUT, BUCKETS, PLACE, Candidates, Keys
 
 ALL = Candidates(np.array([], np.uint64), np.ones(BUCKETS, bool))
 ENTRIES = [

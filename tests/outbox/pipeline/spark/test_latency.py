@@ -10,25 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.bins import BACKWARDS, INSTANT
+from outbox.pipeline.spark.bins import BACKWARDS, COUNTED, INSTANT
 from outbox.pipeline.spark.latency import Latency
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOLERANCE = 5_000_000
-MICROSECOND = timedelta(microseconds=1)
+MICROSECOND, HOUR, DAY = timedelta(microseconds=1), timedelta(hours=1), timedelta(days=1)
 
 TIMES = st.none() | st.integers(-20_000_000, 200_000_000).map(lambda micros: START + micros * MICROSECOND)
 BORN = ("019cabcd-ef01-7abc", "019cabcd-ef01-4abc", "019Zabcd-ef01-7abc")  # a uuid7, and two that are none
-IDS = st.none() | st.sampled_from(["", "no-id", *(f"{start}-8000-000000000000" for start in BORN)])
+IDS_OF_ALL_KINDS = ["", "no-id", *(f"{start}-8000-000000000000" for start in BORN)]
+IDS = st.none() | st.sampled_from(IDS_OF_ALL_KINDS)
 INBOX = st.tuples(st.sampled_from(["cart", "points"]), st.sampled_from(["orders", "shipments"]), IDS, TIMES)
 PLACES = st.tuples(st.sampled_from(["orders", "shipments"]), st.sampled_from(["sent", "dead"]), IDS, TIMES, TIMES)
 
 
-def histograms(frame, names, *batches):
-    """Return topic, hop, group, minute, bin -> count."""
+def histograms(frame, names, *batches, recent=0, counted=False):
+    """Return topic, hop, group, minute, bin -> count; of `COUNTED` rows, or of others."""
     made = [pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema(names)) for rows in batches]
-    found = [row for batch in Latency(TOLERANCE).histograms(frame, iter(made)) for row in batch.to_pylist()]
-    return {tuple(row.values())[:-1]: row["n"] for row in found}
+    found = [row for batch in Latency(TOLERANCE, recent).histograms(frame, iter(made)) for row in batch.to_pylist()]
+    return {tuple(row.values())[:-1]: row["n"] for row in found if (row["bin"] == COUNTED) == counted}
 
 
 def schema(names):
@@ -83,3 +84,26 @@ class TestLatencies:
         ((_, hop, _, _, found),) = histograms("broker", ("topic", "message_id", "at"), [row])
 
         assert (hop, found) == ("store", place)
+
+    def test_that_are_not_recent_are_of_a_whole_day(self):
+        message_id, at = f"{BORN[0]}-8000-000000000000", datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
+        rows = [("orders", message_id, at - DAY), ("orders", message_id, at - 2 * HOUR - DAY), ("orders", message_id, at)]
+        recent = int((at - HOUR).timestamp() * 1_000_000)
+
+        found = histograms("broker", ("topic", "message_id", "at"), rows, recent=recent)
+
+        days = Counter({minute * 60: n for (_, _, _, minute, _), n in found.items()})
+        assert days == {datetime(2026, 2, 28, tzinfo=UTC).timestamp(): 2, at.timestamp() - 1: 1}
+
+
+class TestArrivals:
+    def test_are_counted_by_the_minute_whatever_their_ids_say(self):
+        rows = [("cart", "orders", message_id, START + n * HOUR) for n in (0, 0, 30) for message_id in IDS_OF_ALL_KINDS]
+
+        found = histograms("inbox", ("consumer_group", "topic", "message_id", "at"), rows, recent=1 << 60, counted=True)
+
+        minute = int(START.timestamp()) // 60
+        assert found == {
+            ("orders", "handle", "cart", minute, COUNTED): 2 * len(IDS_OF_ALL_KINDS),
+            ("orders", "handle", "cart", minute + 30 * 60, COUNTED): len(IDS_OF_ALL_KINDS),
+        }

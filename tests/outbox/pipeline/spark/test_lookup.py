@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.lanes import BUCKET, HIGHEST, MAX_RUNS
-from outbox.pipeline.spark.messages import NumberRanges, repeats
+from outbox.pipeline.spark.cells import BUCKET, HIGHEST, MAX_RUNS
+from outbox.pipeline.spark.lanes import NumberRanges, repeats
 
 LANES = [("a", "orders", 0), ("a", "orders", 1), ("b", "orders", 0)]
 SPANS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 50), st.integers(0, 9)), max_size=8)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark import lanes as numbers
-from outbox.pipeline.spark.lanes import BUCKET, HIGHEST, Cells, lanes_of, roles_in
+from outbox.pipeline.spark import cells as numbers
+from outbox.pipeline.spark.cells import BUCKET, HIGHEST, Cells, lanes_of
+from outbox.pipeline.spark.lanes import roles_in
 
 NAMES = [("a", "orders", 0), ("a", "orders", 1)]
 ROWS = st.tuples(st.integers(0, 1), st.integers(0, 3), st.sampled_from([1, 2, 3, BUCKET, BUCKET + 1, 5 * BUCKET, HIGHEST]))

@@ -11,12 +11,12 @@ from outbox.models import Inbox, Lane, State
 from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import business_of, pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import FRAMES, open_history
-from outbox.pipeline.spark.sources.postgres import copy_history
-from outbox.pipeline.spark.sources.readers import jdbc_url, read_by_jdbc, read_by_psycopg
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from outbox.pipeline.spark.postgres import copy_history
+from outbox.pipeline.spark.readers import jdbc_url, read_by_jdbc, read_by_psycopg
+from outbox.pipeline.spark.statements import exported_snapshot
 from project.shop.models import Customer, Order
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.pipeline.spark.tcp import reached_by_tcp

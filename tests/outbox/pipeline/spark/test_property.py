@@ -6,8 +6,7 @@ from datetime import timedelta
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import judged_by_sql
@@ -78,8 +77,9 @@ class TestSpark:
         world.audit(spark)  # holds its findings to those of SQL
 
         history, answer = world.history(spark), judged_by_sql(world)
-        assert sorted(map(tuple, latency_report(spark, world.config, history)["histograms"])) == sorted(answer.histograms)
-        by_spark = {(one["group"], one["topic"]): one for one in backlog_report(spark, world.config, history)}
+        times = count_times(spark, world.config, history)
+        assert sorted(latency_report(world.config, times)["histograms"]) == sorted(answer.histograms)
+        by_spark = {(one["group"], one["topic"]): one for one in backlog_report(world.config, history, times)}
         assert set(by_spark) == {(one.group, one.topic) for one in answer.backlogs}
         for one in answer.backlogs:
             spark_says = by_spark[one.group, one.topic]

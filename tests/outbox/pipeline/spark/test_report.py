@@ -2,9 +2,8 @@
 
 from datetime import timedelta
 
-from outbox.pipeline.spark.backlog import backlog_report
 from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
 
@@ -19,7 +18,7 @@ class TestClocks:
         world.change("inbox", {"at": START - 3 * SECOND}, number=5, consumer_group="cart")  # by less than clocks may differ
         world.change("inbox", {"at": START - 7 * SECOND}, number=6, consumer_group="cart")
 
-        report = latency_report(spark, world.config, world.history(spark))
+        report = latency_report(world.config, count_times(spark, world.config, world.history(spark)))
 
         found = [(one["kind"], one["stage"], one["topic"], one["group"], one["count"]) for one in report["findings"]]
         assert found == [
@@ -49,7 +48,8 @@ class TestABacklog:
             for delivery_count in range(1, 9 - 3 * n)
         ]
 
-        cart, idle = backlog_report(spark, world.config, world.history(spark), repeated=2)
+        history = world.history(spark)
+        cart, idle = backlog_report(world.config, history, count_times(spark, world.config, history), repeated=2)
 
         assert (cart["group"], cart["topic"], cart["backlog"]) == ("cart", "orders", 3)
         assert cart["cause"] == "repeated retries"
@@ -58,4 +58,6 @@ class TestABacklog:
         assert (idle["backlog"], idle["cause"], idle["most_repeated"]) == (40, "steady overload", [])
 
     def test_is_told_of_no_group_that_reads_nothing(self, spark):
-        assert backlog_report(spark, World().set(groups=[]).config, World().history(spark)) == []
+        config, history = World().set(groups=[]).config, World().history(spark)
+
+        assert backlog_report(config, history, count_times(spark, config, history)) == []

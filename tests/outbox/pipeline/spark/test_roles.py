@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
+from outbox.pipeline.spark.audit import Observations
+from outbox.pipeline.spark.cells import NONE, InGroup, Reach, Roles, Seen, micros, of_group
 from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.roles import NONE, InGroup, Reach, Roles, Seen, micros, of_group
-from outbox.pipeline.spark.unnumbered import Observations
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

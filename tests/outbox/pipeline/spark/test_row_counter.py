@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.columns import RowCounter, coded
+from outbox.pipeline.spark.scan import RowCounter, coded
 
 SCHEMA = pa.schema({"name": pa.string(), "place": pa.string(), "number": pa.int64(), "n": pa.int64()})
 TEXT = st.none() | st.sampled_from(["", "a", "b"])

@@ -10,10 +10,9 @@ import pytest
 from outbox.pipeline.spark import history as files
 from outbox.pipeline.spark import scan
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.backlog import backlog_report
-from outbox.pipeline.spark.hashes import digest
 from outbox.pipeline.spark.history import History, open_history, write_metadata
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.keys import digest
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import FileReader
 from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, World
@@ -56,9 +55,10 @@ class TestFiles:
         history = open_history(spark, folder)
         found = {}
         for name, one in ("workers", history), ("spark", dataclasses.replace(history, files={})):
-            latencies = latency_report(spark, world.config, one)
+            times = count_times(spark, world.config, one)
+            latencies = latency_report(world.config, times)
             latencies["histograms"].sort()
-            found[name] = digest(spark, one), latencies, backlog_report(spark, world.config, one)
+            found[name] = digest(spark, one), latencies, backlog_report(world.config, one, times)
 
         assert found["workers"] == found["spark"]
         assert found["spark"][0] != digest(spark, world.drop("inbox", number=9).history(spark))

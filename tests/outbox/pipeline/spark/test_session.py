@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 import outbox
-from outbox.pipeline.spark import session
+from outbox.pipeline.spark import JavaMissing, PipelineError, session
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import JavaMissing, PipelineError
 
 
 def java(folder, said):

@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.latency import latency_report
+from outbox.pipeline.spark.latency import count_times, latency_report
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ class TestAMadeUpHistory:
         folder, truth = made
         config = PipelineConfig.from_json(truth["config"])
 
-        report = latency_report(spark, config, open_history(spark, folder))
+        report = latency_report(config, count_times(spark, config, open_history(spark, folder)))
 
         found = {(one["hop"], one["group"]): one for one in report["percentiles"]}
         assert found["store", ""]["p50"] == pytest.approx(0.007 + 0.693 * 0.002, rel=0.1)  # 7 ms and an exponential of 2 ms

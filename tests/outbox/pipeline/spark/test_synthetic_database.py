@@ -6,11 +6,11 @@ from django.db import connection
 from benchmarks.synthetic.database import write_database
 from benchmarks.synthetic.plan import Plan
 from outbox.models import Lane
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import PipelineError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.postgres import copy_history
 from tests.database_url import url_of
 
 PLAN = Plan(6_000, lost=24, duplicated=6, orphans=6, topics=2, lanes=2, groups=2, seed=5)

@@ -10,6 +10,7 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import (
     NO_MESSAGE,
     NO_ROW,
+    NO_TOPIC,
     NOT_SENT,
     ROW_GONE,
     SEVERAL_PLACES,
@@ -19,7 +20,6 @@ from outbox.pipeline.spark.findings import (
     Stage,
     unknown_topic,
 )
-from outbox.pipeline.spark.sources.statements import NO_TOPIC
 from tests.outbox.pipeline.sql.frames import Check
 
 STILL_TO_COME = "their times are still to come: a clock is ahead, or was"

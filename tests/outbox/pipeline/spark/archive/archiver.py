@@ -5,10 +5,10 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
+from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.lake import Lake
+from outbox.pipeline.spark.records import archive_lock
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 
 if __name__ == "__main__":

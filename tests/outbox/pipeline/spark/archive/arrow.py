@@ -10,8 +10,8 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outbox.pipeline.spark.lake.frames import HASH_DIGITS, NULL, SEPARATOR, Frame
-from outbox.pipeline.spark.sources.snapshot import JOIN
+from outbox.pipeline.spark.lake import HASH_DIGITS, NULL, SEPARATOR, Frame
+from outbox.pipeline.spark.statements import JOIN
 
 KINDS = {"text": pa.string(), "int": pa.int64(), "time": pa.timestamp("us", tz="UTC"), "bytes": pa.binary()}
 

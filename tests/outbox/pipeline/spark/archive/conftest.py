@@ -13,10 +13,10 @@ from outbox.database import partitions
 from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
-from outbox.pipeline.spark.archive.records import archive_lock
-from outbox.pipeline.spark.archive.run import ArchiveConfig, Archiver
+from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.lake import Lake
+from outbox.pipeline.spark.records import archive_lock
 
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from django.db import connection
 
-from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark.lake import TIMED_FRAMES, Lake
 
 
 def in_lake(lake: Lake, frame: str = "messages", column: str = "message_id") -> list:

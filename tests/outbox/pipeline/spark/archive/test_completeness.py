@@ -4,8 +4,8 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.manifest import Commit, Written, complete_since
+from outbox.pipeline.spark import LakeError
+from outbox.pipeline.spark.lake import Commit, Written, complete_since
 
 DAY = timedelta(days=1)
 KEPT = 7 * DAY

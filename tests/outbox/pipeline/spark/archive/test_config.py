@@ -1,8 +1,8 @@
 import pytest
 
 from outbox.pipeline.archive import archive_config
-from outbox.pipeline.spark.archive.run import ArchiveConfig
-from outbox.pipeline.spark.errors import PipelineError
+from outbox.pipeline.spark import PipelineError
+from outbox.pipeline.spark.archiver import ArchiveConfig
 
 
 class TestAConfiguration:

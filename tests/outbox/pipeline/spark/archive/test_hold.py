@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox import database
+from outbox.pipeline.spark import LakeError
+from outbox.pipeline.spark.archived import ALWAYS, LakeSnapshot, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
-from outbox.pipeline.spark.errors import LakeError
 from outbox.pipeline.spark.history import Recorded
-from outbox.pipeline.spark.lake.read import ALWAYS, LakeSnapshot, known_at_the_broker, snapshot_lake
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
+from outbox.pipeline.spark.statements import exported_snapshot
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_database, in_lake
 

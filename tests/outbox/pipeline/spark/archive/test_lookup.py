@@ -10,8 +10,8 @@ from django.urls import reverse
 
 from outbox.message import Message
 from outbox.models import MessageRow
-from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.lookup import find_message
+from outbox.pipeline.spark import LakeError
+from outbox.pipeline.spark.lake import find_message
 from tests.factories import message_id
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, SECOND
 from tests.outbox.pipeline.spark.archive.looks import files_of, flip_a_bit

@@ -5,7 +5,7 @@ import pytest
 from outbox import database
 from outbox.database import partitions
 from outbox.pipeline.models import ArchivedDay
-from outbox.pipeline.spark.errors import LakeError
+from outbox.pipeline.spark import LakeError
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_lake, state_of
 

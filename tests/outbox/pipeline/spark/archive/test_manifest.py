@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outbox.pipeline.spark.errors import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake.manifest import Commit, Lake, Written
+from outbox.pipeline.spark import AlreadyCommitted, LakeError
+from outbox.pipeline.spark.lake import Commit, Lake, Written
 
 
 @pytest.fixture

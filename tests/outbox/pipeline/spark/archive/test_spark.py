@@ -7,12 +7,12 @@ from outbox import database
 from outbox.database import partitions
 from outbox.models import MessageRow
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.spark.archive.run import ArchiveConfig
-from outbox.pipeline.spark.archive.spark import SparkWriter, with_fetch_rows
+from outbox.pipeline.spark import LakeError
+from outbox.pipeline.spark.archived import read_all
+from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import LakeError
-from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
-from outbox.pipeline.spark.lake.read import read_all
+from outbox.pipeline.spark.lake import TIMED_FRAMES
+from outbox.pipeline.spark.readers import SparkWriter, with_fetch_rows
 from tests.outbox.pipeline.spark.archive.arrow import ArrowWriter
 from tests.outbox.pipeline.spark.archive.conftest import BEFORE, FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import files_of, flip_a_bit, in_database, in_lake, state_of, without_frame

@@ -12,10 +12,9 @@ from outbox.database import partitions
 from outbox.database.locks import Lock
 from outbox.models import Batch, DeadMessage, Duplicate, Inbox, State
 from outbox.pipeline.models import ArchivedDay
-from outbox.pipeline.spark.archive import run as delete
-from outbox.pipeline.spark.errors import ArchiverBusy, LakeError
-from outbox.pipeline.spark.lake.frames import TIMED_FRAMES
-from outbox.pipeline.spark.lake.manifest import Lake
+from outbox.pipeline.spark import ArchiverBusy, LakeError
+from outbox.pipeline.spark import archiver as delete
+from outbox.pipeline.spark.lake import TIMED_FRAMES, Lake
 from outbox.relay.maintenance import prune
 from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, message_id

@@ -24,11 +24,11 @@ from outbox.message import TopicType
 from outbox.models import Inbox, Lane, State
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedTopic
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import Report, audit
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import open_history
-from outbox.pipeline.spark.sources.postgres import copy_history
+from outbox.pipeline.spark.postgres import copy_history
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
@@ -276,7 +276,7 @@ class TestACluster:
             replace(judge, options=options)(topic)
 
     def test_that_does_not_answer_is_named(self, judge, monkeypatch):
-        monkeypatch.setattr("outbox.pipeline.spark.sources.kafka.ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr("outbox.pipeline.spark.kafka.ANSWER_SECONDS", 1.0)
 
         with pytest.raises(HistoryError, match="Broker 'kafka' cannot be read"):
             replace(judge, options={"SERVERS": ["127.0.0.1:1"]})("orders-of-nobody")

@@ -1,6 +1,9 @@
 """
 Read the topics of Kafka by Spark's own source, as a reader of committed records.
 
+    topic orders, partition 0, offset 7; headers ce_lane 1, ce_number 3, outbox-id 01a1…
+        ->  broker: source, topic orders, lane 1, number 3, message_id 01a1…, key, queue 0, pos 7, at
+
 The driver notes first, by Kafka's own client, where each partition begins and ends, and how far the groups have read. That is
 before the databases' snapshots, so the outbox's has each message that Spark then reads, the inbox's what a group has finished.
 """
@@ -21,12 +24,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import KafkaCluster
-from outbox.pipeline.spark.errors import HistoryError
 from outbox.pipeline.spark.history import ALWAYS, FRAMES, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 1.0

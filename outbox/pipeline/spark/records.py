@@ -1,4 +1,8 @@
-"""The archive's records in the database: one row per day in `outbox_archived_day`, and the archive lock."""
+"""
+The archive's records in the database: one row per day in `outbox_archived_day`, and the archive lock.
+
+    2026-11-01: planned, attempt 1 -> committed (in lake and database) -> deleted; or changed -> planned, attempt 2
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
-from outbox.pipeline.spark.errors import ArchiverBusy, HistoryError
-from outbox.pipeline.spark.lake.manifest import Commit
-from outbox.pipeline.spark.sources.snapshot import keep_alive
+from outbox.pipeline.spark import ArchiverBusy, HistoryError
+from outbox.pipeline.spark.lake import Commit
+from outbox.pipeline.spark.statements import keep_alive
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
+
 
 # One archiver at a time. The lock ends with the connection; after a kill, the server may need a moment to notice.
 LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"

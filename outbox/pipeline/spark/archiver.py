@@ -21,13 +21,21 @@ from psycopg import errors
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.database.retention_holds import find_holder
 from outbox.failpoints import failpoint
-from outbox.pipeline.spark.archive import records
+from outbox.pipeline.spark import LakeError, PipelineError, records
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.errors import LakeError, PipelineError
-from outbox.pipeline.spark.lake.frames import FRAMES, MESSAGES, TIMED_FRAMES, Frame, Span, digest_query
-from outbox.pipeline.spark.lake.manifest import Commit, Lake, Written, require_own_lake
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.sources.statements import FIRST_TIME, HIGHEST, LAST_TIME
+from outbox.pipeline.spark.lake import (
+    FRAMES,
+    MESSAGES,
+    TIMED_FRAMES,
+    Commit,
+    Frame,
+    Lake,
+    Span,
+    Written,
+    digest_query,
+    require_own_lake,
+)
+from outbox.pipeline.spark.statements import FIRST_TIME, HIGHEST, LAST_TIME, exported_snapshot
 
 if TYPE_CHECKING:
     import psycopg

@@ -1,6 +1,9 @@
 """
 Copy PostgreSQL's tables, and the topics of Kafka, to a history in Parquet.
 
+    outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
+                                                                                  orders, 1, 4, b, sent
+
 Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
 Brokers are looked at first, so that every message that they have is also in the outbox's snapshot.
 """
@@ -18,22 +21,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from outbox.pipeline.spark.archive.spark import read_rows
+from outbox.pipeline.spark import HistoryError, PipelineError, statements
+from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.errors import HistoryError, PipelineError
 from outbox.pipeline.spark.findings import Broken, grouped
 from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
-from outbox.pipeline.spark.lake.frames import RECORDED
-from outbox.pipeline.spark.lake.read import add_archived, known_at_the_broker, snapshot_lake
-from outbox.pipeline.spark.sources import statements
-from outbox.pipeline.spark.sources.readers import read_by_jdbc, read_by_psycopg
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.sources.statements import BROKEN_BATCHES, Statement
+from outbox.pipeline.spark.lake import RECORDED
+from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
+from outbox.pipeline.spark.statements import BROKEN_BATCHES, Statement, exported_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
+    from outbox.pipeline.spark.kafka import KafkaSnapshot
+
 
 Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
@@ -114,7 +115,7 @@ def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
     if not config.kafka:
         return []
     try:
-        from outbox.pipeline.spark.sources.kafka import KafkaSnapshot
+        from outbox.pipeline.spark.kafka import KafkaSnapshot
     except ImportError as error:
         raise PipelineError('confluent-kafka is missing: pip install "django-transactional-outbox[kafka]"') from error
     return [KafkaSnapshot.of(cluster) for cluster in config.kafka]

@@ -18,7 +18,7 @@ from django.core.signing import BadSignature, Signer
 
 from outbox.errors import ConfigurationError
 from outbox.pipeline.errors import InvalidVerdict
-from outbox.pipeline.spark.process import AUDIT_KEY
+from outbox.pipeline.spark.jobs import AUDIT_KEY
 
 VARIABLE = AUDIT_KEY
 MIN_KEY_CHARACTERS = 32

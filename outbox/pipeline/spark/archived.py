@@ -25,13 +25,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.archive import records
-from outbox.pipeline.spark.archive.spark import read_files, read_rows, spark_schema, unreadable_file
+from outbox.pipeline.spark import LakeError, records
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
-from outbox.pipeline.spark.errors import LakeError
+from outbox.pipeline.spark.findings import NO_TOPIC
 from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
-from outbox.pipeline.spark.lake.frames import (
+from outbox.pipeline.spark.lake import (
     DUPLICATE,
     FAILED_DELIVERY,
     FRAMES,
@@ -39,12 +38,15 @@ from outbox.pipeline.spark.lake.frames import (
     MESSAGES,
     OPERATOR_ACT,
     RECORDED,
+    Commit,
     Frame,
+    Lake,
     Span,
+    complete_since,
+    require_own_lake,
 )
-from outbox.pipeline.spark.lake.manifest import Commit, Lake, complete_since, require_own_lake
-from outbox.pipeline.spark.sources.snapshot import exported_snapshot
-from outbox.pipeline.spark.sources.statements import NO_TOPIC
+from outbox.pipeline.spark.readers import read_files, read_rows, spark_schema, unreadable_file
+from outbox.pipeline.spark.statements import exported_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

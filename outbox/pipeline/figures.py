@@ -71,6 +71,16 @@ GROUP BY 1, 2, 3, 4, 5
 
 NEWEST = "SELECT max(minute) FROM outbox_audit_latency WHERE run_id = %s"
 
+# Lost messages by the time in their ids, in equal buckets from the first to the last.
+LOSSES = """
+WITH lost AS (
+    SELECT ('x' || left(replace(u.id, '-', ''), 12))::bit(48)::bigint AS at
+    FROM outbox_audit_finding f, unnest(f.message_ids) u(id)
+    WHERE f.run_id = %(run)s AND f.kind = 'lost' AND u.id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7'
+), span AS (SELECT min(at) AS first, greatest(max(at), min(at) + 59999) + 1 AS last FROM lost)
+SELECT first, last, (at - first) * %(buckets)s / (last - first), count(*) FROM lost, span GROUP BY 1, 2, 3
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
@@ -127,3 +137,11 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop], *, sha
         )
         for hop, counts in buckets.items()
     ]
+
+
+def losses(connection: Connection, run: int) -> tuple[datetime | None, datetime | None, list[int]]:
+    """Return when the first and the last named lost message of a run were published, and how many in each bucket between."""
+    rows = connection.execute(LOSSES, {"run": run, "buckets": BUCKETS}).fetchall()
+    counts = {bucket: n for _, _, bucket, n in rows}
+    first, last = (datetime.fromtimestamp(rows[0][n] / 1000, UTC) if rows else None for n in range(2))
+    return first, last, [counts.get(bucket, 0) for bucket in range(BUCKETS)]

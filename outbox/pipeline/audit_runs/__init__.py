@@ -1,1 +1,0 @@
-"""Stored audits: run the job in a child process, sign and store its result, send alerts."""
