@@ -62,7 +62,7 @@ class Page:
     view: str = field(compare=False)
 
 
-# What the attributes of former versions are now.
+# Attributes of earlier releases, and what to write now.
 FORMER = {
     "find_attention": "Yield findings in a function with the decorator rule of outbox.findings.",
     "attention_kinds": "Name the ids in the decorator rule of outbox.findings.",

@@ -47,6 +47,13 @@ def check_version(alias: str, connection: Connection) -> Iterator[CheckMessage]:
         yield Error(text, hint="Upgrade the server, or route the app outbox to a newer one.", id="outbox.E024")
 
 
+# The migrations of 0.1.0 have the same names.
+NOTHING_TO_MIGRATE = (
+    "Where it has nothing to do, the tables were dropped, or are those of 0.1.0: restore them, or remove the others "
+    "with the release that made them, by manage.py migrate outbox zero."
+)
+
+
 @check_each_database
 def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     """
@@ -58,7 +65,7 @@ def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     are one project, set the same `OUTBOX["PROJECT"]`.
     """
     is_migrating = "".join(sys.argv[1:2]).startswith("migrate")  # also migrate_schemas: the checks run before the tables are made
-    subject, hint = f"database {alias!r}", database.explain_migrate(alias)
+    subject = f"database {alias!r}"
     try:
         with suppress(ConfigurationError):  # E001 reports it
             database.ensure_fit(alias, connection)
@@ -71,6 +78,7 @@ def check_fit(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     wanted = {model._meta.db_table for model in models if router.allow_migrate_model(alias, model)}
     missing = sorted(wanted - {name for (name,) in connection.execute(TABLES)})
     if missing and not is_migrating:
+        hint = f"{database.explain_migrate(alias)} {NOTHING_TO_MIGRATE}"
         yield Finding(UNFIT, subject, f"It lacks the tables {', '.join(missing)}.", hint)
 
 

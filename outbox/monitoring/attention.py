@@ -191,7 +191,7 @@ def _beat(status: Status) -> Iterator[Finding]:
 @rule("outbox.servers_differ", needs=Needs.STATUS)
 def _servers(status: Status) -> Iterator[Finding]:
     """
-    servers_differ: The settings of a process name another server for a broker than those of its relays: what one sends does not
+    servers_differ: The settings of a process name another server for a broker than those of its relays: messages of one do not
     reach the other.
         Give both the same `OUTBOX["BROKERS"]`; silence it where that is one server under two names.
     """
