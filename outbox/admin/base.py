@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -136,15 +137,15 @@ class TopicFilter(Filter):
         return queryset if self.value() is None else queryset.filter(topic=self.value())
 
 
-def choice_filter(column: str, choices: list[str], name: Text = "") -> type[Filter]:
-    """Return a filter by a column with few values."""
+def choice_filter(column: str, choices: Sequence[str], name: Text) -> type[Filter]:
+    """Return a filter by a column with few values, which are shown by their labels if they have some."""
 
     class ChoiceFilter(Filter):
-        title = name or column.replace("_", " ")
+        title = name
         parameter_name = column
 
-        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-            return [(choice, choice) for choice in choices]
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+            return [(str(choice), getattr(choice, "label", choice)) for choice in choices]
 
         def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
             return queryset if self.value() is None else queryset.filter(**{column: self.value()})

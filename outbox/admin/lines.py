@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from outbox.admin.text import local
+from outbox.admin.text import Text, local
 
 WIDTH, HEIGHT = 1100, 130
 LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
@@ -18,7 +18,7 @@ LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
 class Line(msgspec.Struct, frozen=True):
     """Values at equal distances; None: unknown, and the line is interrupted."""
 
-    name: str
+    name: Text
     values: Sequence[float | None]
 
 
@@ -50,8 +50,8 @@ class Scale(msgspec.Struct, frozen=True):
 
 def drawing(
     name: str,
-    title: str,
-    text: str,
+    title: Text,
+    text: Text,
     lines: Sequence[Line],
     *,
     begins_at: datetime,

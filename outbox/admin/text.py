@@ -46,9 +46,9 @@ def _mark(odd: re.Match[str]) -> str:
     return f'<span class="outbox-odd">U+{ord(odd.group()):04X}</span>'
 
 
-def number(value: float) -> str:
-    """Return a number without decimals, its digits grouped as the language does."""
-    return number_format(value, 0, force_grouping=True)
+def number(value: float, decimals: int = 0) -> str:
+    """Return a number rounded to decimals, its digits grouped as the language does."""
+    return number_format(round(value, decimals), decimals, force_grouping=True)
 
 
 def moment(at: datetime | None) -> SafeString:

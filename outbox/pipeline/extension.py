@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.contrib.admin import ModelAdmin
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
 
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives, SpeaksKafka, StoredInDatabase
@@ -63,9 +64,9 @@ class PipelineExtension(Extension):
     tables = {"outbox_recorded": PAST_RETENTION}
     retention_hold = HOLD
     pages = (
-        Page(90, "Audits", AuditRun, "outbox_pipeline_auditrun_changelist"),
-        Page(100, "Findings", AuditFinding, "outbox_pipeline_auditfinding_changelist"),
-        Page(130, "Archived days", ArchivedDay, "outbox_pipeline_archivedday_changelist"),
+        Page(90, _("Audits"), AuditRun, "outbox_pipeline_auditrun_changelist"),
+        Page(100, _("Findings"), AuditFinding, "outbox_pipeline_auditfinding_changelist"),
+        Page(130, _("Archived days"), ArchivedDay, "outbox_pipeline_archivedday_changelist"),
     )
 
     def consumer_groups(self, broker: str) -> Iterable[str]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 
 class ArchivedDay(models.Model):
     """A UTC day that is being archived, or has been. Written by the archive job; see docs/how-to/archive.md."""
 
     class Step(models.TextChoices):
-        PLANNED = "planned"  # being written, not committed yet
-        COMMITTED = "committed"  # in the lake, and still in the database
-        CHANGED = "changed"  # its rows in the database differ from the lake; to be archived again
-        DELETED = "deleted"  # only in the lake
+        PLANNED = "planned", _("planned")  # being written, not committed yet
+        COMMITTED = "committed", pgettext_lazy("archived day", "committed")  # in the lake, and still in the database
+        CHANGED = "changed", _("changed")  # its rows in the database differ from the lake; to be archived again
+        DELETED = "deleted", _("deleted")  # only in the lake
 
-    day = models.DateField(primary_key=True)
+    day = models.DateField(_("day"), primary_key=True)
     state = models.TextField(choices=Step)
-    attempt = models.IntegerField()  # counts from 1; its folder in the lake is a1, a2, ...
+    attempt = models.IntegerField(_("attempt"))  # counts from 1; its folder in the lake is a1, a2, ...
     rows = models.BigIntegerField()  # number of messages
     digest = models.TextField()  # of the messages: sum of the rows' hashes
     manifest = models.TextField(default="")  # a copy of the lake's manifest, JSON
@@ -29,6 +31,8 @@ class ArchivedDay(models.Model):
     class Meta:
         app_label = "outbox_pipeline"
         db_table = "outbox_archived_day"
+        verbose_name = _("archived day")
+        verbose_name_plural = _("archived days")
         default_permissions = ("view",)
 
     def __str__(self) -> str:
@@ -43,11 +47,11 @@ class AuditRun(models.Model):
     """
 
     class RunState(models.TextChoices):
-        RUNNING = "running"
-        DONE = "done"  # finished; `found` is the number of findings
-        FAILED = "failed"  # for the reason in `error`
-        DIED = "died"  # its process ended before it had finished
-        SKIPPED = "skipped"  # another run was in progress
+        RUNNING = "running", _("running")
+        DONE = "done", _("done")  # finished; `found` is the number of findings
+        FAILED = "failed", _("failed")  # for the reason in `error`
+        DIED = "died", pgettext_lazy("audit", "died")  # its process ended before it had finished
+        SKIPPED = "skipped", _("skipped")  # another run was in progress
 
     id = models.BigAutoField(primary_key=True)
     state = models.TextField(choices=RunState, default=RunState.RUNNING)
@@ -72,10 +76,12 @@ class AuditRun(models.Model):
     class Meta:
         app_label = "outbox_pipeline"
         db_table = "outbox_audit_run"
+        verbose_name = _("audit run")
+        verbose_name_plural = _("audit runs")
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return f"audit {self.id}"
+        return _("audit {}").format(self.id)
 
 
 class AuditFinding(models.Model):
@@ -97,7 +103,7 @@ class AuditFinding(models.Model):
     subject = models.TextField()
     first_number = models.BigIntegerField(null=True)
     last_number = models.BigIntegerField(null=True)
-    count = models.BigIntegerField()
+    count = models.BigIntegerField(_("count"))
     message_ids = ArrayField(models.TextField())
     about = ArrayField(models.TextField())
     text = models.TextField()
@@ -111,6 +117,8 @@ class AuditFinding(models.Model):
     class Meta:
         app_label = "outbox_pipeline"
         db_table = "outbox_audit_finding"
+        verbose_name = _("audit finding")
+        verbose_name_plural = _("audit findings")
         default_permissions = ("view",)
         permissions = [
             ("resend_auditfinding", "Can send lost messages again"),

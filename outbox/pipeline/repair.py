@@ -14,6 +14,7 @@ from datetime import datetime
 from uuid import UUID
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from outbox import conf, database
 from outbox.batches.operators import GONE, resend
@@ -169,8 +170,8 @@ def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages to send, by a description of topic and stage."""
     sums: dict[str, int] = {}
     for planned in plans:
-        where = f"group {planned.finding.consumer_group}" if planned.finding.consumer_group else planned.finding.stage
-        place = f"{planned.finding.topic}, lost at {where}"
+        where = _("group {}").format(planned.finding.consumer_group) if planned.finding.consumer_group else planned.finding.stage
+        place = _("{}, lost at {}").format(planned.finding.topic, where)
         sums[place] = sums.get(place, 0) + len(planned.ids)
     return {place: count for place, count in sums.items() if count}
 

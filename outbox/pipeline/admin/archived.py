@@ -13,15 +13,17 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from outbox.admin.base import ReadOnlyAdmin, choice_filter
 from outbox.admin.body_preview import READ_BYTES
 from outbox.admin.contents import contents
 from outbox.admin.links import about_link, message_link
 from outbox.admin.pages import frame
-from outbox.admin.text import badge, moment, shown, since
+from outbox.admin.text import Text, badge, moment, shown, since
 from outbox.message import Header, read_headers
-from outbox.models import MessageRow
+from outbox.models import MessageRow, MessageState
 from outbox.monitoring.timeline import Severity
 from outbox.pipeline.archive import find_archived
 from outbox.pipeline.models import ArchivedDay
@@ -30,11 +32,11 @@ from outbox.pipeline.spark.lake import ArchivedMessage, day_of
 
 Step = ArchivedDay.Step
 
-BADGES: dict[str, tuple[str, str]] = {
-    Step.PLANNED: ("being written", "waiting"),
-    Step.COMMITTED: ("in lake and database", "waiting"),
-    Step.CHANGED: ("to be archived again", "waiting"),
-    Step.DELETED: ("only in the lake", "good"),
+BADGES: dict[str, tuple[Text, str]] = {
+    Step.PLANNED: (_("being written"), "waiting"),
+    Step.COMMITTED: (_("in lake and database"), "waiting"),
+    Step.CHANGED: (_("to be archived again"), "waiting"),
+    Step.DELETED: (_("only in the lake"), "good"),
 }
 
 
@@ -42,7 +44,7 @@ BADGES: dict[str, tuple[str, str]] = {
 class ArchivedDayAdmin(ReadOnlyAdmin):
     list_display = ["day", "step", "messages", "attempt", "planned", "committed", "deleted"]
     list_display_links = None
-    list_filter = [choice_filter("state", list(Step.values))]
+    list_filter = [choice_filter("state", list(Step), _("state"))]
     keyset = "day"
     is_small = True
     time = "planned_at"
@@ -50,24 +52,28 @@ class ArchivedDayAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer("manifest")  # it is long: it lists every file of the day
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def step(self, row: ArchivedDay) -> SafeString:
         return badge(*BADGES[row.state])
 
+    @admin.display(description=_("messages"))
     def messages(self, row: ArchivedDay) -> int:
         return row.rows
 
+    @admin.display(description=_("planned"))
     def planned(self, row: ArchivedDay) -> SafeString:
         return moment(row.planned_at)
 
+    @admin.display(description=pgettext_lazy("archived day", "committed"))
     def committed(self, row: ArchivedDay) -> SafeString:
         return moment(row.committed_at)
 
-    @admin.display(description="deleted from database")
+    @admin.display(description=_("deleted from database"))
     def deleted(self, row: ArchivedDay) -> SafeString:
         return moment(row.deleted_at)
 
 
+STATES = dict(MessageState.MessageStatus.choices)
 TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 
 
@@ -86,7 +92,7 @@ def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: 
     context = {
         **model_admin.admin_site.each_context(request),
         **frame(model_admin.admin_site, request),
-        "title": f"Message {message_id}",
+        "title": _("Message {}").format(message_id),
         "opts": model_admin.opts,
         "media": model_admin.media,
         **details,
@@ -101,7 +107,7 @@ def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessa
     cause = headers.get(Header.CAUSATION_ID, "")
     return {
         "row": row,
-        "state": badge(row["state"], TONES.get(row["state"], Severity.PLAIN)),
+        "state": badge(STATES.get(row["state"], row["state"]), TONES.get(row["state"], Severity.PLAIN)),
         "topic": shown(row["topic"]),
         "key": shown(row["key"]),
         "last_error": shown(row["last_error"] or "", 2000),

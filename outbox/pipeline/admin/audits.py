@@ -15,12 +15,13 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router
 from django.db.models import QuerySet, Sum
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.defaultfilters import pluralize
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext, pgettext_lazy
 
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
@@ -29,7 +30,7 @@ from outbox.admin.lines import Line, drawing
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
-from outbox.admin.text import badge, moment, shown
+from outbox.admin.text import Text, badge, moment, number, shown
 from outbox.database import guarded
 from outbox.monitoring.text import age
 from outbox.pipeline import repair, runs, verdict
@@ -44,27 +45,33 @@ LINKS_SHOWN = 100
 
 RESEND = BulkAct(
     "resend",
-    "Send lost messages again",
-    "Send again",
-    "Messages to send again",
-    "Relays send them again under their old numbers; groups that have handled them drop them. Messages that only one group lost "
-    "are delivered to that group alone, if the broker deduplicates sends.",
+    _("Send lost messages again"),
+    _("Send again"),
+    _("Messages to send again"),
+    _(
+        "Relays send them again under their old numbers; groups that have handled them drop them. Messages that only one group "
+        "lost are delivered to that group alone, if the broker deduplicates sends."
+    ),
 )
 ACKNOWLEDGE = BulkAct(
-    "acknowledge", "Acknowledge findings", "Acknowledge", "Findings to acknowledge", "They are closed. No message is sent."
+    "acknowledge",
+    _("Acknowledge findings"),
+    _("Acknowledge"),
+    _("Findings to acknowledge"),
+    _("They are closed. No message is sent."),
 )
 
 
 class RunFilter(Filter):
     """Filter findings by audit."""
 
-    title = "audit"
+    title = _("audit")
     parameter_name = "run"
     is_indexed = True
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         newest = AuditRun.objects.filter(found__gt=0).order_by("-id").values_list("id", flat=True)[:RUNS_OFFERED]
-        return [(str(number), f"audit {number}") for number in newest]
+        return [(str(run), _("audit {}").format(run)) for run in newest]
 
     def has_output(self) -> bool:
         return True
@@ -77,11 +84,11 @@ class RunFilter(Filter):
 
 
 class FindingStateFilter(Filter):
-    title = "state"
+    title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("open", "open"), ("sent", "sent again"), ("acknowledged", "acknowledged")]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
+        return [("open", _("open")), ("sent", _("sent again")), ("acknowledged", _("acknowledged"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         match self.value():
@@ -97,8 +104,8 @@ class FindingStateFilter(Filter):
 def state_badge(row: AuditFinding) -> SafeString:
     """Return a badge that says whether a finding is open, acknowledged or repaired."""
     if row.resent_at:
-        return badge(f"{row.resent_count} sent again", "good")
-    return badge("acknowledged", "plain") if row.acknowledged_at else badge("open", "bad")
+        return badge(_("{} sent again").format(row.resent_count), "good")
+    return badge(_("acknowledged"), "plain") if row.acknowledged_at else badge(_("open"), "bad")
 
 
 @admin.register(AuditFinding)
@@ -107,8 +114,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     list_filter = [
         FindingStateFilter,
         RunFilter,
-        choice_filter("kind", [str(kind) for kind in FindingKind]),
-        choice_filter("stage", [str(stage) for stage in Stage]),
+        choice_filter("kind", list(FindingKind), _("kind")),
+        choice_filter("stage", list(Stage), _("stage")),
         TopicFilter,
     ]
     list_select_related = ["run"]
@@ -123,13 +130,15 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def has_acknowledge_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "acknowledge")
 
-    @admin.display(description="finding")
+    @admin.display(description=_("finding"))
     def shown_text(self, row: AuditFinding) -> SafeString:
         return shown(row.text, 300)
 
+    @admin.display(description=_("audit"))
     def audit(self, row: AuditFinding) -> str:
         return str(row.run_id)
 
+    @admin.display(description=_("state"))
     def state(self, row: AuditFinding) -> SafeString:
         return state_badge(row)
 
@@ -138,7 +147,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         links = [message_link(self.admin_site, message_id) for message_id in row.message_ids[:2]]
         return format_html("{} {}", links[0], links[1]) if len(links) == 2 else links[0] if links else SafeString("")
 
-    @admin.action(description="Send lost messages again", permissions=["resend"])
+    @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
         using = router.db_for_write(AuditFinding)
@@ -146,13 +155,13 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         counts, refused = repair.counts(plans), repair.refusals(plans)
         form = reason_form(request, count=sum(counts.values()), at=as_of(request))
         if form.count and not form.is_valid():
-            notes = [f"Not sent: {number}. {reason}" for reason, number in refused.items()]
+            notes = [_("Not sent: {}. {}").format(count, why) for why, count in refused.items()]
             return impact_page(
                 self, request, act=RESEND, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
         done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
-        for reason, number in refused.items():
-            self.message_user(request, f"Not sent: {number}. {reason}", messages.WARNING)
+        for why, count in refused.items():
+            self.message_user(request, _("Not sent: {}. {}").format(count, why), messages.WARNING)
         if done or form.wanted:
             notify(self, request, RESEND, done=done, wanted=form.wanted, limit=form.count)
         return None
@@ -163,12 +172,12 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             with guarded.atomic(using):
                 sent = repair.send(plan.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
-                    text = f"{len(sent.ids)} sent again. Reason: {reason}"
+                    text = _("{} sent again. Reason: {}").format(len(sent.ids), reason)
                     write_log(request, AuditFinding, {str(plan.finding.pk): plan.finding.text}, text)
             done += len(sent.ids)
         return done
 
-    @admin.action(description="Acknowledge with note", permissions=["acknowledge"])
+    @admin.action(description=_("Acknowledge with note"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
@@ -191,7 +200,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             rows = AuditFinding.objects.using(using).filter(pk__in=[finding.pk for finding in chosen], acknowledged_at=None)
             done = {str(finding.pk): finding.text for finding in rows.select_for_update()}
             rows.update(**who)
-            write_log(request, AuditFinding, done, f"Acknowledged. Note: {note}")
+            write_log(request, AuditFinding, done, _("Acknowledged. Note: {}").format(note))
         return len(done)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> AuditFinding | None:
@@ -205,7 +214,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         may_see_run = may_see(site, AuditRun, request)
         planned = repair.plan(row, router.db_for_read(AuditFinding)) if row.kind == FindingKind.LOST else None
         return {
-            "title": f"Finding {row.pk} of {row.run}",
+            "title": _("Finding {} of {}").format(row.pk, row.run),
             "kind": row.kind,
             "state": state_badge(row),
             "text": shown(row.text),
@@ -235,27 +244,26 @@ def format_seconds(seconds: float) -> str:
 def _backlog(nth: int, row: AuditBacklog) -> dict[str, Any]:
     step = -(-len(row.minutes) // POINTS)
     points = list(row.minutes[::-1][::step][::-1])  # the last one always
-    text = f"Backlog: {row.backlog:,}."
+    text = _("Backlog: {}.").format(number(row.backlog))
     if row.onset_at:
-        text = f"Backlog: {row.backlog:,}, growing by {row.growth:,.1f} per minute: {row.cause}."
+        text = _("Backlog: {}, growing by {} per minute: {}.").format(number(row.backlog), number(row.growth, 1), row.cause)
     return drawing(
         f"outbox-backlog-{nth}",
-        f"Backlog of {row.consumer_group}, {row.topic}",
+        _("Backlog of {}, {}").format(row.consumer_group, row.topic),
         text,
-        [Line("waiting messages", [value for _, value in points])],
+        [Line(_("waiting messages"), [point[1] for point in points])],
         begins_at=datetime.fromtimestamp(points[0][0], UTC),
         ends_at=datetime.fromtimestamp(points[-1][0], UTC),
-        say=lambda value: f"{value:,.0f}",
+        say=number,
     )
 
 
 def _latency(nth: int, series: LatencySeries) -> dict[str, Any]:
-    topic, hop, group = series.hop
-    of_group = f", group {group}" if group else ""
+    title = _("Latency of {}: {}, group {}") if series.hop[2] else _("Latency of {}: {}")
     return drawing(
         f"outbox-latency-{nth}",
-        f"Latency of {topic}: {hop}{of_group}",
-        "Logarithmic scale; gaps where there was no message.",
+        title.format(*series.hop),
+        _("Logarithmic scale; gaps where there was no message."),
         [Line(f"p{share * 100:g}", series.seconds[share]) for share in SHARES_DRAWN],
         begins_at=series.begins_at,
         ends_at=series.ends_at,
@@ -271,31 +279,46 @@ TONES: dict[str, str] = {
     AuditRun.RunState.DIED: "bad",
     AuditRun.RunState.SKIPPED: "waiting",
 }
-HEADS = ("assigned", "sent", "explained", "broker", "in flight")
+HEADS = {
+    "assigned": _("assigned"),
+    "sent": _("sent"),
+    "explained": _("explained"),
+    "broker": _("broker"),
+    "in flight": _("in flight"),
+}
+GROUP_HEADS = {
+    "handled": _("handled"),
+    "dead letters": _("dead letters"),
+    "discarded": _("discarded"),
+    "unread": _("unread"),
+}
 FINDINGS_SHOWN, FINDINGS_IN_REPORT = 50, 1_000
 SHEETS = ("static/outbox/admin.css", "pipeline/static/outbox_pipeline/report.css")
 
 
-@admin.display(description="state")
+@admin.display(description=_("state"))
 def state_now(run: AuditRun) -> SafeString:
     """Return the state of a run as a badge."""
     state = runs.state_of(run)
-    return badge(state, TONES[state])
+    return badge(AuditRun.RunState(state).label, TONES[state])
 
 
+@admin.display(description=pgettext_lazy("audit", "answer"))
 def answer(run: AuditRun) -> SafeString:
     """Return the result of a run: how much it found, or why it failed."""
     if run.found is None:
         return shown(runs.error_of(run).partition("\n")[0], 200)
     if run.found:
-        return badge(f"{run.found} finding{pluralize(run.found)}", "bad")
-    return badge("nothing is lost, some are dead letters", "waiting") if given_up(run.counts) else badge("no findings", "good")
+        return badge(ngettext("{} finding", "{} findings", run.found).format(run.found), "bad")
+    if given_up(run.counts):
+        return badge(_("nothing is lost, some are dead letters"), "waiting")
+    return badge(_("no findings"), "good")
 
 
 @admin.register(AuditRun)
 class AuditRunAdmin(ReadOnlyAdmin):
     list_display = ["number", state_now, answer, "started", "took", "signed"]
-    list_filter = [choice_filter("state", list(AuditRun.RunState.values))]
+    list_filter = [choice_filter("state", list(AuditRun.RunState), _("state"))]
     is_small = True
     time = "started_at"
     pages = ("changelist", "change")
@@ -309,17 +332,19 @@ class AuditRunAdmin(ReadOnlyAdmin):
             *super().get_urls(),
         ]
 
-    @admin.display(description="audit")
+    @admin.display(description=_("audit"))
     def number(self, row: AuditRun) -> str:
-        return f"audit {row.pk}"
+        return str(row)
 
+    @admin.display(description=_("started"))
     def started(self, row: AuditRun) -> SafeString:
         return moment(row.started_at)
 
+    @admin.display(description=_("took"))
     def took(self, row: AuditRun) -> str:
         return age((row.ended_at - row.started_at).total_seconds()) if row.ended_at else ""
 
-    @admin.display(boolean=True)
+    @admin.display(boolean=True, description=_("signed"))
     def signed(self, row: AuditRun) -> bool | None:
         return bool(row.signature) if row.verdict else None
 
@@ -383,7 +408,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
     findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
     listed = url("outbox_pipeline_auditfinding_changelist")
     return {
-        "title": f"Audit {run.pk}",
+        "title": _("Audit {}").format(run.pk),
         "state": state_now(run),
         "answer": answer(run) if run.found is not None else "",
         "error": shown(runs.error_of(run)),
@@ -396,10 +421,10 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
         ],
         "more": max(0, (run.found or 0) - limit),
         "findings_url": f"{listed}?run={run.pk}" if listed and run.found else "",
-        "heads": HEADS,
+        "heads": HEADS.values(),
         "topics": [(name, [counts.get(head, 0) for head in HEADS]) for name, counts in sorted(run.counts.items())],
         "given_up": given_up(run.counts),
-        "group_heads": [*OF_GROUPS],
+        "group_heads": [GROUP_HEADS[head] for head in OF_GROUPS],
         "groups": [
             (group, name, [*of_group.values()])
             for name, counts in sorted(run.counts.items())
@@ -432,15 +457,23 @@ def _stages(run: AuditRun) -> list[dict[str, Any]]:
     for subject, stage, many in found.annotate(Sum("count")).order_by():
         lost[Stage.BUSINESS if subject else stage] += many
     stages = {
-        Stage.BUSINESS: (lost[Stage.BUSINESS], "rows without a message"),
-        Stage.OUTBOX: (sums["assigned"], f"numbered; sent: {sums['sent']:,}, dead or discarded: {sums['explained']:,}"),
-        Stage.BROKER: (sums["broker"], "stored"),
-        Stage.INBOX: (sums["handled"], f"handled; unread: {sums['unread']:,}, dead: {sums['dead letters']:,}"),
+        Stage.BUSINESS: (_("Business"), lost[Stage.BUSINESS], _("rows without a message")),
+        Stage.OUTBOX: (
+            _("Outbox"),
+            sums["assigned"],
+            _("numbered; sent: {}, dead or discarded: {}").format(number(sums["sent"]), number(sums["explained"])),
+        ),
+        Stage.BROKER: (_("Broker"), sums["broker"], _("stored")),
+        Stage.INBOX: (
+            _("Inbox"),
+            sums["handled"],
+            _("handled; unread: {}, dead: {}").format(number(sums["unread"]), number(sums["dead letters"])),
+        ),
     }
     return [
-        {"name": stage.capitalize(), "number": f"{number:,}", "tone": "bad" if lost[stage] else "good"}
-        | {"text": f"{text}; lost here: {lost[stage]:,}" if stage is not Stage.BUSINESS else text}
-        for stage, (number, text) in stages.items()
+        {"name": name, "number": number(count), "tone": "bad" if lost[stage] else "good"}
+        | {"text": text if stage is Stage.BUSINESS else _("{}; lost here: {}").format(text, number(lost[stage]))}
+        for stage, (name, count, text) in stages.items()
     ]
 
 
@@ -451,10 +484,10 @@ def _losses(connection: database.Connection, run: AuditRun) -> dict[str, Any]:
         return {}
     return drawing(
         "outbox-losses",
-        "Lost messages",
-        f"By the time of publishing, as far as ids are known: {sum(counts):,}.",
-        [Line("lost", counts)],
+        _("Lost messages"),
+        _("By the time of publishing, as far as ids are known: {}.").format(number(sum(counts))),
+        [Line(_("lost"), counts)],
         begins_at=begins_at,
         ends_at=ends_at,
-        say=lambda value: f"{value:,.0f}",
+        say=number,
     )

@@ -17,19 +17,19 @@ class Migration(PostgreSQLMigration):
         migrations.CreateModel(
             name="ArchivedDay",
             fields=[
-                ("day", models.DateField(primary_key=True, serialize=False)),
+                ("day", models.DateField(primary_key=True, serialize=False, verbose_name="day")),
                 (
                     "state",
                     models.TextField(
                         choices=[
-                            ("planned", "Planned"),
-                            ("committed", "Committed"),
-                            ("changed", "Changed"),
-                            ("deleted", "Deleted"),
+                            ("planned", "planned"),
+                            ("committed", "committed"),
+                            ("changed", "changed"),
+                            ("deleted", "deleted"),
                         ]
                     ),
                 ),
-                ("attempt", models.IntegerField()),
+                ("attempt", models.IntegerField(verbose_name="attempt")),
                 ("rows", models.BigIntegerField()),
                 ("digest", models.TextField()),
                 ("manifest", models.TextField(default="")),
@@ -38,6 +38,8 @@ class Migration(PostgreSQLMigration):
                 ("deleted_at", models.DateTimeField(null=True)),
             ],
             options={
+                "verbose_name": "archived day",
+                "verbose_name_plural": "archived days",
                 "db_table": "outbox_archived_day",
                 "default_permissions": ("view",),
             },
@@ -50,11 +52,11 @@ class Migration(PostgreSQLMigration):
                     "state",
                     models.TextField(
                         choices=[
-                            ("running", "Running"),
-                            ("done", "Done"),
-                            ("failed", "Failed"),
-                            ("died", "Died"),
-                            ("skipped", "Skipped"),
+                            ("running", "running"),
+                            ("done", "done"),
+                            ("failed", "failed"),
+                            ("died", "died"),
+                            ("skipped", "skipped"),
                         ],
                         default="running",
                     ),
@@ -78,6 +80,8 @@ class Migration(PostgreSQLMigration):
                 ("error", models.TextField(default="")),
             ],
             options={
+                "verbose_name": "audit run",
+                "verbose_name_plural": "audit runs",
                 "db_table": "outbox_audit_run",
                 "default_permissions": ("view",),
             },
@@ -131,7 +135,7 @@ class Migration(PostgreSQLMigration):
                 ("subject", models.TextField()),
                 ("first_number", models.BigIntegerField(null=True)),
                 ("last_number", models.BigIntegerField(null=True)),
-                ("count", models.BigIntegerField()),
+                ("count", models.BigIntegerField(verbose_name="count")),
                 ("message_ids", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
                 ("about", django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), size=None)),
                 ("text", models.TextField()),
@@ -149,6 +153,8 @@ class Migration(PostgreSQLMigration):
                 ),
             ],
             options={
+                "verbose_name": "audit finding",
+                "verbose_name_plural": "audit findings",
                 "db_table": "outbox_audit_finding",
                 "permissions": [
                     ("resend_auditfinding", "Can send lost messages again"),

@@ -15,42 +15,42 @@ from django.urls import reverse
 
 import outbox
 from outbox.models import Topic
+from outbox.pipeline import runs
+from tests.outbox.pipeline.audit_runs.stand_in import REPORT
 
 CODE = Path(outbox.__file__).parent
 CATALOGUE = CODE / "locale/de/LC_MESSAGES/django"
-TEMPLATES = CODE / "templates"
-MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext"}
+MARKS = {"_": 0, "gettext_noop": 0, "ngettext": 0, "pgettext_lazy": 1}  # function -> place of the text in its arguments
 ENTRY = re.compile(r'^(?:msgctxt (".*")\n)?msgid (".+")\n(?:msgid_plural ".*"\n)?((?:msgstr.*\n)+)', re.M)
 
 
 def marked_in_code() -> set[str]:
-    """Return the texts that Python's code marks, apart from the pipeline's."""
-    calls = [
-        node
+    """Return the texts that Python's code marks."""
+    texts = [
+        node.args[MARKS[node.func.id]]
         for path in CODE.rglob("*.py")
-        if "pipeline" not in path.parts
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS
     ]
-    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    return {text.value for text in texts if isinstance(text, ast.Constant)}
 
 
 def marked_in_templates() -> set[str]:
     texts = set()
-    for path in TEMPLATES.rglob("*.html"):
-        nodes = get_template(str(path.relative_to(TEMPLATES))).template.nodelist
+    for path in CODE.rglob("*.html"):
+        nodes = get_template(str(path).rpartition("/templates/")[2]).template.nodelist
         texts |= {node.filter_expression.var.literal for node in nodes.get_nodes_by_type(TranslateNode)}
         texts |= {node.render_token_list(node.singular)[0] for node in nodes.get_nodes_by_type(BlockTranslateNode)}
     return texts
 
 
 def written() -> dict[str, list[str]]:
-    """Return what the .po file has: text -> its translations, the plural's, too."""
-    entries = ENTRY.findall(CATALOGUE.with_suffix(".po").read_text() + "\n")
-    return {
-        ast.literal_eval(text): [ast.literal_eval(line.partition(" ")[2]) for line in lines.splitlines()]
-        for _, text, lines in entries
-    }
+    """Return what the .po file has: text -> its translations, of its plural and of all its contexts."""
+    texts: dict[str, list[str]] = {}
+    for _, text, lines in ENTRY.findall(CATALOGUE.with_suffix(".po").read_text() + "\n"):
+        translations = texts.setdefault(ast.literal_eval(text), [])
+        translations += [ast.literal_eval(line.partition(" ")[2]) for line in lines.splitlines()]
+    return texts
 
 
 def compiled(path: Path) -> dict[object, str]:
@@ -93,6 +93,12 @@ class TestPages:
     def german(self, settings):
         settings.LANGUAGE_CODE = "de"
 
+    @pytest.fixture
+    def finding(self):
+        run = runs.begin("default", asked_by="command", since=None, settle_seconds=300)
+        runs.finish(run, REPORT, exit_code=0)
+        return run.findings.get()
+
     def test_of_the_overview_are_german(self, admin_client):
         page = admin_client.get(reverse("admin:outbox_overview_changelist")).text
 
@@ -112,3 +118,21 @@ class TestPages:
 
         assert f"Das Topic {topic.name} ist angehalten." in page
         assert "Veröffentlicht wird weiterhin" in page
+
+    def test_of_an_audit_and_its_report_are_german(self, admin_client, finding):
+        page = admin_client.get(reverse("admin:outbox_pipeline_auditrun_change", args=[finding.run_id])).text
+        report = admin_client.get(reverse("admin:outbox_pipeline_auditrun_report", args=[finding.run_id])).text
+
+        assert '<html lang="de">' in report
+        for text in ("1 Befund", "fertig", "nicht signiert", "Fachdaten", "Rückstand von points, orders", "Latenz", "Stationen"):
+            assert text in page
+            assert text in report
+
+    def test_of_findings_are_german(self, admin_client, finding):
+        listed = admin_client.get(reverse("admin:outbox_pipeline_auditfinding_changelist")).text
+        page = admin_client.get(reverse("admin:outbox_pipeline_auditfinding_change", args=[finding.pk])).text
+
+        for text in ("Audit-Befunde", "Mit Notiz quittieren", "offen", "Nach Station", f"Audit {finding.run_id}"):
+            assert text in listed
+        for text in (f"Befund {finding.pk} von Audit {finding.run_id}", "Nicht erneut sendbar", "Stand 2026-11-20"):
+            assert text in page
