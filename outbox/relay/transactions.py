@@ -19,11 +19,13 @@ The statements are in `batches/transactions.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
+from msgspec.structs import replace
 
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
@@ -143,7 +145,7 @@ class TransactionalSender:
             if marker is not None and self._is_foreign(marker):
                 with holding_lane(self.connection, number) as is_held:
                     if is_held:
-                        replace(self, lane=HeldLane(number))._open()
+                        dataclasses.replace(self, lane=HeldLane(number))._open()
                     else:
                         held.append(number)
         if held:

@@ -12,20 +12,16 @@ How long messages take for each hop, and the backlog of each group and topic by 
     10:01       100      100        0
     10:02       400      120      280    production faster
 
-The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins. The cause
-of a backlog is plain Python, so that Spark, SQL and tests share it: a backlog grows if it did in the last ten minutes, and its
-cause is what changed against the 15 minutes before. After a while the change would look normal, so an episode keeps the cause it
-began with until the backlog stops growing.
+The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins. `cause`
+has the causes of backlog.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +31,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, COUNTED, INSTANT, SHARES, percentile
+from outbox.pipeline.spark.cause import BacklogMinute, backlog_states, up_to
 from outbox.pipeline.spark.cells import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
@@ -164,111 +161,6 @@ def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
             if bins.get(BACKWARDS)
         ],
     }
-
-
-CURRENT = 10  # minutes
-BASELINE = 15  # minutes
-GROWING = 0.05  # a backlog grows if it gains more than this share of the produced messages
-REPEATED = 0.2  # the share of retries among deliveries from which on retries are the cause
-FASTER = 1.3  # times the baseline
-SLOWER = 0.7  # times the baseline
-LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
-
-
-class BacklogCause(enum.StrEnum):
-    NONE = "none"
-    RETRIES = "repeated retries"
-    PRODUCTION_FASTER = "production faster"
-    CONSUMPTION_SLOWER = "consumption slower"
-    STEADY_OVERLOAD = "steady overload"
-
-
-@dataclass(frozen=True)
-class BacklogMinute:
-    """The counts of a minute (since 1970): messages stored, deliveries, messages finished."""
-
-    minute: int
-    produced: int = 0
-    deliveries: int = 0
-    consumed: int = 0
-
-    def grows(self) -> bool:
-        """Return whether the backlog grows by these counts."""
-        return self.produced - self.consumed > GROWING * self.produced
-
-
-@dataclass(frozen=True)
-class BacklogState:
-    """
-    The backlog of a group and topic at the end of a minute.
-
-    Args:
-        growth: messages per minute, over the last ten.
-        onset: the minute in which the episode began; None if the backlog does not grow.
-    """
-
-    minute: int
-    backlog: int
-    growth: float
-    cause: BacklogCause
-    onset: int | None = None
-
-
-def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
-    """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
-    first = last - LONGEST
-    waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
-    is_old = any(minute.minute < first for minute in minutes)
-    old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
-    return old + [minute for minute in minutes if first <= minute.minute <= last]
-
-
-def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
-    """Return the backlog after each minute, from the first to the last, including minutes without messages."""
-    if not minutes:
-        return []
-    by_minute = {minute.minute: minute for minute in minutes}
-    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
-    sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
-    states: list[BacklogState] = []
-    for place in range(len(span)):
-        begin = max(0, place + 1 - CURRENT)
-        before = max(0, begin - BASELINE)
-        now = BacklogMinute(place + 1 - begin, *(of[place + 1] - of[begin] for of in sums))
-        cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
-        onset = None
-        if cause is not BacklogCause.NONE:
-            episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
-            onset = episode.onset if episode else _onset(span, place)
-            # The cause of an episode may not be visible in its first minutes.
-            if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
-                cause = episode.cause
-        growth = (now.produced - now.consumed) / now.minute
-        states.append(BacklogState(span[place].minute, sums[0][place + 1] - sums[2][place + 1], growth, cause, onset))
-    return states
-
-
-def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
-    """Compare the sums of two spans, whose `minute` is their length. Retries come first, since they also slow consumption."""
-    if not now.grows():
-        return BacklogCause.NONE
-    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= REPEATED:
-        return BacklogCause.RETRIES
-    if before.minute == 0:
-        return BacklogCause.STEADY_OVERLOAD
-    if now.produced / now.minute >= FASTER * before.produced / before.minute:
-        return BacklogCause.PRODUCTION_FASTER
-    if now.consumed / now.minute <= SLOWER * before.consumed / before.minute:
-        return BacklogCause.CONSUMPTION_SLOWER
-    return BacklogCause.STEADY_OVERLOAD
-
-
-def _onset(span: Sequence[BacklogMinute], place: int) -> int:
-    """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
-    start = place
-    while start > max(0, place - CURRENT + 1) and span[start - 1].grows():
-        start -= 1
-    return span[start].minute
 
 
 def tried(failed: DataFrame) -> DataFrame:

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 from outbox.pipeline.spark.bins import BACKWARDS, add
+from outbox.pipeline.spark.cause import BacklogMinute, BacklogState, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
-from outbox.pipeline.spark.latency import BacklogMinute, BacklogState, backlog_states, up_to
 from tests.outbox.pipeline.sql import standing
 from tests.outbox.pipeline.sql.frames import Check
 from tests.outbox.pipeline.sql.ids import judge_ids

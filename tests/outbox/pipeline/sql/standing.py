@@ -1,4 +1,4 @@
-"""Latency and backlog of the frames: what `outbox.pipeline.spark.latency` and `backlog` count in Spark, counted in SQL."""
+"""Latency and backlog of the frames: what `outbox.pipeline.spark.latency` counts in Spark, counted in SQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
-from outbox.pipeline.spark.latency import BacklogMinute
+from outbox.pipeline.spark.cause import BacklogMinute
 from tests.outbox.pipeline.sql.frames import Check
 
 Histogram = tuple[str, str, str, int, int, int]  # topic, hop, consumer group, minute (seconds since 1970), bin, n
