@@ -170,7 +170,7 @@ def _how_to_import(path: str, error: ImportError) -> str:
     """Return the sentence that says how a broker can be imported; the extra of ours is called as its folder is."""
     missing = (error.name or "").partition(".")[0]
     if missing in ("", "outbox"):
-        return "Correct the path: it names a module and the class in it."
+        return f"Correct the path, which names a module and a class in it, such as {BrokerSettings().backend}."
     if path.startswith("outbox.brokers."):
         return f"Run: pip install 'django-transactional-outbox[{path.split('.')[2]}]'"
     return f"Correct the path, or install {missing}."

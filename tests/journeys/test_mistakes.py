@@ -115,7 +115,7 @@ MISTAKES = [
         "kafka",
         files=settings("OUTBOX = {'TOPICS': {'orders': {'BROKER': 'kafka'}}}"),
     ),
-    Mistake("BACKEND cannot be imported", "outbox.brokers.rabbitmq", files=settings(broker("RabbitMQ"))),
+    Mistake("BACKEND cannot be imported", "such as outbox.embedded.EmbeddedBroker", files=settings(broker("RabbitMQ"))),
     Mistake("a retention is a number", "timedelta", files=settings("OUTBOX['RETENTION'] = 7")),
     Mistake(
         "the database is SQLite",
