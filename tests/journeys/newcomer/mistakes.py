@@ -249,7 +249,7 @@ CHECKED = [
         {
             CHECK: {
                 "a backend is misspelt": '"outbox.brokers.rabbitmq" does not define a "RabbitMqBroker" attribute/class.\n\t'
-                "HINT: Its topics are: typo. Correct the path.",
+                "HINT: Its topics are: typo. Correct the path, which names a module and a class in it, such as",
                 "a required option is missing": '["no-nodes"]: (outbox.E004) OPTIONS has no NODES, which is required.',
                 "an option is unknown": (
                     "[\"unknown\"]: (outbox.E004) OPTIONS has an unknown name 'HOST'.\n\tHINT: Choices are: NODES, USER,"

@@ -36,6 +36,14 @@ class TestE007:
 
         assert ["is used with psycopg2" in problem.msg for problem in found()] == [True]
 
+    def test_finds_one_that_only_routers_name(self, monkeypatch):
+        monkeypatch.setattr(databases.router, "db_for_write", lambda model: "nowhere")
+
+        (problem,) = databases.check_engine()
+
+        assert problem.msg == "Routers put the app outbox into the database 'nowhere', which is not in DATABASES."
+        assert problem.hint == "Let db_for_write() of the routers return one of these, or None: default, other."
+
 
 class TestE059:
     def test_finds_a_database_that_commits_nothing(self, found, monkeypatch):
