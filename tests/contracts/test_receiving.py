@@ -52,9 +52,9 @@ class TestReceive:
     def test_gives_no_more_than_the_limit(self, acts: Acts):
         acts.send_bodies(*[b"%d" % n for n in range(25)])
 
-        counts = [len(acts.receive(limit=10)) for _ in range(8)]
+        counts = [len(acts.receive(limit=10)) for _ in range(4)]
 
-        assert (max(counts), sum(counts)) == (10, 25)
+        assert counts == [10, 10, 5, 0]
 
     def test_reads_several_topics_at_once(self, acts: Acts, broker: Broker, harness: Harness):
         acts.send_bodies(b"a")
