@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from django.db import connection, transaction
 
-from benchmarks.consumers import MANY, ONE, TABLE, handle_bare, write_one
+from benchmarks.consumers import MANY, ONE, TABLE, handle_bare, handle_with, write_one
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved
 from benchmarks.processes import count as count_rows
@@ -48,11 +48,11 @@ def measure(scale: float) -> list[Figure]:
     bare, least, one, many = interleaved(
         5, lambda: _bare(count), lambda: _bare_with_inbox(count), lambda: _consume(ONE, count), lambda: _consume(MANY, count)
     )
-    rates = interleaved(3, lambda: count / _seconds(ONE, count), lambda: count / _seconds(MANY, count))
+    rates = interleaved(3, lambda: _rate(ONE, count), lambda: _rate(MANY, count))
     calls = _calls_per_message()
     return [
         Figure("bare loop with an inbox row: CPU per message", least, "us", None, at_most=True, bound=bare),
-        Figure("consume one by one: CPU per message", one, "us", 1.8, at_most=True, bound=bare),
+        Figure("consume one by one: CPU per message", one, "us", 1.5, at_most=True, bound=bare),
         Figure("consume many at once: CPU per message", many, "us", 1.5, at_most=True, bound=bare),
         Figure("consume many at once: messages", rates[1], "/s", 5, at_most=False, bound=rates[0]),
         Figure(f"consume {A_SECOND}/s: round trips per message", calls, "", None, at_most=True),
@@ -83,16 +83,14 @@ def _consume(name: str, count: int) -> float:
         clock = CpuClock(database.raw("default"), _broker_backend())
         _send(count)
         began = clock()
-        _drain(worker, count)
+        handle_with(worker, count)
         return (clock() - began) / count * 1e6
 
 
-def _seconds(name: str, count: int) -> float:
+def _rate(name: str, count: int) -> float:
     with _worker(name) as worker:
         _send(count)
-        began = time.perf_counter()
-        _drain(worker, count)
-        return time.perf_counter() - began
+        return handle_with(worker, count)
 
 
 @contextmanager
@@ -109,11 +107,6 @@ def _broker_backend() -> int:
     """Return the process id of the only connection of the embedded broker; closed ones may take a moment to disappear."""
     wait_until(lambda: count_rows(f"SELECT count(*) {BROKER}") == 1, 10, "the broker's connections closed")
     return count_rows(f"SELECT pid {BROKER}")
-
-
-def _drain(worker: Worker, count: int) -> None:
-    while worker.counts.handled < count:
-        worker.step(timedelta(seconds=1))
 
 
 def _send(count: int) -> None:
@@ -133,7 +126,7 @@ def _calls_per_message() -> float:
     sender = threading.Thread(target=_send_steadily, args=(total,))
     with _worker(ONE) as worker, _counted_calls() as calls:
         sender.start()
-        _drain(worker, total)
+        handle_with(worker, total)
         sender.join()
         return calls[0] / total
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from django.conf import settings
 from django.db import connection, transaction
 
 from benchmarks.messages import Clocked, ClockedOnePhase, ClockedOnKafka, ClockedOnRabbitMQ, ClockedOnRocketMQ
 from outbox import consumer, database
+from outbox.consuming.worker import Worker
 
 INSERT = "INSERT INTO bench_handled (number, handled_at) VALUES (%s, %s)"
 
@@ -55,6 +57,14 @@ def handle_bare(message_id: str, message: dict[str, int]) -> None:
         with database.bound_cursor("default") as cursor:
             cursor.execute(INBOX, ["bench-bare", message_id, message_id, "bench-consumed"])
         write_one(message)
+
+
+def handle_with(worker: Worker, how_many: int) -> float:
+    """Have a worker handle more messages, a few more at most; return how many in a second."""
+    began, before = time.perf_counter(), worker.counts.handled
+    while worker.counts.handled < before + how_many:
+        worker.step(timedelta(seconds=1))
+    return (worker.counts.handled - before) / (time.perf_counter() - began)
 
 
 def write_many(messages: list[dict[str, int]]) -> None:

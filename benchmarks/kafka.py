@@ -19,14 +19,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 from django.db import transaction
 from django.test.utils import override_settings
 
 from benchmarks import latency
-from benchmarks.consumers import ONE, TABLE, handle_bare
+from benchmarks.consumers import ONE, TABLE, handle_bare, handle_with
 from benchmarks.cpu import CpuClock
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty, fill
@@ -178,7 +177,7 @@ def _consumed(address: str, messages: int) -> Figure:
     settings = {"bootstrap.servers": address, "group.id": "bench-bare", "enable.auto.commit": False, **QUIET}
     each = max(100, messages // CONSUMED_IN)
 
-    for number in range(total := 1 + each * CONSUMED_IN):
+    for number in range(2 * each * CONSUMED_IN):  # a worker handles a few more
         headers = [("ce_id", str(uuid.uuid4()).encode()), *HEADERS[1:]]
         producer.produce(CONSUMED, b'{"number": %d}' % number + b" " * 180, headers=headers)
         producer.poll(0)
@@ -187,12 +186,6 @@ def _consumed(address: str, messages: int) -> Figure:
         closing(Worker(group(ONE), EXACTLY_ONCE)) as worker,
         closing(Consumer({**settings, "auto.offset.reset": "earliest"})) as bare,
     ):
-
-        def ours(how_many: int = each) -> float:
-            began, before = time.perf_counter(), worker.counts.handled
-            while worker.counts.handled < min(before + how_many, total):
-                worker.step(timedelta(seconds=1))
-            return (worker.counts.handled - before) / (time.perf_counter() - began)
 
         def theirs(how_many: int = each) -> float:
             began, handled = time.perf_counter(), 0
@@ -206,9 +199,9 @@ def _consumed(address: str, messages: int) -> Figure:
             return how_many / (time.perf_counter() - began)
 
         bare.subscribe([CONSUMED])
-        for read in (ours, theirs):  # the first assignment of their partition
-            read(1)
-        least, rate = interleaved(CONSUMED_IN, theirs, ours)
+        handle_with(worker, 1)  # the first assignment of their partition
+        theirs(1)
+        least, rate = interleaved(CONSUMED_IN, theirs, lambda: handle_with(worker, each))
     return Figure("Kafka: consumed with an inbox, one process", rate, "/s", 0.7, at_most=False, bound=least)
 
 

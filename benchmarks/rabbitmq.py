@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import amqp
 from django.test.utils import override_settings
 
 from benchmarks import rabbitmq_latency
-from benchmarks.consumers import ONE, TABLE, handle_bare
+from benchmarks.consumers import ONE, TABLE, handle_bare, handle_with
 from benchmarks.figure import Figure, interleaved
 from benchmarks.history import empty, fill
 from benchmarks.settings import OUTBOX, with_rabbitmq
@@ -164,10 +163,7 @@ def _consumed(broker: Any, bare: amqp.Connection, count: int) -> Figure:
     def ours() -> float:
         _sent(broker, each)
         with closing(Worker(group(ONE), ALIAS)) as worker:
-            began = time.perf_counter()
-            while worker.counts.handled < each:
-                worker.step(timedelta(seconds=1))
-            return each / (time.perf_counter() - began)
+            return handle_with(worker, each)
 
     def theirs() -> float:
         _sent(broker, each)

@@ -17,14 +17,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from django.test.utils import override_settings
 
 from benchmarks import bare_port, latency
-from benchmarks.consumers import ONE, TABLE, handle_bare
+from benchmarks.consumers import ONE, TABLE, handle_bare, handle_with
 from benchmarks.figure import Figure, interleaved, percentile
 from benchmarks.history import empty, fill
 from benchmarks.memory import peak_mib
@@ -175,12 +174,6 @@ def _consumed(server: Any, scale: float) -> Figure:
         connection.execute(TABLE)
         bare.startup()
 
-        def ours(how_many: int = each) -> float:
-            began, before = time.perf_counter(), worker.counts.handled
-            while worker.counts.handled < before + how_many:
-                worker.step(timedelta(seconds=1))
-            return how_many / (time.perf_counter() - began)
-
         def theirs(how_many: int = each) -> float:
             began, handled = time.perf_counter(), 0
             while handled < how_many:
@@ -200,9 +193,9 @@ def _consumed(server: Any, scale: float) -> Figure:
             return theirs()
 
         produce(1)
-        for read in (ours, theirs):  # the groups begin
-            read(1)
-        least, rate = interleaved(CONSUMED_IN, theirs_of_new, ours)
+        handle_with(worker, 1)  # the groups begin
+        theirs(1)
+        least, rate = interleaved(CONSUMED_IN, theirs_of_new, lambda: handle_with(worker, each))
         bare.shutdown()
     return Figure("RocketMQ: consumed with an inbox, one process", rate, "/s", 0.7, at_most=False, bound=least)
 

@@ -17,6 +17,7 @@ from benchmarks.figure import Figure, interleaved
 ROUNDS = 15
 DJANGO = ["admin", "auth", "contenttypes", "messages", "sessions"]
 APPS = [*(f"django.contrib.{app}" for app in DJANGO), "rest_framework"]
+WITH_OUTBOX = [*APPS, "outbox", "outbox.embedded"]
 CODE = """
 import resource
 
@@ -43,9 +44,7 @@ def measure(scale: float) -> list[Figure]:
             command = [sys.executable, "-c", CODE.format(apps=apps)]
             return float(subprocess.check_output(command, env=environment, cwd=Path(__file__).parents[1], text=True))
 
-        seconds([*APPS, "outbox", "outbox.embedded"])
-        bare, ours = interleaved(
-            max(3, int(ROUNDS * scale)), lambda: seconds(APPS), lambda: seconds([*APPS, "outbox", "outbox.embedded"])
-        )
+        seconds(WITH_OUTBOX)
+        bare, ours = interleaved(max(3, int(ROUNDS * scale)), lambda: seconds(APPS), lambda: seconds(WITH_OUTBOX))
     note = f"{ours:.2f} s beside {bare:.2f} s"
     return [Figure("start of a web process: CPU over a bare one", ours - bare, "s", 0.15, at_most=True, note=note)]

@@ -193,7 +193,7 @@ def _servers(status: Status) -> Iterator[Finding]:
     """
     servers_differ: The settings of a process name another server for a broker than those of its relays: messages of one do not
     reach the other.
-        Give both the same `OUTBOX["BROKERS"]`; silence it where that is one server under two names.
+        Set the same `OUTBOX["BROKERS"]` for both; silence it where that is one server under two names.
     """
     for alias in _aliases():
         relays = {relay.server: relay for relay in status.live("relay", alias) if relay.server}

@@ -56,7 +56,8 @@ def check() -> Iterator[Finding]:
         try:
             for finding in rule_.find():
                 if not finding.is_silenced() and (finding.id, finding.obj) not in told:
-                    finding.level = checks.ERROR if finding.id in IS_NEEDED else finding.level
+                    if finding.id in IS_NEEDED:
+                        finding.level = checks.ERROR
                     findings.append(finding)
                     yield finding
         except Exception as error:

@@ -123,7 +123,7 @@ class Storm(abc.ABC):
         say("all is calm")
 
     def settle(self, patience: float) -> None:
-        """Wait until nothing is left to do; so long at most."""
+        """Wait until nothing is left to do, at most for the given seconds."""
 
         def is_settled() -> bool:
             self.keep_running()

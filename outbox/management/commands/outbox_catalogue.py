@@ -49,8 +49,8 @@ class Command(BaseCommand):
         if described:
             self.stdout.write(json.dumps(described, indent=2))
         elif options["json"]:
-            newest = {alias: msgspec.to_builtins(rows, builtin_types=(datetime,)) for alias, rows in traffic.items()}
-            self.stdout.write(json.dumps({"topics": msgspec.to_builtins(topics), "newest": newest}, default=str))
+            shown = msgspec.to_builtins({"topics": topics, "newest": traffic}, builtin_types=(datetime,))
+            self.stdout.write(json.dumps(shown, default=str))
         else:
             self.stdout.write("\n\n".join(_as_text(topic, traffic) for topic in topics) or "There is no topic.")
         if not all(topic.broker for topic in topics) or any(kind.trouble for topic in topics for kind in topic.types):

@@ -7,8 +7,8 @@ Which business rows have no message, and which message rows no place: compared b
     left:  a b c d  \\  per bucket of the hash: rows and sum of hashes -> right - left is 0, or the one hash that differs,
     right: a b d    /  or several: then all keys of the bucket are compared
 
-So keys need no shuffle. Two different sides look equal with a probability of about 2^-64 per bucket. Hashes of keys have a random
-salt in each run, so that nobody can construct keys that collide.
+Keys need no shuffle. Two different sides look equal with a probability of about 2^-64 per bucket. Hashes of keys have a random
+salt in each run, which makes it impossible to construct keys that collide.
 """
 
 from __future__ import annotations

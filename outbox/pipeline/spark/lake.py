@@ -257,7 +257,7 @@ CHECK_BACK = Frame(
 )
 
 # Recorded messages, a row for each place. A place may be recorded again after its row has left the table, so copies are counted
-# once for each place (`sources.copies`). Commits of older versions lack this frame.
+# once for each place (`archived.copies`). Commits of older versions lack this frame.
 RECORDED = Frame(
     "recorded",
     (

@@ -1,5 +1,5 @@
 """
-Two projects, each with a database of its own, and a queue with so long a name that the server's answer is cut.
+Two projects, each with a database of its own, and a queue whose name is too long for the server's answer.
 
 What holds for every name is in tests/contracts/test_owners.py.
 """
