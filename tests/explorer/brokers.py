@@ -84,7 +84,7 @@ class SteppedMemoryBroker(MemoryBroker):
             return act()
         faults = TRANSACTION_FAULTS if call == "send_transaction" else SEND_FAULTS
         fault = actor.stop(f"broker.{call}({what})", faults, is_decisive=True)
-        planned = self._store.faults.planned
+        planned = self._store.faults
         before = list(planned)
         if fault is Fault.TWICE:
             planned.clear()

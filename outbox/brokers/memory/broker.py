@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from outbox.brokers.base import (
     Backlog,
     Delivery,
+    Ended,
     EndSemantics,
     HalfRef,
     HalfStatus,
@@ -26,12 +27,11 @@ from outbox.brokers.base import (
     TopicSpec,
 )
 from outbox.brokers.capabilities import GivesUp, NeedsCheckLoop, TransactionalSends
-from outbox.brokers.memory import lookup, receiver, transactions
+from outbox.brokers.memory import lookup, receiver
 from outbox.brokers.memory.controls import Controls, check_back_of
-from outbox.brokers.memory.ends import end_half, half_of
-from outbox.brokers.memory.faults import Fault, FaultKind, Item
+from outbox.brokers.memory.faults import Fault, FaultKind, Item, take
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import HalfRecord, LaneKey, MemoryGroup, store
+from outbox.brokers.memory.store import HalfRecord, MemoryGroup, MemoryLane, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.findings import Finding
@@ -64,7 +64,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         self.commit_window = self._settings.commit_window if self.end_semantics is EndSemantics.STATELESS else None
         if not self._settings.transactions:
             self.lacks = (*self.lacks, TransactionalSends)
-        self._open_lanes: dict[int, tuple[LaneKey, int]] = {}  # with the epoch in which each was opened
+        self._open_lanes: dict[int, tuple[MemoryLane, int]] = {}  # with the epoch in which each was opened
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
@@ -97,7 +97,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         with self._store.changed:
-            planned = [self._store.faults.take("look_up_halves", half) for half in halves]
+            planned = [take(self._store.faults, "look_up_halves", half) for half in halves]
             return [
                 (fault and fault.status) or lookup.look_up_half(self._store, half, self.end_semantics)
                 for half, fault in zip(halves, planned, strict=True)
@@ -106,9 +106,9 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     def open_lane(self, source: str, lane: int) -> str | None:
         """Take over a lane. Requests of its last holder that are still in flight will be rejected."""
         with self._store.changed:
-            key = LaneKey(source, lane)
-            opened = transactions.fence(self._store, key)
-            self._open_lanes[lane] = key, opened.epoch
+            opened = self._store.lanes.setdefault((source, lane), MemoryLane())
+            opened.epoch += 1
+            self._open_lanes[lane] = opened, opened.epoch
             return opened.marker
 
     def is_lane_open(self, lane: int) -> bool:
@@ -116,28 +116,35 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
         with self._store.changed:
-            held = self._store.lanes.get(LaneKey(source, lane))
+            held = self._store.lanes.get((source, lane))
             return held.marker if held else None
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
-        opened = self._open_lanes.pop(lane, None)
-        if opened is None:
-            return transactions.unavailable(messages, f"Lane {lane} is not open here. Open it first.")
+        if lane not in self._open_lanes:
+            return _unavailable(messages, f"Lane {lane} is not open here. Open it first.")
+        held, epoch = self._open_lanes.pop(lane)
         with self._store.changed:
-            results = self._send_transaction(*opened, messages, marker)
-            key, epoch = opened
-            if self._store.lanes[key].epoch == epoch and all(result.status is SendStatus.ACCEPTED for result in results):
-                self._open_lanes[lane] = opened
+            results = self._send_transaction(held, epoch, messages, marker)
+            if held.epoch == epoch and all(result.status is SendStatus.ACCEPTED for result in results):
+                self._open_lanes[lane] = held, epoch
             return results
 
-    def _send_transaction(self, key: LaneKey, epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
+    def _send_transaction(self, lane: MemoryLane, epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         def arrive() -> list[SendResult]:
+            if lane.epoch != epoch:
+                return _unavailable(messages, "Its lane was taken over. Open it again.")
             rejections = [self._validate(message, is_half=False) for message in messages]
-            return transactions.commit(self._store, key, epoch, messages, rejections, marker, self._now())
+            if any(rejections):
+                others = _unavailable(messages, "Another message of its transaction was rejected. It is sent again.")
+                return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
+            for message in messages:
+                self._store.show(message, self._now())
+            lane.marker = marker
+            return [SendResult(SendStatus.ACCEPTED)] * len(messages)
 
         for message in messages:
-            if (fault := self._store.faults.take("send_transaction", message)) and fault.result:
+            if (fault := take(self._store.faults, "send_transaction", message)) and fault.result:
                 self._apply(fault, arrive)
                 return [fault.result] * len(messages)
         return arrive()
@@ -151,7 +158,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
                 answer = Resolution.UNKNOWN
             if answer is not Resolution.UNKNOWN:
                 with self._store.changed:
-                    end_half(self._store, self._store.halves[half.half_id], answer, self.end_semantics, self._now())
+                    self._store.end(self._store.halves[half.half_id], answer, self.end_semantics, self._now())
         return len(due)
 
     def receive(
@@ -206,7 +213,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             self._store.changed.notify_all()
 
     def _with_fault(self, call: str, message: Item, arrive: Callable[[], SendResult]) -> SendResult:
-        fault = self._store.faults.take(call, message)
+        fault = take(self._store.faults, call, message)
         if fault is None:
             return arrive()
         answer = self._apply(fault, arrive)
@@ -241,7 +248,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
 
     def _end_one(self, ref: HalfRef, resolution: Resolution) -> SendResult:
-        ended = end_half(self._store, half_of(self._store, ref), resolution, self.end_semantics, self._now())
+        half = self._store.half_of(ref)
+        ended = self._store.end(half, resolution, self.end_semantics, self._now()) if half else Ended.NOT_FOUND
         return SendResult(SendStatus.ACCEPTED, half_id=ref.half_id, ended=ended)
 
     def _take_due_halves(self, limit: int) -> list[Half]:
@@ -265,3 +273,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             )
             deliveries.extend(due)
         return deliveries
+
+
+def _unavailable(messages: Sequence[Outgoing], reason: str) -> list[SendResult]:
+    return [SendResult(SendStatus.UNAVAILABLE, reason=reason)] * len(messages)

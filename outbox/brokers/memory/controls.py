@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendStatus
+from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import receiver
-from outbox.brokers.memory.faults import FaultKind, Item, Where
+from outbox.brokers.memory.faults import Fault, FaultKind, Item, Where
 from outbox.brokers.memory.store import HalfRecord, Store, UnfinishedCopy
 from outbox.message import Half
 
@@ -53,22 +53,23 @@ class Controls:
         if call not in CALLS:
             raise ValueError(f"{call!r} cannot fail. Choices are: {', '.join(CALLS)}.")
         if call == LOOK_UP:
-            self._store.faults.plan_lookup(_status(verdict), where, times)
+            self._store.faults.append(Fault(call, None, FaultKind.LOST, where, times, _status(verdict)))
             return
         if verdict not in list(SendStatus):
             raise ValueError(f"{verdict!r} is not a status. Choices are: {', '.join(SendStatus)}.")
         kind = FaultKind.LATE if late else FaultKind.STORED if stored else FaultKind.LOST
-        self._store.faults.plan(call, SendStatus(verdict), reason, kind, where, times)
+        result = SendResult(SendStatus(verdict), reason=reason or f"{verdict} on demand")
+        self._store.faults.append(Fault(call, result, kind, where, times))
 
     def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
         """Deliver a request of `send`, `send_halves` or `end` twice."""
         if call not in TWICE:
             raise ValueError(f"{call!r} cannot arrive twice. Choices are: {', '.join(TWICE)}.")
-        self._store.faults.plan(call, None, "", FaultKind.TWICE, where, times)
+        self._store.faults.append(Fault(call, None, FaultKind.TWICE, where, times))
 
     def heal(self) -> None:
         """Remove all planned faults."""
-        self._store.faults.planned.clear()
+        self._store.faults.clear()
 
     def deliver_late(self) -> int:
         """Deliver the requests that are still in flight; return their number."""

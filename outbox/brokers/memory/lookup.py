@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 
 from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, StoredCopy
-from outbox.brokers.memory.ends import half_of
 from outbox.brokers.memory.store import Copy, Store
 from outbox.message import Header
 
@@ -30,7 +29,7 @@ def look_up_half(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfSta
     """Return the status of a half message. Nothing is ever pruned here, so a message that is not found was never visible."""
     if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
         return HalfStatus.VISIBLE
-    half = half_of(store, ref)
+    half = store.half_of(ref)
     may_be_ended = half is not None and (half.ended is None or semantics is EndSemantics.STATELESS)
     return HalfStatus.HIDDEN if may_be_ended else HalfStatus.GONE
 

@@ -8,8 +8,9 @@ from datetime import datetime
 
 import msgspec
 
-from outbox.brokers.base import Ended, Outgoing
-from outbox.brokers.memory.faults import Faults
+from outbox.brokers.base import Ended, EndSemantics, HalfRef, Outgoing
+from outbox.brokers.memory.faults import Fault
+from outbox.message import Resolution
 
 
 class HalfRecord(msgspec.Struct):
@@ -52,13 +53,6 @@ class MemoryGroup(msgspec.Struct):
     delivered: list[str] = msgspec.field(default_factory=list)  # message ids, one for each delivery
 
 
-class LaneKey(msgspec.Struct, frozen=True):
-    """The key of a lane of transactional sends."""
-
-    source: str
-    lane: int
-
-
 class MemoryLane(msgspec.Struct):
     """A lane of transactional sends: a number that only its holder knows, and the marker of its last transaction."""
 
@@ -74,15 +68,28 @@ class Store:
         self.halves: dict[str, HalfRecord] = {}
         self.copies: dict[str, list[Copy]] = {}
         self.groups: dict[str, MemoryGroup] = {}
-        self.faults = Faults()
+        self.faults: list[Fault] = []  # those that a test has planned, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lanes: dict[LaneKey, MemoryLane] = {}
+        self.lanes: dict[tuple[str, int], MemoryLane] = {}  # source and number
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""
         topic = self.copies.setdefault(message.topic, [])
         topic.append(Copy(message, len(topic), now, max(now, message.deliver_at or now)))
         self.changed.notify_all()
+
+    def half_of(self, ref: HalfRef) -> HalfRecord | None:
+        """Return the half message of a reference; None if it never existed, or its place has another one."""
+        half = self.halves.get(ref.half_id)
+        return half if half and ref.place in ("", str(half.place)) else None
+
+    def end(self, half: HalfRecord, resolution: Resolution, semantics: EndSemantics, now: datetime) -> Ended:
+        """Commit or roll back one half message as a broker with these semantics does; return its answer."""
+        if half.ended is None or semantics is EndSemantics.STATELESS:
+            half.ended = Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK
+            if resolution is Resolution.COMMIT:
+                self.show(half.message, now)
+        return half.ended
 
     def forget(self, group: str, topics: Collection[str]) -> None:
         """Delete what is stored of a group in these topics."""
