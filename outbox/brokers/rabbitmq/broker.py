@@ -18,12 +18,12 @@ from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.envelope import to_amqp, too_large
+from outbox.brokers.rabbitmq.envelope import too_large
 from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
-from outbox.brokers.rabbitmq.sender import DeclarationMissing, Publication, RabbitMQSender
+from outbox.brokers.rabbitmq.sender import DeclarationMissing, RabbitMQSender
 from outbox.brokers.rabbitmq.server_checks import ServerChecks
 from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerUnavailable, UnsupportedByBroker
@@ -223,15 +223,13 @@ class RabbitMQBroker(GivesUp, ListsResources):
             index: result for index, message in enumerate(messages) if (result := failed.get(message.topic) or too_large(message))
         }
         good = [index for index in range(len(messages)) if index not in results]
-        chosen = [messages[index] for index in good]
-        publications = [Publication(message.topic, message.tag, to_amqp(message)) for message in chosen]
         # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
         queues = [
             (topic, topology.queue_name(topic, group))
             for topic in topics - failed.keys()
             for group in self._settings.groups.get(topic, ())
         ]
-        for index, result in zip(good, self._sender.publish(publications, queues=queues), strict=True):
+        for index, result in zip(good, self._sender.publish([messages[index] for index in good], queues=queues), strict=True):
             results[index] = result
             if result.status is SendStatus.MISCONFIGURED:
                 self._declared.pop(messages[index].topic, None)

@@ -139,17 +139,14 @@ class RabbitMQConnection:
                 errors.append(f"{address}: {describe(error)}")
             else:
                 self.serial += 1
-                self._start_heart()
+                if self._heart is None:
+                    self._heart = threading.Thread(target=self._beat, name=f"{self._name} heartbeat", daemon=True)
+                    self._heart.start()
                 return self._amqp
         raise BrokerUnavailable(f"No node of RabbitMQ could be connected to: {'; '.join(errors)}.")
 
     def _note_block(self, is_blocked: bool) -> None:
         self.is_blocked = is_blocked
-
-    def _start_heart(self) -> None:
-        if self._heart is None:
-            self._heart = threading.Thread(target=self._beat, name=f"{self._name} heartbeat", daemon=True)
-            self._heart.start()
 
     def _beat(self) -> None:
         """Send heartbeats, and read those of the server, which else would fill the buffers of an idle connection."""

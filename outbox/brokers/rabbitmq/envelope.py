@@ -18,9 +18,9 @@ from outbox.message import Header
 KEY = "outbox-key"
 TAG = "outbox-tag"
 STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
-OURS = (KEY, TAG, STORED_AT)
 
-THEIRS = {"x-death", "x-delivery-count", "x-acquired-count"}  # RabbitMQ's, and those that begin so:
+# Headers that are ours, and RabbitMQ's, besides those that begin so:
+HIDDEN = {KEY, TAG, STORED_AT, "x-death", "x-delivery-count", "x-acquired-count"}
 THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
 
 REASONS = {  # by the reason in "x-death"
@@ -53,7 +53,7 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
     """
     raw = {_text(name): value for name, value in (message.properties.get("application_headers") or {}).items()}
     body = message.body
-    headers = {name: _text(value) for name, value in raw.items() if _is_users(name)}
+    headers = {name: _text(value) for name, value in raw.items() if name not in HIDDEN and not name.startswith(THEIR_PREFIXES)}
     if content_type := message.properties.get("content_type"):
         headers.setdefault(Header.CONTENT_TYPE, _text(content_type))
     return Delivery(
@@ -117,10 +117,6 @@ def _text(value: Any) -> str:
     """Return a value as text that UTF-8 can carry."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return text if text.isascii() else text.encode(errors="surrogatepass").decode(errors="replace")
-
-
-def _is_users(name: str) -> bool:
-    return name not in OURS and name not in THEIRS and not name.startswith(THEIR_PREFIXES)
 
 
 def time_of(micros: Any) -> datetime | None:

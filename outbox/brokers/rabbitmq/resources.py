@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import methodcaller
 
 import amqp
 import msgspec
@@ -64,14 +65,18 @@ class RabbitMQResources:
     def find(self) -> list[ServerResource]:
         """Return what is needed, and what is there. Raises BrokerUnavailable."""
         with self._asking("list what is declared") as channel:
-            return [self._compared(channel, resource) for resource in (*map(_exchange, self._topics), *self._queues(channel))]
+            return [self._compared(channel, resource) for resource in self._needed(channel)]
 
-    def _queues(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
+    def _needed(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
+        for topic in self._topics:
+            look_up = methodcaller("exchange_declare", topic.name, "topic", passive=True)  # of any type
+            declare = partial(topology.declare_topic, topic=topic)
+            yield RabbitMQResource("topic", topic.name, {"type": "topic"}, look_up, declare, declare)
         for topic in self._topics:
             for group in self._options.groups.get(topic.name, ()):
                 for queue in topology.queues_of_group(channel, topic, group, max_length=self._options.max_length):
                     wanted = {name: str(value) for name, value in queue.arguments.items() if value != ""}
-                    look_up = partial(_look_up, exchanges=(), queues=[queue.name])
+                    look_up = methodcaller("queue_declare", queue.name, passive=True)
                     yield RabbitMQResource("queue", queue.name, wanted, look_up, queue.declare, queue.declare_and_bind)
 
     def _compared(self, channel: amqp.Channel, needed: RabbitMQResource) -> ServerResource:
@@ -111,17 +116,3 @@ class RabbitMQResources:
     def _refusal(self, what: str, error: AccessRefused) -> str:
         problem = self._permissions.problem(what, error)
         return f"{problem.text} {problem.hint}"
-
-
-def _exchange(topic: TopicSpec) -> RabbitMQResource:
-    look_up = partial(_look_up, exchanges=[topic.name], queues=())
-    declare = partial(topology.declare_topic, topic=topic)
-    return RabbitMQResource("topic", topic.name, {"type": "topic"}, look_up, declare, declare)
-
-
-def _look_up(channel: amqp.Channel, *, exchanges: Iterable[str], queues: Iterable[str]) -> None:
-    """Raise NotFound if one of these is missing."""
-    for exchange in exchanges:
-        channel.exchange_declare(exchange, "topic", passive=True)  # of any type
-    for queue in queues:
-        channel.queue_declare(queue, passive=True)

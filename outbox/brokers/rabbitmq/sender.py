@@ -18,13 +18,13 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 import amqp
-import msgspec
 from amqp import spec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound, PreconditionFailed
 
-from outbox.brokers.base import SendResult, SendStatus
-from outbox.brokers.confirms import ConfirmingChannel, Name, PendingConfirms
+from outbox.brokers.base import Outgoing, SendResult, SendStatus
+from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
+from outbox.brokers.rabbitmq.envelope import to_amqp
 from outbox.brokers.rabbitmq.topology import ALL_TAGS
 from outbox.errors import BrokerUnavailable
 
@@ -45,19 +45,6 @@ class DeclarationMissing(Exception):
     """A queue that a batch needs does not exist. Nothing of the batch is stored."""
 
 
-class Publication(msgspec.Struct, frozen=True):
-    """A message and where it goes."""
-
-    exchange: str
-    routing_key: str
-    message: amqp.Message
-
-    @property
-    def id(self) -> Name:
-        """Identifies it among those of one batch."""
-        return self.exchange, self.message.properties.get("message_id", "")
-
-
 class RabbitMQSender:
     """
     Publishes over one connection.
@@ -73,7 +60,7 @@ class RabbitMQSender:
         self._serial = 0
         self._bound_at: dict[tuple[str, str], float] = {}
 
-    def publish(self, publications: Sequence[Publication], *, queues: Collection[tuple[str, str]] = ()) -> list[SendResult]:
+    def publish(self, messages: Sequence[Outgoing], *, queues: Collection[tuple[str, str]] = ()) -> list[SendResult]:
         """
         Publish messages and wait for all confirms.
 
@@ -83,10 +70,10 @@ class RabbitMQSender:
         Raises:
             DeclarationMissing: one of them does not exist, or its exchange.
         """
-        if not publications:
+        if not messages:
             return []
         batch = PendingConfirms(NOT_TAKEN, _explain_return)
-        batch.extend(publication.id for publication in publications)
+        batch.extend((message.topic, message.message_id) for message in messages)
         is_begun = False
         try:
             with self._connection.use() as connection:
@@ -96,7 +83,7 @@ class RabbitMQSender:
                 channel = confirming.begin(batch)
                 is_begun = True
                 with confirming.writing_together():
-                    self._write(channel, publications, queues)
+                    self._write(channel, messages, queues)
                 batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
                 if batch.pending and not self._is_blocked():
                     text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
@@ -109,13 +96,13 @@ class RabbitMQSender:
         except ChannelError as error:
             if isinstance(error, NotFound) and error.method_sig in (spec.Queue.Declare, spec.Queue.Bind):
                 raise DeclarationMissing(describe(error)) from error
-            return self._after_channel_error(publications, batch, error)
+            return self._after_channel_error(messages, batch, error)
         except LOST as error:
             status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
         return batch.finish(UNANSWERED)  # none is open
 
-    def _write(self, channel: amqp.Channel, publications: Iterable[Publication], queues: Collection[tuple[str, str]]) -> None:
+    def _write(self, channel: amqp.Channel, messages: Iterable[Outgoing], queues: Collection[tuple[str, str]]) -> None:
         """Declare passively what must exist, bind it again where that is due, then publish."""
         now = time.monotonic()
         for exchange, name in queues:
@@ -123,26 +110,19 @@ class RabbitMQSender:
             if now - self._bound_at.get((exchange, name), float("-inf")) >= BIND_SECONDS:
                 self._bound_at[exchange, name] = now
                 channel.send_method(spec.Queue.Bind, "BsssbF", (0, name, exchange, ALL_TAGS, NOWAIT, {}))
-        for publication in publications:
-            channel.send_method(
-                spec.Basic.Publish,
-                "Bssbb",
-                (0, publication.exchange, publication.routing_key, MANDATORY, False),
-                publication.message,
-            )
+        for message in messages:
+            channel.send_method(spec.Basic.Publish, "Bssbb", (0, message.topic, message.tag, MANDATORY, False), to_amqp(message))
 
     def _is_blocked(self) -> bool:
         return self._connection.is_blocked
 
-    def _after_channel_error(
-        self, publications: Sequence[Publication], batch: PendingConfirms, error: ChannelError
-    ) -> list[SendResult]:
+    def _after_channel_error(self, messages: Sequence[Outgoing], batch: PendingConfirms, error: ChannelError) -> list[SendResult]:
         """Return results after the server has closed the channel over one message: the others are sent again."""
         text = describe(error)
         if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendResult(SendStatus.UNSURE, reason=f"RabbitMQ closed the channel: {text}."))
         open_ones = [index for index, result in enumerate(batch.results) if result is None]
-        blamed = {index: result for index in open_ones if (result := _blame(publications[index], text))}
+        blamed = {index: result for index in open_ones if (result := _blame(messages[index], text))}
         rest = [index for index in open_ones if index not in blamed]
         if not blamed and len(rest) == 1:
             status = SendStatus.REFUSED if isinstance(error, PreconditionFailed) else SendStatus.MISCONFIGURED
@@ -151,7 +131,7 @@ class RabbitMQSender:
             batch.results[index] = result
         groups = [rest] if blamed else [[index] for index in rest]  # one by one: it has to be found out which it is
         for indexes in groups:
-            for index, result in zip(indexes, self.publish([publications[n] for n in indexes]), strict=True):
+            for index, result in zip(indexes, self.publish([messages[n] for n in indexes]), strict=True):
                 batch.results[index] = result
         return batch.finish(UNANSWERED)
 
@@ -162,12 +142,12 @@ class RabbitMQSender:
         return self._channel
 
 
-def _blame(publication: Publication, text: str) -> SendResult | None:
+def _blame(message: Outgoing, text: str) -> SendResult | None:
     """Return the result of a message over which, by its error, the server closed the channel; None: it was not this one."""
-    if f"exchange '{publication.exchange}'" in text:
+    if f"exchange '{message.topic}'" in text:
         return SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
     limit = TOO_LARGE.search(text)
-    if limit is not None and len(publication.message.body) > int(limit[1]):
+    if limit is not None and len(message.body) > int(limit[1]):
         return SendResult(SendStatus.REFUSED, reason=f"RabbitMQ refused the message: {text}.")
     return None
 
