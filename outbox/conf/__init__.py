@@ -20,7 +20,6 @@ from django.utils.module_loading import import_string
 from msgspec.structs import replace
 
 from outbox.conf.reading import read
-from outbox.conf.reserved import add_reserved_topics
 from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicSettings
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicSpec, TopicType
@@ -72,10 +71,35 @@ def settings() -> Settings:
     Return the current settings.
 
     Raises:
-        ConfigurationError: as `read` and `add_reserved_topics`.
+        ConfigurationError: as `read`, or two brokers have a topic of one name.
     """
-    section = add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
+    section = _add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
     return _change(section) if _change else section
+
+
+def _add_reserved_topics(settings: Settings) -> Settings:
+    """Return the settings with the topics that exist with a broker, without an entry in TOPICS: `Broker.reserved_topics`."""
+    # A broker that carries topics of TOPICS is not imported for this: settings are read before Django's apps are ready.
+    used = {topic.broker for topic in settings.topics.values()}
+    added: dict[str, TopicSettings] = {}
+    for alias, broker in settings.brokers.items():
+        for name in () if alias in used else _reserved_by(broker):
+            other = added.get(name) or settings.topics.get(name)
+            if other is not None:
+                raise ConfigurationError(
+                    f"Topic {name!r} is reserved for the broker {alias!r}, and OUTBOX gives it to {other.broker!r}.",
+                    hint="Keep one of the two brokers, or call the other topic by another name.",
+                )
+            added[name] = TopicSettings(broker=alias)
+    return replace(settings, topics=settings.topics | added) if added else settings
+
+
+def _reserved_by(broker: BrokerSettings) -> tuple[str, ...]:
+    try:
+        names: tuple[str, ...] = getattr(import_string(broker.backend), "reserved_topics", ())
+    except ImportError:  # E003 says it
+        return ()
+    return names
 
 
 def project() -> str:
@@ -176,12 +200,7 @@ def _how_to_import(path: str, error: ImportError) -> str:
     return f"Correct the path, or install {missing}."
 
 
-def _no_groups(topic: str) -> Iterable[str]:
-    """Return nothing: no consumer was registered."""
-    return ()
-
-
-_groups_of: Callable[[str], Iterable[str]] = _no_groups
+_groups_of: Callable[[str], Iterable[str]] | None = None  # until a consumer is registered
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
@@ -206,7 +225,8 @@ def topic_spec(name: str) -> TopicSpec:
     kind = topic.type or TopicType.NORMAL
     if kind is TopicType.TRANSACTION and not broker_has(topic.broker, "HalfMessages"):
         kind = TopicType.NORMAL
-    return TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(_groups_of(name)))
+    groups = _groups_of(name) if _groups_of else ()
+    return TopicSpec(name, kind, topic.queues, topic.retention, settings().retention, frozenset(groups))
 
 
 def make_broker(alias: str) -> Broker:

@@ -1,18 +1,11 @@
-"""Conversion of the dict `OUTBOX` to typed settings, with errors that name the setting."""
+"""Conversion of the dict `OUTBOX` to typed settings."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TypeVar
-
-import msgspec
-
-from outbox.conf.explain import explain
-from outbox.conf.sections import Section, Settings
-from outbox.durations import problem_of_duration
+from outbox.conf.sections import Settings
 from outbox.errors import ConfigurationError
 from outbox.ids import topic_number
-from outbox.message import prepare
+from outbox.sections import S, convert, wrong_durations
 
 
 def read(raw: object) -> Settings:
@@ -39,36 +32,9 @@ def read(raw: object) -> Settings:
     return section
 
 
-S = TypeVar("S", bound=Section)
-
-
 def read_section(raw: object, kind: type[S], place: str) -> S:
-    """
-    Turn a dict into a section, which is the whole of `OUTBOX` or the part of it that an app reads.
-
-    Args:
-        place: the name of the dict in errors.
-
-    Raises:
-        ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
-    """
-    prepare(kind)
-    try:
-        section = msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(*explain(str(error), raw, kind, place)) from error
-    _require_durations(section, place)
+    """Turn a dict into a section, which is the whole of `OUTBOX` or the part of it that an app reads; else as `convert`."""
+    section = convert(raw, kind, place)
+    for problem in wrong_durations(section, place):
+        raise ConfigurationError(problem)
     return section
-
-
-def _require_durations(section: Section, place: str) -> None:
-    """Raise ConfigurationError for a duration of zero or less, or one that is too long."""
-    durations = {name: value for name in section.__struct_fields__ if isinstance(value := getattr(section, name), timedelta)}
-    for name, value in durations.items():
-        if problem := problem_of_duration(name, value):
-            raise ConfigurationError(f'{place}["{name.upper()}"] is {value}; {problem}')
-    for name in section.__struct_fields__:
-        inner = getattr(section, name)
-        for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
-            if isinstance(entry, Section):
-                _require_durations(entry, f'{place}["{name.upper()}"]' + (f'["{key}"]' if key is not None else ""))

@@ -8,13 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from outbox.message import TopicType
+from outbox.sections import Section
 
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=32_767)]  # as columns and protocols have it
 QueueName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
-    """A dict of settings: names are in capitals, unknown names are rejected."""
 
 
 # The default of `backend` is the broker of a new project, which needs no server.

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from outbox import conf
 from outbox.conf.reading import read_section
-from outbox.conf.sections import Section
+from outbox.sections import Section
 
 PLACE = 'OUTBOX["PIPELINE"]'
 

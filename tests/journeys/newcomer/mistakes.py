@@ -252,12 +252,12 @@ CHECKED = [
                 "HINT: Its topics are: typo. Correct the path, which names a module and a class in it, such as",
                 "a required option is missing": '["no-nodes"]: (outbox.E004) OPTIONS has no NODES, which is required.',
                 "an option is unknown": (
-                    "[\"unknown\"]: (outbox.E004) OPTIONS has an unknown name 'HOST'.\n\tHINT: Choices are: NODES, USER,"
+                    "[\"unknown\"]: (outbox.E004) OPTIONS has an unknown setting 'HOST'.\n\tHINT: Choices are: NODES, USER,"
                 ),
                 "a node is a URL": (
                     "OPTIONS[\"NODES\"] has 'amqp://guest@rabbit-1', which is not host:port.\n\tHINT: Write it like"
                 ),
-                "an option is of another kind": 'OPTIONS["NODES"] has a wrong value: Expected `array`, got `str`.',
+                "an option is of another kind": 'OPTIONS["NODES"] has a wrong value: Expected a list, got `str`.',
                 "an extra is not installed": "pip install 'django-transactional-outbox[rocketmq]'",
             }
         },

@@ -24,11 +24,11 @@ class TestCheckOptions:
             ({"DATABAS": "default"}, "DATABAS", "Did you mean DATABASE?"),
             ({"DATABASE": "nowhere"}, "'nowhere', which is not in DATABASES", "default"),
             ({"DATABASE": 3}, 'OPTIONS["DATABASE"] has a wrong value', "Correct it."),
-            ({"START": "middle"}, 'OPTIONS["START"] has a wrong value', "Correct it."),
+            ({"START": "middle"}, 'OPTIONS["START"] has a wrong value', "Choices are: 'earliest', 'latest'."),
             ({"CHECK_LIMIT": 0}, 'OPTIONS["CHECK_LIMIT"] has a wrong value', "Correct it."),
             ({"CHECK_AFTER": timedelta()}, "CHECK_AFTER", "Correct it."),
             ({"CHECK_INTERVAL": timedelta(seconds=-1)}, "CHECK_INTERVAL", "Correct it."),
-            ({"STATEMENT_TIMEOUT": 30}, 'OPTIONS["STATEMENT_TIMEOUT"] has a wrong value', "Write timedelta(seconds=...)."),
+            ({"STATEMENT_TIMEOUT": 30}, 'OPTIONS["STATEMENT_TIMEOUT"] has a wrong value', "Write timedelta(seconds=...)"),
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )

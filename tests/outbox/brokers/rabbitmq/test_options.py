@@ -26,9 +26,12 @@ class TestCheckOptions:
             ({**GOOD, "DELIVERY_LIMIT": 0}, "DELIVERY_LIMIT"),
             ({**GOOD, "TLS_CA_FILE": "/nowhere.pem", "TLS": True}, "no such file"),
             ({**GOOD, "MANAGEMENT_URL": "rabbit-1:15672"}, "is not a URL"),
-            ({**GOOD, "HOST": "rabbit"}, "OPTIONS has an unknown name 'HOST'. Choices are: NODES, USER, "),
-            ({"NODES": "rabbit"}, """OPTIONS["NODES"] has a wrong value: Expected `array`, got `str`."""),
-            ({**GOOD, "GROUPS": {"orders": "a"}}, """OPTIONS["GROUPS"][...] has a wrong value: Expected `array`, got `str`."""),
+            ({**GOOD, "HOST": "rabbit"}, "OPTIONS has an unknown setting 'HOST'. Choices are: NODES, USER, "),
+            ({"NODES": "rabbit"}, """OPTIONS["NODES"] has a wrong value: Expected a list, got `str`."""),
+            (
+                {**GOOD, "GROUPS": {"orders": "a"}},
+                """OPTIONS["GROUPS"]["orders"] has a wrong value: Expected a list, got `str`.""",
+            ),
         ],
         ids=str,
     )

@@ -1,4 +1,8 @@
-"""Validation errors of settings, in the terms of the settings file: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`."""
+"""
+Dicts of settings, and OPTIONS of brokers, as typed objects: names are in capitals, unknown names are rejected.
+
+Errors are in the terms of the settings file: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,66 @@ import enum
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from outbox.conf.sections import Section
+from outbox.errors import ConfigurationError
+from outbox.message import prepare
+
+MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
+
+# PostgreSQL takes no longer time-out. Periods may be longer: they are subtracted from the present time, within its calendar.
+LONGEST_WAIT = timedelta(days=24)
+LONGEST_PERIOD = timedelta(days=36_500)
+PERIODS = frozenset({"retention", "idempotency_retention", "audit_retention", "after", "check_horizon", "dead_for"})
 
 _PLACE = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
 _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration", "`null`": "None"}
 
 
-def explain(text: str, raw: Any, kind: type[Section], place: str) -> tuple[str, str]:
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=str.upper):
+    """A dict of settings."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def convert(raw: object, kind: type[S], place: str) -> S:
+    """
+    Turn a dict into a section.
+
+    Args:
+        place: the name of the dict in errors.
+
+    Raises:
+        ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
+    """
+    prepare(kind)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(*_explain(str(error), raw, kind, place)) from error
+
+
+def wrong_durations(section: Section, place: str) -> Iterator[str]:
+    """Yield what is wrong with durations of a section and of those below it: zero or less, or too long."""
+    for name in section.__struct_fields__:
+        inner, its_place = getattr(section, name), f'{place}["{name.upper()}"]'
+        if isinstance(inner, timedelta):
+            longest = LONGEST_PERIOD if name in PERIODS else LONGEST_WAIT
+            if inner < timedelta() or (not inner and name not in MAY_BE_ZERO):
+                yield f"{its_place} is {inner}; it must be greater than zero."
+            elif inner > longest:
+                yield f"{its_place} is {inner}; it must be {longest.days:,} days at most."
+        for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
+            if isinstance(entry, Section):
+                yield from wrong_durations(entry, its_place if key is None else f'{its_place}["{key}"]')
+
+
+def _explain(text: str, raw: Any, kind: type[Section], place: str) -> tuple[str, str]:
     """
     Return a sentence that says what is wrong in a dict, and one that says what to write; the latter may be empty.
 
@@ -93,6 +145,8 @@ def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Secti
 def _advice(what: str, hint: Any) -> str:
     if "duration" in what:
         return "Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
+    if "Expected a list, got `str`" in what:
+        return 'Write a list: ["..."].'
     section = _section_of(hint)
     if "Expected a dict" in what and section is not None:
         if get_origin(hint) is dict:
