@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from outbox.checks import (  # noqa: F401 (an import registers them)
     apps,
-    caches,
     celery,
     check_back,
     consumers,

@@ -1,15 +1,18 @@
-"""Check that apps which settings need are installed: those of brokers with tables, and the pipeline."""
+"""Check INSTALLED_APPS: for apps that settings need, and for a package that caches what the ORM reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from django.apps import apps
+from django.conf import settings
 from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as Caution
 
 from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings, known_topics
 from outbox.conf.apps import add_app, explain_pipeline, is_pipeline_missing
+from outbox.database import own_apps
 
 
 @check()
@@ -40,3 +43,19 @@ def check_pipeline_app() -> Iterable[CheckMessage]:
     if is_pipeline_missing(known_settings()):
         cause, hint = explain_pipeline()
         yield Error(f'OUTBOX["PIPELINE"] is set, but {cause}.', hint=f"{hint} Or remove the setting.", id="outbox.E042")
+
+
+@check()
+def check_cachalot() -> Iterable[CheckMessage]:
+    """
+    W070: django-cachalot caches what the admin reads of the outbox's tables.
+
+    Relays and consumers write these tables without the ORM, so nothing tells cachalot that they have changed, and the admin
+    shows old counts and states. Name the apps of the outbox in `CACHALOT_UNCACHABLE_APPS`.
+    """
+    left_out = [*getattr(settings, "CACHALOT_UNCACHABLE_APPS", ())]
+    cached = sorted(config.label for config in own_apps() if config.label not in left_out)
+    if cached and apps.is_installed("cachalot") and getattr(settings, "CACHALOT_ENABLED", True):
+        tables = f"the tables of {', '.join(cached)}"
+        text = f"django-cachalot caches {tables}, which are written without the ORM, so the admin shows old rows."
+        yield Caution(text, hint=f"Set CACHALOT_UNCACHABLE_APPS = {(*left_out, *cached)!r}.", id="outbox.W070")

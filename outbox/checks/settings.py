@@ -59,8 +59,9 @@ def check_brokers() -> Iterable[CheckMessage]:
         try:
             backend = conf.broker_class(alias)
         except ConfigurationError as error:
-            hint = f"{_topics_hint(alias)} {error.hint}".strip()
-            yield Error(error.message, hint=hint, id="outbox.E003")
+            names = sorted(name for name, topic in known_settings().topics.items() if topic.broker == alias)
+            its = f"Its topics are: {', '.join(names)}. " if names else ""
+            yield Error(error.message, hint=f"{its}{error.hint}".strip(), id="outbox.E003")
             continue
         for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
             problem.obj = f'OUTBOX["BROKERS"]["{alias}"]'
@@ -111,8 +112,3 @@ def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)
             yield name, topic, conf.broker_class(topic.broker)
-
-
-def _topics_hint(alias: str) -> str:
-    topics = [name for name, topic in known_settings().topics.items() if topic.broker == alias]
-    return f"Its topics are: {', '.join(sorted(topics))}." if topics else ""
