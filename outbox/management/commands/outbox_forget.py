@@ -20,8 +20,7 @@ from outbox.consuming.owners import set_owner
 from outbox.consuming.register import groups
 from outbox.errors import OutboxError
 from outbox.logs import get_logger
-from outbox.management.actor import actor
-from outbox.management.confirm import confirm
+from outbox.management.acts import actor, confirm
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.monitoring.connection import connected

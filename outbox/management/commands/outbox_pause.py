@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 
 from outbox import conf, database, topics
 from outbox.errors import OutboxError
-from outbox.management.actor import actor
+from outbox.management.acts import actor
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases
 from outbox.topics import Pause

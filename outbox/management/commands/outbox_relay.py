@@ -87,7 +87,7 @@ def _run(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.Re
         CommandError: a thread ended by itself.
     """
     relays = [RelayThread(target, takes_over=takes_over) for target in targets]
-    threads = [*relays, *_check_loops(targets), *_checkers(targets), *_maintenance(targets)]
+    threads = [*relays, *_beside(targets)]
     with GracefulShutdown(relays) as shutdown:
         is_asked = run_until_stopped(threads, shutdown)
         for relay in relays:
@@ -97,19 +97,14 @@ def _run(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.Re
     return {relay.target: relay.total for relay in relays}
 
 
-def _check_loops(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
-    for alias in brokers_to_ask_for({target.broker for target in targets}):
-        loop = CheckLoop(alias, targets[0].database)
-        yield RepeatingThread(f"Check loop of broker {alias!r}", loop.turn, pause=CHECK_EVERY)
-
-
-def _checkers(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
-    for alias in brokers_that_ask({target.broker for target in targets}):
-        checker = Checker(alias, targets[0].database, in_process(targets[0].database))
+def _beside(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
+    """Yield the threads beside the relays: check loops, checkers, and maintenance."""
+    brokers, using = {target.broker for target in targets}, targets[0].database
+    for alias in brokers_to_ask_for(brokers):
+        yield RepeatingThread(f"Check loop of broker {alias!r}", CheckLoop(alias, using).turn, pause=CHECK_EVERY)
+    for alias in brokers_that_ask(brokers):
+        checker = Checker(alias, using, in_process(using))
         yield RepeatingThread(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)
-
-
-def _maintenance(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
     for alias in sorted({target.database for target in targets}):
         yield RepeatingThread(
             f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
@@ -117,7 +112,6 @@ def _maintenance(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
         yield RepeatingThread(
             f"Housekeeping of database {alias!r}", partial(_without_more, tidy, alias), pause=HOUSEKEEPING_INTERVAL
         )
-    brokers = {target.broker for target in targets}
     yield RepeatingThread("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
 
 

@@ -22,8 +22,7 @@ from outbox.consuming.register import groups
 from outbox.deliver_again import deliver_again, ignored, lost
 from outbox.errors import OutboxError
 from outbox.logs import one_line
-from outbox.management.actor import actor
-from outbox.management.confirm import confirm
+from outbox.management.acts import actor, confirm
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.management.times import time

@@ -20,8 +20,7 @@ from outbox.consuming.owners import set_owner
 from outbox.consuming.register import group as find_group
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
-from outbox.management.actor import actor
-from outbox.management.confirm import confirm
+from outbox.management.acts import actor, confirm
 from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.management.times import time
@@ -72,17 +71,17 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
     def _seek(self, name: str, alias: str, topics: Sequence[str], options: dict[str, Any]) -> list[GroupPosition]:
+        def ask(positions: Sequence[GroupPosition]) -> None:
+            if not options["no_input"]:
+                confirm(f"{_as_table(positions)}\n\n{WARNING}")
+
         with closing(conf.make_broker(alias)) as broker:
             seeks = Seeks.of(broker)
             set_owner(seeks, name, find_group(name).using)
-            moved = seeks.seek(name, topics, options["to"], confirm=(lambda _: None) if options["no_input"] else _confirm)
+            moved = seeks.seek(name, topics, options["to"], confirm=ask)
         if moved:
             logger.warning("Group %r was moved to %s in %s by %s.", name, options["to"], ", ".join(topics), actor("outbox_seek"))
         return moved
-
-
-def _confirm(positions: Sequence[GroupPosition]) -> None:
-    confirm(f"{_as_table(positions)}\n\n{WARNING}")
 
 
 def _place(text: str) -> datetime | Literal["first", "last"]:

@@ -76,7 +76,10 @@ class Command(BaseCommand):
 
     def _probe(self, kind: str, only: list[str] | None, *, as_json: bool) -> None:
         try:
-            silences = [_silence(alias, kind) for alias in databases(only)]
+            silences = []
+            for alias in databases(only):
+                with connected(alias, "outbox status") as connection:
+                    silences.append(silence(connection, kind))
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         shortest = min((seconds for seconds in silences if seconds is not None), default=None)
@@ -139,11 +142,6 @@ def _words(text: str) -> str:
 
 
 _words.__name__ = "message"  # argparse says: invalid message value
-
-
-def _silence(alias: str, kind: str) -> float | None:
-    with connected(alias, "outbox status") as connection:
-        return silence(connection, kind)
 
 
 def _as_text(status: Status, attention: Sequence[Finding]) -> str:

@@ -66,23 +66,6 @@ class ShownResource(msgspec.Struct, frozen=True):
         return f"{self.name} at {self.place}" if self.place else self.name
 
 
-class BrokerTopics(msgspec.Struct, frozen=True):
-    """
-    The resources of a broker.
-
-    Args:
-        troubles: why others are not listed.
-    """
-
-    broker: str
-    resources: list[ShownResource]
-    troubles: list[str]
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.troubles and all(resource.state in DONE for resource in self.resources)
-
-
 class Command(BaseCommand):
     help = (
         "List what the topics in settings and the consumer groups in code need at the brokers: topics, groups and queues, with "
@@ -99,28 +82,33 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         try:
             targets = relay_targets(only_brokers=options["broker"])
-            listed = [
-                _topics_of(alias, [target.database for target in targets if target.broker == alias], create=options["create"])
-                for alias in sorted({target.broker for target in targets})
-            ]
+            listed = {}
+            for alias in sorted({target.broker for target in targets}):
+                databases = [target.database for target in targets if target.broker == alias]
+                listed[alias] = _topics_of(alias, databases, create=options["create"])
         except OutboxError as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"brokers": msgspec.to_builtins(listed)}))
+            brokers = [
+                {"broker": alias, "resources": msgspec.to_builtins(resources), "troubles": troubles}
+                for alias, (resources, troubles) in listed.items()
+            ]
+            self.stdout.write(json.dumps({"brokers": brokers}))
         else:
             self.stdout.write("\n\n".join(_as_text(listed, create=options["create"])) or "There are no topics in settings.")
-        if not all(topics.is_complete for topics in listed):
-            raise SystemExit(1 if any(topics.resources for topics in listed) else 2)
+        states = {resource.state for resources, _ in listed.values() for resource in resources}
+        if states - DONE or any(troubles for _, troubles in listed.values()):
+            raise SystemExit(1 if states else 2)
 
 
-def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> BrokerTopics:
-    """Return the resources of a broker, the missing ones created if wanted."""
+def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[ShownResource], list[str]]:
+    """Return the resources of a broker, the missing ones created if wanted; and why others are not listed."""
     troubles: list[str] = []
     listed: list[ServerResource] = []
     outcomes: dict[str, str] = {}
     with closing(conf.make_broker(alias)) as broker:
         if not ListsResources.has(broker):
-            return BrokerTopics(alias, [], [])
+            return [], []
         sources = _read_sources(databases, troubles) if TransactionalSends.has(broker) else []
         find = partial(
             ListsResources.of(broker).list_resources,
@@ -135,7 +123,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> Broke
                 listed = find()
         except BrokerUnavailable as error:
             troubles.append(str(error))
-    return BrokerTopics(alias, [_shown(resource, outcomes.get(_id(resource))) for resource in listed], troubles)
+    return [_shown(resource, outcomes.get(_id(resource))) for resource in listed], troubles
 
 
 def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]) -> None:
@@ -184,19 +172,18 @@ def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
     return names
 
 
-def _as_text(found: Collection[BrokerTopics], *, create: bool) -> Iterator[str]:
-    shown = [(topics.broker, resource) for topics in found for resource in topics.resources]
+def _as_text(listed: Mapping[str, tuple[list[ShownResource], list[str]]], *, create: bool) -> Iterator[str]:
+    shown = [(alias, resource) for alias, (resources, _) in listed.items() for resource in resources]
     if shown:
         heads = ["broker", "what", "name", "state", "settings"]
         yield table(
             heads,
             [[broker, resource.kind, resource.full_name, resource.state, _settings(resource)] for broker, resource in shown],
         )
-    for topics in found:
-        if not (topics.resources or topics.troubles):
-            name = conf.broker_class(topics.broker).__name__
-            yield f"Broker {topics.broker!r}: {name} does not tell what it needs at its server."
-        yield from (f"Broker {topics.broker!r}: {trouble}" for trouble in topics.troubles)
+    for alias, (resources, troubles) in listed.items():
+        if not (resources or troubles):
+            yield f"Broker {alias!r}: {conf.broker_class(alias).__name__} does not tell what it needs at its server."
+        yield from (f"Broker {alias!r}: {trouble}" for trouble in troubles)
     yield from (
         f"{resource.kind.capitalize()} {resource.full_name!r}: {resource.trouble}" for _, resource in shown if resource.trouble
     )

@@ -4,7 +4,7 @@ from contextlib import suppress
 import pytest
 from django.core.management import CommandError, call_command
 
-from outbox.management.actor import actor
+from outbox.management.acts import actor
 from outbox.models import Topic
 from tests.factories import TopicFactory
 

@@ -9,7 +9,7 @@ from django.db import connection
 from outbox import consumer
 from outbox.consuming import register
 from outbox.consuming.deferred import HELD
-from outbox.management.actor import actor
+from outbox.management.acts import actor
 from outbox.models import Deferred, Gap, Inbox, MessageState, OperatorAct, State
 from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, TopicFactory, stored

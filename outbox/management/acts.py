@@ -1,10 +1,23 @@
-"""Confirmation of acts that cannot be undone."""
+"""Manual acts: who does them, for their records, and a confirmation of those that cannot be undone."""
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 import sys
 
 from outbox.management.exits import unable
+
+
+def actor(command: str) -> str:
+    """Return the name of a command with the operating system's user and host."""
+    number = os.getuid()
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except KeyError:  # a container may run with a user id that has no name
+        name = str(number)
+    return f"{command} by {name}@{socket.gethostname()}"
 
 
 def confirm(warning: str) -> None:
