@@ -14,7 +14,6 @@ from django.conf import settings
 
 from outbox import conf
 from outbox.consuming.register import groups
-from outbox.message import Header
 from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
@@ -87,7 +86,7 @@ class RocketMQ(DemoBroker):
 
     def show(self, connection: Connection) -> None:
         """Read the server's own log: each copy of a message, and each half message, however often it is stored."""
-        from outbox.brokers.rocketmq.codec import message_id_of
+        from outbox.brokers.rocketmq.codec import stored_delivery
 
         assert self._node is not None
         topics = conf.topics_of("default")
@@ -97,7 +96,8 @@ class RocketMQ(DemoBroker):
             for stored in _read(self._node, HALVES, 1)
             if stored.properties.get("REAL_TOPIC") in {topic.name for topic in topics}
         }
-        copies = [(message_id_of(stored.properties), stored.properties.get(Header.SUBJECT, "")) for stored in visible]
+        deliveries = [stored_delivery(stored, group="", topic="", receipt="", given_up="") for stored in visible]
+        copies = [(delivery.message_id, delivery.key) for delivery in deliveries]
         write_copies(connection, copies, halves)
 
 

@@ -244,11 +244,11 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}.",
         )
 
-    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """Return the stored copies of a message, found by key, or by the place of its half message."""
+    def find(self, message_id: str) -> list[StoredCopy]:
+        """Return the stored copies of a message, found by key."""
         if not self._client.ports.are_known:
             return []
-        return self._client.run(lookup.find(self._client, self.topics, message_id, half))
+        return self._client.run(lookup.find(self._client, self.topics, message_id))
 
     def close(self) -> None:
         """Close all connections and hand back what was received."""

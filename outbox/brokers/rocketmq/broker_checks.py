@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from outbox.brokers.rocketmq.client import RocketMQClient
@@ -54,15 +54,8 @@ def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) ->
     return []
 
 
-async def problems_of_brokers(
-    client: RocketMQClient, topics: Sequence[TopicSpec], now: Callable[[], float] = time.time
-) -> list[Finding]:
-    """
-    Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups.
-
-    Args:
-        now: returns seconds since 1970.
-    """
+async def problems_of_brokers(client: RocketMQClient, topics: Sequence[TopicSpec]) -> list[Finding]:
+    """Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups."""
     if client.options.unconfirmed_ends or not client.ports.are_known:
         return []
     problems: list[Finding] = []
@@ -75,17 +68,15 @@ async def problems_of_brokers(
         for address in addresses.values():
             served.setdefault(address, []).append(topic)
     for address, there in served.items():
-        problems += await _problems_of(client, address, there, now)
+        problems += await _problems_of(client, address, there)
     return problems
 
 
-async def _problems_of(
-    client: RocketMQClient, address: str, topics: Sequence[TopicSpec], now: Callable[[], float]
-) -> list[Finding]:
+async def _problems_of(client: RocketMQClient, address: str, topics: Sequence[TopicSpec]) -> list[Finding]:
     try:
         config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())
-        asked_at = now()
+        asked_at = time.time()
         runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
         clock = _clock(json.loads(runtime.body)["table"])
         problems = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,12 +28,15 @@ from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting.connection import NotConnected
+from outbox.brokers.rocketmq.remoting.frames import RemotingError
 from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.statuses import NO_BROKERS
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
 from outbox.errors import BrokerUnavailable
 
+I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")
 
 # No retries by gRPC: each would store another half message. Reconnect within a second after an outage, not within minutes.
@@ -96,6 +99,42 @@ class RocketMQClient:
             return running.result()
         except CancelledError as error:
             raise BrokerUnavailable("The RocketMQ broker was closed during a call.") from error
+
+    async def pipelined(self, items: Sequence[I], act: Callable[[I], Awaitable[T]]) -> list[T]:
+        """Call a function for all items, at most IN_FLIGHT at the same time. Return the results in order."""
+        results: dict[int, T] = {}
+        waiting = iter(enumerate(items))
+
+        async def work() -> None:
+            for place, item in waiting:
+                results[place] = await act(item)
+
+        await asyncio.gather(*[work() for _ in range(min(self.options.in_flight, len(items)))])
+        return [results[place] for place in range(len(items))]
+
+    async def brokers(self) -> list[str]:
+        """
+        Return host:port of each broker that has a topic of ours.
+
+        Raises:
+            NotConnected: no name server answers, or none knows a broker: a name server removes brokers that are down.
+        """
+        addresses: dict[str, str] = dict(self.options.broker_addresses)
+        for topic in self.topics:
+            addresses |= await self.ports.addresses(topic)
+        if not addresses and not await self.ports.has_brokers():
+            raise NotConnected("No name server knows a broker.")
+        return [addresses[name] for name in sorted(addresses)]
+
+    async def ask_brokers(self, ask: Callable[[str], Awaitable[Sequence[T]]]) -> list[T]:
+        """Ask every broker, and return all answers. Raises BrokerUnavailable if one does not answer."""
+        rows: list[T] = []
+        try:
+            for broker in await self.brokers():
+                rows.extend(await ask(broker))
+        except (ConnectionError, RemotingError) as error:
+            raise BrokerUnavailable(f"A RocketMQ broker's own port does not answer: {error}") from error
+        return rows
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background. In the loop's thread only."""

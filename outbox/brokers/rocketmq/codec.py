@@ -215,11 +215,6 @@ def _queue(system: Any) -> str:
     return f"{broker}/{system.queue_id}"
 
 
-def message_id_of(properties: Mapping[str, str]) -> str:
-    """Return the message id from the properties of a stored message."""
-    return _our_id(properties.get("UNIQ_KEY", ""), _read(properties)[0])
-
-
 def clock_ahead(message: Any) -> float:
     """Return by how many seconds the sender's clock was ahead of the broker's; negative if it was behind."""
     system = message.system_properties

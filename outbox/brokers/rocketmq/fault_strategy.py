@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from random import random
 
-import msgspec
-
 # (latency, avoid the server for), in seconds. Source: apache/rocketmq MQFaultStrategy.
 SLOW = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
 FAILED_SECONDS = 10.0  # MQFaultStrategy counts a failure as a latency of 10 s
@@ -20,13 +18,6 @@ FAILED_SECONDS = 10.0  # MQFaultStrategy counts a failure as a latency of 10 s
 # loss: the first send after the wait is a cheap probe, and a server that has recovered should not stay idle.
 FIRST_SECONDS, GROWTH, MAX_SECONDS, JITTER = 1.0, 1.6, 3.0, 0.2
 MAX_STEPS = 3  # 1.6 ** 3 is above 3
-
-
-class FlowControl(msgspec.Struct, frozen=True):
-    """The backoff from a server that applies flow control: how many times in a row, and until when (by the clock)."""
-
-    times: int
-    until: float
 
 
 class FaultStrategy:
@@ -42,7 +33,7 @@ class FaultStrategy:
         self._clock = clock
         self._random = random
         self._avoided: dict[str, float] = {}
-        self._backoffs: dict[str, FlowControl] = {}
+        self._backoffs: dict[str, tuple[int, float]] = {}  # flow control: how many times in a row, and until when (by the clock)
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
@@ -50,8 +41,7 @@ class FaultStrategy:
 
     def backoff_seconds(self, name: str) -> float:
         """Return for how many more seconds nothing is sent to a server that applied flow control."""
-        backoff = self._backoffs.get(name)
-        return max(0.0, backoff.until - self._clock()) if backoff else 0.0
+        return max(0.0, self._backoffs[name][1] - self._clock()) if name in self._backoffs else 0.0
 
     def note_answer(self, name: str, seconds: float) -> None:
         """Note that a server accepted a message after this time."""
@@ -67,11 +57,10 @@ class FaultStrategy:
         """Note that a server applied flow control. Return for how many seconds nothing is sent to it; 0 if it is known."""
         if self.backoff_seconds(name):
             return 0.0
-        backoff = self._backoffs.get(name)
-        times = backoff.times + 1 if backoff else 1
+        times = 1 + (self._backoffs[name][0] if name in self._backoffs else 0)
         wait = min(MAX_SECONDS, FIRST_SECONDS * GROWTH ** min(times - 1, MAX_STEPS))
         wait *= 1 - JITTER + 2 * JITTER * self._random()
-        self._backoffs[name] = FlowControl(times, self._clock() + wait)
+        self._backoffs[name] = times, self._clock() + wait
         return wait
 
     def _avoid(self, name: str, seconds: float) -> None:
@@ -81,6 +70,4 @@ class FaultStrategy:
             self._avoided.pop(name, None)
 
     def _seconds_left(self, name: str) -> float:
-        backoff = self._backoffs.get(name)
-        until = max(self._avoided.get(name, 0.0), backoff.until if backoff else 0.0)
-        return max(0.0, until - self._clock())
+        return max(self._avoided.get(name, 0.0) - self._clock(), self.backoff_seconds(name))

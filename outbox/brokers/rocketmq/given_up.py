@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from outbox.brokers.base import Delivery
-from outbox.brokers.rocketmq.brokers import addresses_of_all
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import stored_delivery
 from outbox.brokers.rocketmq.remoting import requests
@@ -97,7 +96,7 @@ class GivenUpReader:
         self, server_groups: Collection[str], topics: Collection[str], limit: int | None
     ) -> list[tuple[GivenUpQueue, StoredMessage]]:
         messages: list[tuple[GivenUpQueue, StoredMessage]] = []
-        for broker in await addresses_of_all(self._client):
+        for broker in await self._client.brokers():
             for queue in [GivenUpQueue(broker, server_group) for server_group in sorted(server_groups)]:
                 offset = await self._read_offset(queue)
                 while offset is not None and (limit is None or len(messages) < limit):

@@ -19,7 +19,6 @@ from functools import partial
 
 from outbox.brokers.base import HalfRef, HalfStatus
 from outbox.brokers.rocketmq.client import RocketMQClient
-from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.places import HALVES, HalfPlace
 from outbox.brokers.rocketmq.queue_reader import MAX_READ, QueueReader
 from outbox.brokers.rocketmq.remoting import requests
@@ -41,8 +40,6 @@ CLOCK_STEP = timedelta(seconds=5)
 # A half message without a known place was sent half first, at most this long after its `decided_at`. The copies that the server
 # stores for its check-backs are later.
 SENT_WITHIN = timedelta(seconds=3)
-
-EMPTY = datetime.max.replace(tzinfo=UTC)  # the time of the oldest message of a broker that has none
 
 MAX_PLACES = 100_000  # kept for the ends that follow
 
@@ -92,7 +89,7 @@ class HalfLookup:
     async def _look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         if len(self.found) > MAX_PLACES:
             self.found.clear()
-        statuses = await pipelined(halves, self._by_id, at_once=self._client.options.in_flight)
+        statuses = await self._client.pipelined(halves, self._by_id)
         for topic in {half.topic for half, known in zip(halves, statuses, strict=True) if known is None}:
             lost = [half for half, known in zip(halves, statuses, strict=True) if known is None and half.topic == topic]
             read = await self._by_reading(topic, lost)
@@ -157,7 +154,7 @@ class HalfLookup:
         """
         unread: set[str] = set()
         addresses = await self._client.ports.addresses(topic)
-        viewed = await pipelined(halves, partial(self._view, addresses), at_once=self._client.options.in_flight)
+        viewed = await self._client.pipelined(halves, partial(self._view, addresses))
         hidden = {half.half_id: view for half, view in zip(halves, viewed, strict=True) if view is not None}
         for name, address in addresses.items():
             missing = [half for half in halves if half.half_id not in hidden and _may_be_on(name, half, hidden)]
@@ -186,8 +183,9 @@ class HalfLookup:
         place = HalfPlace.read(half.place)
         if place is None or half.decided_at is None:  # a broker unknown to this process may have it
             return HalfStatus.UNPROVEN
-        oldest = await self._oldest(addresses[place.broker])
-        return HalfStatus.UNPROVEN if half.decided_at < oldest else HalfStatus.GONE
+        answer = await self._client.ports.ask(addresses[place.broker], Request(requests.GET_RUNTIME_INFO))
+        oldest = int(json.loads(answer.checked().body)["table"]["earliestMessageTimeStamp"]) / 1000  # 0: the broker has none
+        return HalfStatus.GONE if 0 < oldest <= half.decided_at.timestamp() else HalfStatus.UNPROVEN
 
     async def _queues(self, topic: str, broker: str) -> int:
         """Return the number of a topic's queues on a broker. Raises NotConnected if the route has none."""
@@ -210,12 +208,6 @@ class HalfLookup:
             for message in await self._client.ports.find(address, topic, half_id)
             if message.properties.get("UNIQ_KEY") == half_id
         ]
-
-    async def _oldest(self, address: str) -> datetime:
-        """Return the time of a broker's oldest message."""
-        answer = await self._client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))
-        milliseconds = int(json.loads(answer.checked().body)["table"]["earliestMessageTimeStamp"])
-        return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else EMPTY
 
 
 def _may_be_on(broker: str, half: HalfRef, hidden: Mapping[str, tuple[str, datetime]]) -> bool:

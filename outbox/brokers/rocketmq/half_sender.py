@@ -10,7 +10,6 @@ from datetime import timedelta
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
-from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.sender import NOT_STARTED, SEND_SECONDS
 from outbox.message import Resolution, TopicSpec
 
@@ -40,7 +39,7 @@ class HalfSender(abc.ABC):
             return await self._send(message, topic, message.half_id or half_id(message.message_id))
 
         pairs = list(zip(messages, topics, strict=True))
-        return self._client.run(pipelined(pairs, send_one, at_once=self._client.options.in_flight))
+        return self._client.run(self._client.pipelined(pairs, send_one))
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, within: timedelta | None) -> list[SendResult]:
         """Commit or roll back half messages. Each request is sent once, within the given time."""
@@ -49,7 +48,7 @@ class HalfSender(abc.ABC):
         async def end_one(half: HalfRef) -> SendResult:
             return await self._end(half, resolution, deadline)
 
-        return self._client.run(pipelined(halves, end_one, at_once=self._client.options.in_flight))
+        return self._client.run(self._client.pipelined(halves, end_one))
 
     @abc.abstractmethod
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:

@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Iterable
 
-from outbox.brokers.base import HalfRef, StoredCopy
-from outbox.brokers.rocketmq.brokers import ask_all
+from outbox.brokers.base import StoredCopy
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import HALF_MARK
 from outbox.brokers.rocketmq.given_up import RETRY_PREFIX
-from outbox.brokers.rocketmq.places import HALVES, HalfPlace
+from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
 
@@ -20,12 +19,11 @@ DELAYED = "rmq_sys_wheel_timer"
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 
-async def find(client: RocketMQClient, topics: Iterable[str], message_id: str, half: HalfRef | None) -> list[StoredCopy]:
+async def find(client: RocketMQClient, topics: Iterable[str], message_id: str) -> list[StoredCopy]:
     """
     Look a message up by its id, which is one of its keys, in its topics, among half messages and among delayed messages.
 
-    A half message stays in the log after its end, so it is returned only if there is no visible message. After a crash a broker
-    may have lost part of its index; then the half message is looked up by its place.
+    A half message stays in the log after its end, so it is returned only if there is no visible message.
     """
     copies: dict[tuple[str, str], StoredCopy] = {}
     for topic in topics:
@@ -38,8 +36,6 @@ async def find(client: RocketMQClient, topics: Iterable[str], message_id: str, h
             topic = stored.properties.get("REAL_TOPIC", stored.topic)
             half_id = _half_id(stored)
             copies[topic, half_id] = StoredCopy(message_id, topic, state, half_id, stored.stored_at)
-    if half is not None and not copies and (lying := await _stored_at(client, half)):
-        return [StoredCopy(message_id, half.topic, "half", half.half_id, lying.stored_at)]
     return list(copies.values())
 
 
@@ -50,7 +46,7 @@ async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
         answer = await client.ports.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
         return [] if answer.code in NOT_FOUND_CODES else list(json.loads(answer.checked().body)["topicList"])
 
-    return set(await ask_all(client, ask))
+    return set(await client.ask_brokers(ask))
 
 
 async def backlog(client: RocketMQClient, group: str, topic: str) -> int:
@@ -66,7 +62,7 @@ async def _lag(client: RocketMQClient, group: str, topic: str) -> int:
             return []
         return [int(end) - int(at) for end, at in OFFSETS.findall(answer.checked().body)]
 
-    return sum(await ask_all(client, ask))
+    return sum(await client.ask_brokers(ask))
 
 
 # SYSTEM_ERROR is the answer about a topic or group without any offset.
@@ -74,15 +70,7 @@ NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_S
 
 
 async def _query(client: RocketMQClient, topic: str, key: str) -> list[StoredMessage]:
-    return await ask_all(client, lambda broker: client.ports.find(broker, topic, key))
-
-
-async def _stored_at(client: RocketMQClient, half: HalfRef) -> StoredMessage | None:
-    place = HalfPlace.read(half.place)
-    address = (await client.ports.addresses(half.topic)).get(place.broker) if place else None
-    if place is None or address is None:
-        return None
-    return await client.ports.view(address, place.log_offset, half.half_id)
+    return await client.ask_brokers(lambda broker: client.ports.find(broker, topic, key))
 
 
 def _half_id(stored: StoredMessage) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import cast
 
-import msgspec
-
 from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
@@ -32,14 +30,6 @@ RESOLUTIONS = {
 }
 
 
-class SentHalf(msgspec.Struct, frozen=True):
-    """A half message that this process sent: its proxy, the proxy's transaction id, and when it was sent (by the clock)."""
-
-    endpoint: Endpoint
-    transaction_id: str
-    at: float
-
-
 class ProxyHalfSender(HalfSender):
     """
     Sends and ends half messages through the proxy.
@@ -51,7 +41,7 @@ class ProxyHalfSender(HalfSender):
     def __init__(self, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
-        self._sent: dict[str, SentHalf] = {}
+        self._sent: dict[str, tuple[float, Endpoint, str]] = {}  # half id -> when (by the clock), its proxy, its id there
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """
@@ -66,29 +56,30 @@ class ProxyHalfSender(HalfSender):
         ]
 
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
-        self._forget_old()
         at = self._clock()
+        while self._sent and self._sent[oldest := next(iter(self._sent))][0] < at - PROXY_SECONDS:
+            del self._sent[oldest]
         endpoint, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
             return sent
-        self._sent[wire_id] = SentHalf(cast("Endpoint", endpoint), sent.transaction_id, at)
+        self._sent[wire_id] = at, cast("Endpoint", endpoint), sent.transaction_id
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         if self._clock() >= deadline:
             return TOO_LATE
-        sent = self._sent.pop(half.half_id, None)
-        if sent is None:
+        if half.half_id not in self._sent:
             return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")
+        _, endpoint, transaction_id = self._sent.pop(half.half_id)
         request = service.EndTransactionRequest(
             topic=self._client.resource(half.topic),
             message_id=half.half_id,
-            transaction_id=sent.transaction_id,
+            transaction_id=transaction_id,
             resolution=RESOLUTIONS[resolution],
             source=definition.TransactionSource.SOURCE_CLIENT,
         )
         try:
-            await self._client.call(sent.endpoint, "EndTransaction", request)
+            await self._client.call(endpoint, "EndTransaction", request)
         except StatusError as error:
             if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy no longer has it: ended, or left to the check-back
                 return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
@@ -96,8 +87,3 @@ class ProxyHalfSender(HalfSender):
         except Exception as error:  # the COMMIT may have arrived, and is not repeated
             return status_of(error)
         return SendResult(SendStatus.ACCEPTED, ended=ENDED[resolution])
-
-    def _forget_old(self) -> None:
-        oldest = self._clock() - PROXY_SECONDS
-        while self._sent and (first := next(iter(self._sent.items())))[1].at < oldest:
-            del self._sent[first[0]]

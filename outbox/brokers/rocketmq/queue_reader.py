@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-import msgspec
-
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from outbox.brokers.rocketmq.remoting.ports import Ports
@@ -19,19 +17,7 @@ from outbox.brokers.rocketmq.remoting.ports import Ports
 MAX_READ = 50_000  # messages in one call: about a second
 
 
-class QueueScan(msgspec.Struct):
-    """
-    A scan in progress.
-
-    Args:
-        wanted: ids of half messages.
-        queues: queue -> the next offset to read, and the end of the queue when the scan began.
-        found: wanted id -> the message that has it.
-    """
-
-    wanted: frozenset[str]
-    queues: dict[int, tuple[int, int]]
-    found: dict[str, StoredMessage] = msgspec.field(default_factory=dict)
+Offsets = dict[int, tuple[int, int]]  # queue -> the next offset to read, and the end of the queue when the scan began
 
 
 class QueueReader:
@@ -40,7 +26,8 @@ class QueueReader:
     def __init__(self, ports: Ports, max_messages: int) -> None:
         self._ports = ports
         self._max_messages = max_messages
-        self._scans: dict[tuple[str, str], QueueScan] = {}  # broker, topic
+        # Broker, topic -> the ids of half messages that a scan searches for, how far it is, and the messages that have them.
+        self._scans: dict[tuple[str, str], tuple[frozenset[str], Offsets, dict[str, StoredMessage]]] = {}
 
     async def read(
         self, address: str, topic: str, queues: int, wanted: Collection[str], since: datetime
@@ -59,23 +46,23 @@ class QueueReader:
         """
         key = address, topic
         if key not in self._scans:
-            self._scans[key] = QueueScan(frozenset(wanted), await self._begin(address, topic, queues, since))
-        scan, left = self._scans[key], self._max_messages
-        for queue, (offset, end) in list(scan.queues.items()):
+            self._scans[key] = frozenset(wanted), await self._begin(address, topic, queues, since), {}
+        (searched, offsets, there), left = self._scans[key], self._max_messages
+        for queue, (offset, end) in list(offsets.items()):
             while offset < end and left > 0:
                 stored, next_offset = requests.pulled(await self._ports.ask(address, requests.pull(topic, queue, offset)))
                 for message in stored:
-                    if (half_id := message.properties.get("UNIQ_KEY", "")) in scan.wanted:
-                        scan.found.setdefault(half_id, message)
+                    if (half_id := message.properties.get("UNIQ_KEY", "")) in searched:
+                        there.setdefault(half_id, message)
                 left -= max(1, len(stored))
                 offset = next_offset if next_offset > offset else end
-                scan.queues[queue] = offset, end
-        if any(offset < end for offset, end in scan.queues.values()):
+                offsets[queue] = offset, end
+        if any(offset < end for offset, end in offsets.values()):
             return frozenset(), {}
         del self._scans[key]
-        return scan.wanted, scan.found
+        return searched, there
 
-    async def _begin(self, address: str, topic: str, queues: int, since: datetime) -> dict[int, tuple[int, int]]:
+    async def _begin(self, address: str, topic: str, queues: int, since: datetime) -> Offsets:
         milliseconds = max(0, int(since.timestamp() * 1000))
         messages = {}
         for queue in range(queues):

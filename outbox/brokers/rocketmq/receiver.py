@@ -101,15 +101,19 @@ class RocketMQReceiver:
         if taken := self._take(call):
             return taken
         self._subscriptions.add(call.group, call.topics)
-        asked = {key: self._request(call, key) for key in self._first_keys(call)}
+        keys = self._keys(call)
+        # Those that do not wait for a retry, or all of them if there is none: the caller waits between calls.
+        asked = {key: self._request(call, key) for key in {key for key in keys if self._is_due(key)} or keys}
         again: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())
         try:
             while not taken and not self._is_interrupted:
-                asked |= {key: self._request(call, key) for key in self._new_keys(call, asked)}
+                due = [key for key in self._keys(call) if self._is_due(key)]
+                known = {(key.topic, key.broker) for key in asked}  # others have become known since
+                asked |= {key: self._request(call, key) for key in due if (key.topic, key.broker) not in known}
                 if not (waiting := {poll for poll in asked.values() if not poll.done()}):
                     break
-                again |= {self._request(call, key) for key in self._recovering_keys(call)}
+                again |= {self._request(call, key) for key in due if key in self._failures}  # kept for the next call
                 open_ones = {*waiting, *(poll for poll in again if not poll.done()), interruption}
                 await asyncio.wait(open_ones, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 taken = self._take(call)
@@ -119,20 +123,6 @@ class RocketMQReceiver:
             raise BrokerUnavailable(f"No messages can be received from RocketMQ: {describe(error)}") from error
         self._log_failures(call)
         return taken
-
-    def _first_keys(self, call: ReceiveRequest) -> set[PollKey]:
-        """Return the requests that do not wait for a retry, or all of them if there is none: the caller waits between calls."""
-        keys = self._keys(call)
-        return {key for key in keys if self._is_due(key)} or keys
-
-    def _new_keys(self, call: ReceiveRequest, asked: Collection[PollKey]) -> list[PollKey]:
-        """Return requests to brokers that have become known since the others were made."""
-        known = {(key.topic, key.broker) for key in asked}
-        return [key for key in self._keys(call) if (key.topic, key.broker) not in known and self._is_due(key)]
-
-    def _recovering_keys(self, call: ReceiveRequest) -> list[PollKey]:
-        """Return the failed requests that are due for a retry. Their messages are kept for the next call."""
-        return [key for key in self._keys(call) if key in self._failures and self._is_due(key)]
 
     def _is_due(self, key: PollKey) -> bool:
         failure = self._failures.get(key)

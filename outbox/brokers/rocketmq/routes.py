@@ -60,15 +60,11 @@ class Routes:
         try:
             queues = await self._query(topic)
         except (grpc.aio.AioRpcError, StatusError) as error:
-            if topic not in self._known or not self._may_be_down(topic, error):
+            is_gone = isinstance(error, StatusError) and not (error.code == Code.TOPIC_NOT_FOUND and self.was_seen(topic))
+            if topic not in self._known or is_gone:
                 raise
             self._known[topic] = self._clock() + RETRY_SECONDS, self._known[topic][1]
         else:
             self._known[topic] = self._clock() + ROUTE_SECONDS, queues
             self._seen_at[topic] = self._clock()
         return self._known[topic][1]
-
-    def _may_be_down(self, topic: str, error: Exception) -> bool:
-        if isinstance(error, StatusError):
-            return error.code == Code.TOPIC_NOT_FOUND and self.was_seen(topic)
-        return True

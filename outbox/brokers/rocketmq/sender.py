@@ -18,7 +18,6 @@ from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
-from outbox.brokers.rocketmq.pipelines import pipelined
 from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROLLED, is_flow_control, status_before_send, status_of
 from outbox.brokers.rocketmq.stubs import Code, service
@@ -128,7 +127,7 @@ class RocketMQSender:
                 if outcomes[place].status is not SendStatus.ACCEPTED:  # the next ones of its key must not overtake it
                     return
 
-        self._client.run(pipelined(list(chains.values()), send_chain, at_once=self._client.options.in_flight))
+        self._client.run(self._client.pipelined(list(chains.values()), send_chain))
         return outcomes
 
     async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:

@@ -303,7 +303,7 @@ def deep(kind: bytes, levels: int) -> bytes:
 
 
 def on_rocketmq(topics: Sequence[str]) -> tuple[str, dict[str, Any], Write]:
-    from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, COMPRESSION, Request
+    from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, Request
     from outbox.brokers.rocketmq.remoting.requests import send
     from project.servers.remoting import exchange
     from tests.rocketmq_node import server
@@ -319,7 +319,7 @@ def on_rocketmq(topics: Sequence[str]) -> tuple[str, dict[str, Any], Write]:
         body, flag = message.body or b"", 0
         if message.kind != "good":
             body, flag = random.choice(
-                [(body, 0)] * 3 + [(body, random.getrandbits(11) & COMPRESSION), (compress(body), COMPRESSED)]
+                [(body, 0)] * 3 + [(body, random.getrandbits(11) & (COMPRESSED | 0b111 << 8)), (compress(body), COMPRESSED)]
             )
             names = ROCKETMQ_PROPERTIES if random.random() < 0.2 else []
             properties |= {name: random.choice(TEXTS).decode(errors="replace") for name in names if random.random() < 0.2}

@@ -21,11 +21,9 @@ HEAD_SIZE = 0xFFFFFF  # mask of the second length; its highest byte is the head'
 
 IS_ANSWER = 0x1
 
-TRANSACTION_BITS = 0x3 << 2
 HALF = 0x1 << 2
 
 COMPRESSED = 0x1
-COMPRESSION = COMPRESSED | 0x7 << 8
 
 IPV6_BORN, IPV6_STORED = 0x1 << 4, 0x1 << 5
 

@@ -18,7 +18,6 @@ from outbox.brokers.rocketmq.remoting.frames import (
 )
 from outbox.message import TopicType
 
-SEND_MESSAGE = 10
 PULL_MESSAGE = 11
 QUERY_MESSAGE = 12
 QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET = 14, 15

@@ -19,7 +19,7 @@ from typing import Any
 from outbox import database
 from outbox.brokers.base import Ended, HalfRef, SendResult
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.codec import message_id_of
+from outbox.brokers.rocketmq.codec import stored_delivery
 from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.outages import Backoff
@@ -123,4 +123,5 @@ def sweep(options: dict[str, Any], topic: Topic) -> None:
 
 def copies_in(node: RocketMQ, topic: str, queues: int = QUEUES) -> Counter[str]:
     """Count the copies of each message that consumers can see, in the broker's own log."""
-    return Counter(message_id_of(one.properties) for one in read_all(node.broker_address, topic, queues))
+    stored = read_all(node.broker_address, topic, queues)
+    return Counter(stored_delivery(one, group="", topic=topic, receipt="", given_up="").message_id for one in stored)

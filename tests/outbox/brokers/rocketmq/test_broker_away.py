@@ -14,7 +14,6 @@ import pytest
 from outbox import conf, database
 from outbox.brokers.base import HalfRef, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.brokers.rocketmq.codec import message_id_of
 from outbox.brokers.rocketmq.places import HalfPlace
 from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker
@@ -22,9 +21,9 @@ from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
 from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
-from project.servers.remoting import read_all
 from project.servers.rocketmq import Cluster, RocketMQ
 from tests.factories import TicketFactory, TopicFactory
+from tests.outbox.brokers.rocketmq.commit_window import copies_in
 from tests.rocketmq_node import PROXY, own_cluster
 from tests.waiting import wait_until
 
@@ -109,7 +108,7 @@ def broker_of(half: HalfRef) -> str:
 
 
 def copies(node: RocketMQ, topic: Topic) -> Counter[str]:
-    return Counter(message_id_of(one.properties) for one in read_all(node.broker_address, topic.name, QUEUES))
+    return copies_in(node, topic.name, QUEUES)
 
 
 def relay(connection: database.Connection, broker: RocketMQBroker) -> Relay:

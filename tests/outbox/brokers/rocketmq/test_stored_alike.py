@@ -8,7 +8,7 @@ import pytest
 
 from outbox.brokers.base import Broker, HalfRef, Outgoing
 from outbox.brokers.rocketmq.places import HALVES
-from outbox.brokers.rocketmq.remoting.frames import COMPRESSION, TRANSACTION_BITS, StoredMessage
+from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from outbox.message import COMMIT, TopicType
 from project.servers.remoting import query
 from project.servers.rocketmq import RocketMQ
@@ -31,7 +31,7 @@ def stored(server: RocketMQ, topic: str, message_id: str) -> StoredMessage:
 
 def what_counts(one: StoredMessage) -> tuple[dict[str, str], bytes, int]:
     properties = {name: text for name, text in one.properties.items() if name not in OWN}
-    return properties, one.body, one.flag & (COMPRESSION | TRANSACTION_BITS)
+    return properties, one.body, one.flag & (0b111 << 8 | 0b1101)  # compression, and the kind of a transaction's message
 
 
 class TestStoredAlike:
