@@ -163,13 +163,8 @@ class Lookups(Capability):
     """Messages can be looked up by their id."""
 
     @abc.abstractmethod
-    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
-        """
-        Return all stored copies of a message. A server may find a copy only a moment after it was stored.
-
-        Args:
-            half: its half message, if known: the place may find a copy that the id does not.
-        """
+    def find(self, message_id: str) -> list[StoredCopy]:
+        """Return all stored copies of a message. A server may find a copy only a moment after it was stored."""
 
 
 class HalfMessages(Lookups):

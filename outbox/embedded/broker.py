@@ -35,9 +35,8 @@ from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, send_valid
 from outbox.database import Connection
 from outbox.embedded import checks, halves, lookup, monitoring, receiver, retention, sender, settlement, wakeup
-from outbox.embedded.client import EmbeddedClient, no_tables, tables_there
+from outbox.embedded.client import EmbeddedClient, no_tables, results_of, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
-from outbox.embedded.results import results_of
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences, resources, write_topics
 from outbox.errors import BrokerUnavailable
@@ -241,7 +240,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         with self._client.translated() as connection:
             return lookup.open_ids(connection, group, message_ids)
 
-    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         with self._client.translated() as connection:
             return lookup.find(connection, message_id)
 

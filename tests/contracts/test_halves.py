@@ -60,14 +60,6 @@ class TestHalf:
         assert acts.end(halves[1]) == [Ended.COMMITTED]
         assert [delivery.message_id for delivery in acts.receive(HALF)] == [message.message_id]
 
-    def test_is_found_by_its_place_too(self, acts: Acts, broker: Broker):
-        half = acts.half()
-        acts.find(half.message_id, "half")
-
-        [found] = broker.find(half.message_id, half=half)
-
-        assert (found.half_id, found.state) == (half.half_id, "half")
-
     def test_is_given_another_id_each_time(self, broker: Broker):
         ids = {broker.new_half_id("m") for _ in range(3)}
 

@@ -203,7 +203,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         with self._store.changed:
             self._store.forget(group, topics)
 
-    def find(self, message_id: str, *, half: HalfRef | None = None) -> list[StoredCopy]:
+    def find(self, message_id: str) -> list[StoredCopy]:
         with self._store.changed:
             return lookup.find(self._store, message_id, self._now())
 
