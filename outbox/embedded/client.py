@@ -1,21 +1,25 @@
-"""The broker's own connection, which is opened at first use and again after it broke, and the meaning of its errors."""
+"""The broker's own connection, which is opened at first use and again after it broke; and the results that its errors mean."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 import psycopg
 from psycopg import errors
 
 from outbox import database
-from outbox.brokers.base import SendStatus
+from outbox.brokers.base import SendResult, SendStatus
 from outbox.database.connections import MISCONFIGURED
 from outbox.embedded.options import CONNECT_TIMEOUT, EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
+
+T = TypeVar("T")
+Act = Callable[[database.Connection, Sequence[T]], list[SendResult]]
 
 # Each statement of the broker uses an index, and its tables fill and empty within seconds, so that their statistics are
 # outdated. A generic plan is made once; planning each time would cost more than running the statement. The broker does nothing
@@ -211,3 +215,29 @@ def status_of(error: psycopg.Error) -> SendStatus:
     if not state or state.startswith(("08", "57P")):
         return SendStatus.UNSURE
     return SendStatus.UNAVAILABLE
+
+
+def results_of(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+    """
+    Act on all items in one statement; return a result for each.
+
+    When the database rejects the data of one item, halve the items until it is alone, so that the others succeed.
+    """
+    try:
+        return _act(client, given, act)
+    except BrokerUnavailable as error:
+        return [SendResult(SendStatus.UNAVAILABLE, reason=str(error))] * len(given)
+    except psycopg.Error as error:
+        status = status_of(error)
+        if status is SendStatus.REFUSED and len(given) > 1:
+            middle = len(given) // 2
+            return results_of(client, given[:middle], act) + results_of(client, given[middle:], act)
+        return [SendResult(status, reason=client.reason_of(error))] * len(given)
+
+
+def _act(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+    with client.call() as connection:
+        try:
+            return act(connection, given)
+        except errors.DeadlockDetected:  # with another end of the same half messages in another order; nothing was done
+            return act(connection, given)
