@@ -26,26 +26,16 @@ class LimitedRefusals(APIView):
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         answer: Response = super().finalize_response(request, response, *args, **kwargs)
         if answer.status_code >= 400:
-            log_refusal(request, answer, by=type(self).__name__)
+            given: Any = answer.data if isinstance(answer.data, dict) else {}
+            detail = given.get("detail", "")
+            log_limited(
+                logging.WARNING,
+                f"{type(self).__name__} {answer.status_code} {getattr(detail, 'code', '')}",  # no part comes from the sender
+                "%s answers %s to %s: %s",
+                request.path,
+                answer.status_code,
+                request.META.get("REMOTE_ADDR"),
+                detail or json.dumps(given),  # without a detail: errors of fields, or the health of databases
+            )
+            answer._has_been_logged = True  # type: ignore[attr-defined]  # so that Django does not log it
         return answer
-
-
-def log_refusal(request: Request, answer: Response, *, by: str) -> None:
-    """
-    Log a rejected request, unless one with the same cause was logged in the last minute.
-
-    Args:
-        by: the name of the view. No part of the cause comes from the sender.
-    """
-    given: Any = answer.data if isinstance(answer.data, dict) else {}
-    detail = given.get("detail", "")
-    log_limited(
-        logging.WARNING,
-        f"{by} {answer.status_code} {getattr(detail, 'code', '')}",
-        "%s answers %s to %s: %s",
-        request.path,
-        answer.status_code,
-        request.META.get("REMOTE_ADDR"),
-        detail or json.dumps(given),  # without a detail: errors of fields, or the health of databases
-    )
-    answer._has_been_logged = True  # type: ignore[attr-defined]  # so that Django does not log it

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
+from datetime import UTC
+from typing import IO, Any
 
+from rest_framework import serializers
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import BaseParser
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from outbox.api.authentication import NoSecrets, SignedRequest, read_signers
-from outbox.api.parsing import QuestionParser
 from outbox.api.refusals import LimitedRefusals, log_limited
-from outbox.api.serializers import HalfSerializer
 from outbox.api.throttling import CheckBackThrottle
 from outbox.check_backs.answer import answer
 from outbox.check_backs.ask import PROBE, answer_probe
 from outbox.message import Half
+
+ID_LENGTH = 255
+INT4_MAX = 2**31 - 1
+
+
+class QuestionParser(BaseParser):
+    """
+    Parses JSON that is unambiguous.
+
+    It is decoded as UTF-8, whatever the content type says, which is not signed. Duplicate names and the constants NaN and
+    Infinity are rejected. Everything that cannot be parsed is a ParseError.
+    """
+
+    media_type = "application/json"
+
+    def parse(self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return json.loads(stream.read().decode(), object_pairs_hook=_names_once, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ParseError("The JSON is nested too deeply.") from None
+        except ValueError as error:
+            raise ParseError(f"This is not valid JSON: {error}") from None
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name comes twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+class HalfSerializer(serializers.Serializer[dict[str, object]]):
+    """A half message as its broker asks about it; ids are passed on unchanged."""
+
+    topic = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
+    message_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
+    half_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
+    token = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False, allow_blank=True, default="")
+    asked = serializers.IntegerField(min_value=1, max_value=INT4_MAX, default=1)
+    born_at = serializers.DateTimeField(allow_null=True, default=None, default_timezone=UTC)
+    key = serializers.CharField(trim_whitespace=False, allow_blank=True, default="")
 
 
 class CheckBackView(LimitedRefusals):
