@@ -68,13 +68,6 @@ class Tombstone(enum.Enum):
     UNWRITTEN = enum.auto()
 
 
-class PreparedRow(msgspec.Struct, frozen=True):
-    """The id of the batch that a transaction has written, and the stable id of its database (`source`)."""
-
-    batch: int
-    source: str
-
-
 class HalfFirstStep(msgspec.Struct, frozen=True):
     """
     The state of a message that was sent half first. The batch's fields are None where it has no batch.
@@ -102,9 +95,9 @@ def insert_prepared(
     body: bytes,
     half_id: str,
     window: timedelta | None,
-) -> PreparedRow:
+) -> tuple[int, str]:
     """
-    Write the message row and its batch in the caller's transaction.
+    Write the message row and its batch in the caller's transaction; return the batch's id, and the stable id of its database.
 
     Args:
         cursor: Django's, so that transaction, logs and errors are the caller's.
@@ -116,7 +109,8 @@ def insert_prepared(
     values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window, str(message_id)]
     cursor.execute(INSERT_PREPARED, values)
     if row := cursor.fetchone():
-        return PreparedRow(*row)
+        batch_id, source = row
+        return batch_id, source
     raise no_identity(cursor.connection)
 
 

@@ -108,19 +108,6 @@ class ActResult(msgspec.Struct):
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
-class _Act(msgspec.Struct, frozen=True):
-    """Whether messages are replayed or discarded, by whom and why."""
-
-    discard: bool
-    by: str
-    reason: str
-
-    def arguments(self) -> dict[str, object]:
-        """Return the parameters of the statements."""
-        next_state, act = (State.DISCARDED, Act.DISCARDED) if self.discard else (State.RELEASED, Act.REPLAYED)
-        return {"next": next_state, "act": act, "by": self.by, "reason": self.reason}
-
-
 def replay_messages(
     connection: Connection, message_ids: Sequence[UUID], *, by: str, reason: str = "", discard: bool = False
 ) -> ActResult:
@@ -133,41 +120,40 @@ def replay_messages(
         reason: the user's reason.
         discard: mark them DISCARDED, so that they are never sent.
     """
-    result, act = ActResult(), _Act(discard, by, reason)
+    result = ActResult()
+    next_state, act = (State.DISCARDED, Act.DISCARDED) if discard else (State.RELEASED, Act.REPLAYED)
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
-        _replay_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, act)
+        arguments = {"next": next_state, "act": act, "by": by, "reason": reason}
+        _replay_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, arguments)
     _wake(connection, result, discard=discard)
     return result
 
 
-def replay_all(
-    connection: Connection, *, by: str, reason: str = "", topic: str | None = None, discard: bool = False
-) -> ActResult:
+def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> ActResult:
     """
-    Send all dead messages again, or discard them.
+    Send all dead messages again.
 
     Args:
         connection: in autocommit.
         topic: only messages of this topic. None: of all topics.
-        by, reason, discard: as for `replay_messages`.
+        by: as for `replay_messages`.
     """
-    result, act = ActResult(), _Act(discard, by, reason)
-    after = 0
+    result, after = ActResult(), 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
-        if not discard:
-            _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
-        arguments = act.arguments() | {"ids": [batch_id for batch_id, _ in batches]}
+        _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
+        ids = [batch_id for batch_id, _ in batches]
+        arguments = {"next": State.RELEASED, "act": Act.REPLAYED, "by": by, "reason": "", "ids": ids}
         result.messages += sum(len(ids) for (ids,) in connection.execute(REPLAY, arguments).fetchall())
-    _wake(connection, result, discard=discard)
+    _wake(connection, result, discard=False)
     return result
 
 
-def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, act: _Act) -> None:
+def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, arguments: dict[str, object]) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     of_dead = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(of_dead), "It is not dead.")
-    bare = set() if act.discard else set(_restore(connection, of_dead))
+    bare = set() if arguments["act"] is Act.DISCARDED else set(_restore(connection, of_dead))
     result.refuse(bare, "Its message row is gone, and there is no copy. Discard it.")
     whole: dict[int, set[UUID]] = {}
     for batch_id, left, ids, positions in dead:
@@ -175,18 +161,19 @@ def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: Ac
         if len(chosen) == left:
             whole[batch_id] = set(chosen)
         else:
-            _replay_each(connection, batch_id, chosen, result, act)
-    rows = connection.execute(REPLAY, act.arguments() | {"ids": list(whole)}).fetchall() if whole else []
+            _replay_each(connection, batch_id, chosen, result, arguments)
+    rows = connection.execute(REPLAY, arguments | {"ids": list(whole)}).fetchall() if whole else []
     done = {message_id for (ids,) in rows for message_id in ids}
     result.messages += len(done)
     result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
 
 
-def _replay_each(connection: Connection, batch_id: int, positions: Mapping[UUID, int], result: ActResult, act: _Act) -> None:
+def _replay_each(
+    connection: Connection, batch_id: int, positions: Mapping[UUID, int], result: ActResult, arguments: dict[str, object]
+) -> None:
     """Replay or discard some messages of a dead batch; the others stay in it."""
     for message_id, position in positions.items():
-        arguments = act.arguments() | {"id": batch_id, "position": position}
-        if connection.execute(REPLAY_ONE, arguments).rowcount:
+        if connection.execute(REPLAY_ONE, arguments | {"id": batch_id, "position": position}).rowcount:
             result.messages += 1
         else:
             result.refuse([message_id], TOO_LATE)

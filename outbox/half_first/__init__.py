@@ -71,9 +71,9 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
                 _enter_transaction(stack, draft, using)
                 # Registered before the work: it runs before the work's own callbacks, and no rolled back savepoint removes it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
-                prepared = message.prepare(topic, about=about)
+                message.prepare(topic, about=about)
                 failpoint("half_first.after_prepare")
-                message.send(prepared, about=about)
+                message.send(about=about)
                 with message.undone_by_an_exception():
                     failpoint("half_first.after_half")
                     yield

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connections
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch
-from outbox.batches.half_first import PreparedRow, insert_prepared, mark_half_first_sent, note_half_first_place
+from outbox.batches.half_first import insert_prepared, mark_half_first_sent, note_half_first_place
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
@@ -46,12 +46,12 @@ class HalfFirstMessage:
         self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
-        self._prepared: PreparedRow  # since `send`
+        self._batch_id: int  # since `prepare`
         self._began = 0.0  # when row and batch were about to be written
         self._is_stored = False
         self._is_committed = False
 
-    def prepare(self, topic: int, *, about: str | None) -> PreparedRow:
+    def prepare(self, topic: int, *, about: str | None) -> None:
         """
         Insert message row and batch in the open transaction. The time in which the half message may be ended begins here.
 
@@ -60,29 +60,29 @@ class HalfFirstMessage:
         """
         self._began = monotonic()
         window = self._broker.commit_window
-        prepared = write_prepared(self._draft, topic, self._using, half_id=self.half.half_id, about=about, window=window)
-        self.half = replace(self.half, source=prepared.source)
-        return prepared
+        half_id = self.half.half_id
+        self._batch_id, source = write_prepared(self._draft, topic, self._using, half_id=half_id, about=about, window=window)
+        self.half = replace(self.half, source=source)
 
-    def send(self, prepared: PreparedRow, *, about: str | None) -> None:
+    def send(self, *, about: str | None) -> None:
         """
         Send the half message.
 
         Raises:
             HalfNotStored: the broker did not confirm that it is stored. If it is, the check-back rolls it back.
         """
-        self._prepared = prepared
         refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
         try:
-            [outcome] = self._broker.send_halves([self._seal(prepared, about)])
+            [outcome] = self._broker.send_halves([self._seal(about)])
         except Exception as error:
             raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
         if outcome.status is not SendStatus.ACCEPTED:
             raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
         self._is_stored = True
         self.half = replace(self.half, place=outcome.place)
-        if outcome.place:
-            note_place(prepared, outcome.place, self._using)
+        if outcome.place:  # for the process that may have to end it instead
+            with connections[self._using].cursor() as cursor:
+                note_half_first_place(cursor, self._batch_id, outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:
@@ -97,7 +97,8 @@ class HalfFirstMessage:
         """Commit the half message after the database commit, unless the time for it is over."""
         self._is_committed = True
         failpoint("half_first.after_commit")
-        within = self._left()
+        window = self._broker.commit_window
+        within = None if window is None else window - timedelta(seconds=monotonic() - self._began)
         if within is not None and within <= timedelta(0):
             logger.info(
                 "The transaction of message %s committed late; its half message is left to the check-back.",
@@ -108,7 +109,8 @@ class HalfFirstMessage:
         outcome = self._end(Resolution.COMMIT, within=within)
         failpoint("half_first.after_end")
         if outcome.status is SendStatus.ACCEPTED and outcome.ended is Ended.COMMITTED:
-            mark_sent(self._prepared, self._using)
+            with connections[self._using].cursor() as cursor:
+                mark_half_first_sent(cursor, self._batch_id)
         else:
             logger.warning(
                 "The half message of %s is not committed yet, and left to the check-back: %s, %s %s",
@@ -133,17 +135,12 @@ class HalfFirstMessage:
             message_id=self.half.message_id, topic=self._draft.topic, broker=self._draft.broker, database=self._using
         )
 
-    def _seal(self, prepared: PreparedRow, about: str | None) -> Outgoing:
+    def _seal(self, about: str | None) -> Outgoing:
         """Return the message as a relay would send it, in a batch of one with the number 0, which means half first."""
         draft = self._draft
         batch = ClaimedBatch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
-        builder = OutgoingBuilder(batch, source=prepared.source, is_half=True)
+        builder = OutgoingBuilder(batch, source=self.half.source, is_half=True)
         return builder.build(1, draft.key, draft.headers, about, draft.body, half_id=self.half.half_id)
-
-    def _left(self) -> timedelta | None:
-        """Return the remaining time in which this process may commit. None: it is not limited."""
-        window = self._broker.commit_window
-        return None if window is None else window - timedelta(seconds=monotonic() - self._began)
 
     def _end(self, resolution: Resolution, *, within: timedelta | None = None) -> SendResult:
         [outcome] = self._broker.end([self.half], resolution, within=within)
@@ -152,9 +149,9 @@ class HalfFirstMessage:
 
 def write_prepared(
     draft: Draft, topic: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
-) -> PreparedRow:
+) -> tuple[int, str]:
     """
-    Insert message row and batch in the open transaction.
+    Insert message row and batch in the open transaction; return the batch's id, and the stable id of the database.
 
     Args:
         window: how long this process may end the half message. None: at any time.
@@ -182,15 +179,3 @@ def write_prepared(
             f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
             hint="Nothing was done; try again with a new message.",
         ) from error
-
-
-def note_place(row: PreparedRow, place: str, using: str) -> None:
-    """Store the half message's place at the broker, in the open transaction, for the process that may have to end it instead."""
-    with connections[using].cursor() as cursor:
-        note_half_first_place(cursor, row.batch, place)
-
-
-def mark_sent(row: PreparedRow, using: str) -> None:
-    """Mark the batch SENT after its half message was committed."""
-    with connections[using].cursor() as cursor:
-        mark_half_first_sent(cursor, row.batch)

@@ -228,7 +228,7 @@ class TestSettleAll:
         for _ in range(5):
             dead()
 
-        assert replay_all(connection, discard=True, by="ada").messages == 5
+        assert replay_all(connection, by="ada").messages == 5
 
     def test_leaves_living_batches_alone(self, connection):
         batch = BatchFactory(state=State.CLAIMED)
