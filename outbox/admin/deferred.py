@@ -35,6 +35,7 @@ from outbox.monitoring.text import age
 
 AT_ONCE = 10_000  # in one request
 KINDS_SHOWN = 20
+VALUES_SHOWN = 30  # of a filter
 KINDS_NAMED = 5  # on the page before an act
 KEYS_SHOWN = 10
 COLUMNS = ("consumer_group", "topic", "type", "reason", "fingerprint")
@@ -124,7 +125,7 @@ class DeferredStateFilter(Filter):
         return queryset.filter(STATES[DeferredState(state)]) if state in [*DeferredState] else queryset.none()
 
 
-def _column_filter(column: str, name: str, label: Text, *, most: int = 30) -> type[Filter]:
+def _column_filter(column: str, name: str, label: Text) -> type[Filter]:
     """Return a filter by the values of a column, of which the most frequent ones are offered."""
 
     class ColumnFilter(Filter):
@@ -132,7 +133,7 @@ def _column_filter(column: str, name: str, label: Text, *, most: int = 30) -> ty
         parameter_name = name
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-            values = list(dict.fromkeys(kind[column] for kind in _kinds(request) if kind[column]))[:most]
+            values = list(dict.fromkeys(kind[column] for kind in _kinds(request) if kind[column]))[:VALUES_SHOWN]
             chosen = request.GET.get(name)  # always among them: a filter without choices is not applied
             return [(value, cut(plain(value), 80)) for value in dict.fromkeys([*values, *([chosen] if chosen else [])])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,11 +15,7 @@ WIDTH, HEIGHT = 1100, 130
 LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
 
 
-class Line(msgspec.Struct, frozen=True):
-    """Values at equal distances; None: unknown, and the line is interrupted."""
-
-    name: Text
-    values: Sequence[float | None]
+Values = Sequence[float | None]  # at equal distances; None: unknown, and the line is interrupted
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -52,7 +48,7 @@ def drawing(
     name: str,
     title: Text,
     text: Text,
-    lines: Sequence[Line],
+    lines: Mapping[Text, Values],
     *,
     begins_at: datetime,
     ends_at: datetime,
@@ -64,10 +60,11 @@ def drawing(
 
     Args:
         name: of this drawing on its page, for references.
+        lines: the values of each, by its name.
         say: puts a value into words.
         by_decades: draw by decades, not by equal steps.
     """
-    known = [value for line in lines for value in line.values if value is not None]
+    known = [value for values in lines.values() for value in values if value is not None]
     scale = Scale.of(known, by_decades=by_decades)
     low, high = scale.ends()
     return {
@@ -86,12 +83,14 @@ def drawing(
         "high": say(high),
         "begins": local(begins_at),
         "ends": local(ends_at),
-        "lines": [{"name": line.name, "nth": nth, "pieces": list(_pieces(line.values, scale))} for nth, line in enumerate(lines)],
-        "rows": _rows(lines, begins_at, ends_at, say),
+        "lines": [
+            {"name": line, "nth": nth, "pieces": list(_pieces(values, scale))} for nth, (line, values) in enumerate(lines.items())
+        ],
+        "rows": _rows(list(lines.values()), begins_at, ends_at, say),
     }
 
 
-def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
+def _pieces(values: Values, scale: Scale) -> Any:
     """Return the points of each uninterrupted segment; a single value is a short dash."""
     step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
     piece: list[tuple[float, float]] = []
@@ -105,12 +104,12 @@ def _pieces(values: Sequence[float | None], scale: Scale) -> Any:
             piece = []
 
 
-def _rows(lines: Sequence[Line], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:
+def _rows(lines: Sequence[Values], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:
     """Return the time and the values of each row with a known value, newest first."""
-    count = max((len(line.values) for line in lines), default=0)
+    count = max(map(len, lines), default=0)
     step = (ends_at - begins_at) / max(1, count)
     rows = [
-        (local(begins_at + n * step), ["" if line.values[n] is None else say(line.values[n] or 0) for line in lines])
+        (local(begins_at + n * step), ["" if values[n] is None else say(values[n] or 0) for values in lines])
         for n in reversed(range(count))
     ]
     return [row for row in rows if any(row[1])]

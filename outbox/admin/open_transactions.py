@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from outbox.admin.body_preview import HIDDEN
 from outbox.admin.text import shown
-from outbox.monitoring.open_transactions import DatabaseSession, OpenTransaction, OpenTransactions
+from outbox.monitoring.open_transactions import DatabaseSession, OpenTransactions
 from outbox.monitoring.text import age
 
 BLOCKING_SHOWN = 3
@@ -41,8 +41,8 @@ def transaction_cell(found: OpenTransactions, message_id: str, *, with_query: bo
     Args:
         with_query: the user may see texts that may contain data of messages.
     """
-    if transaction := found.open.get(message_id):
-        return _open(transaction, with_query=with_query)
+    if sessions := found.open.get(message_id):
+        return _open(*sessions, with_query=with_query)
     if message_id in found.ended:
         return SafeString(_("None is open: it has ended, or its connection was lost. The next check-back tells how it ended."))
     return shown(found.unknown.get(message_id, ""), 500)
@@ -53,8 +53,7 @@ def masked(query: str) -> str:
     return _PARTS.sub(lambda part: part.group() if part["name"] or part["other"] else HIDDEN if part.group() else "", query)
 
 
-def _open(transaction: OpenTransaction, *, with_query: bool) -> SafeString:
-    session, blocking = transaction.session, transaction.blocked_by
+def _open(session: DatabaseSession, *blocking: DatabaseSession, with_query: bool) -> SafeString:
     since = _("Open for {}").format(age(session.open_seconds)) if session.open_seconds is not None else _("Open")
     lines = [format_html("{}: {}", since, _described(session))]
     if with_query and not session.is_hidden:

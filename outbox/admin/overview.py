@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.admin import ModelAdmin
@@ -12,9 +14,9 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from outbox import database
-from outbox.admin.chart import chart
+from outbox.admin.lines import drawing
 from outbox.admin.pages import frame, may_see
-from outbox.admin.text import Text, shown
+from outbox.admin.text import Text, number, shown
 from outbox.database import Connection
 from outbox.errors import TablesLocked
 from outbox.models import MessageRow
@@ -22,7 +24,7 @@ from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import bounded
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import Status, TopicStatus, read_status, read_throughput
+from outbox.monitoring.status import ROW_LIMIT, Minute, Status, TopicStatus, read_status, read_throughput
 from outbox.monitoring.text import age
 
 
@@ -80,8 +82,29 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
             for failure in status.failures
         ],
         "has_errors": has_errors,
-        "chart": chart(read_throughput(connection, now=timezone.now())),
+        "chart": _chart(read_throughput(connection, now=timezone.now())),
     }
+
+
+def _chart(minutes: Sequence[Minute]) -> dict[str, Any]:
+    """Return the drawing of messages published and handled in the last hour."""
+    published = [minute.published for minute in minutes]
+    handled = [minute.handled for minute in minutes]
+    known = [count for count in published + handled if count is not None]
+    text = _("In the last hour {} messages were published and {} handled, at most {} in a minute.").format(
+        number(sum(filter(None, published))), number(sum(filter(None, handled))), number(max(known, default=0))
+    )
+    if len(known) < len(published + handled):
+        text += " " + _("Only the newest {} of each were counted; older ones are not shown.").format(number(ROW_LIMIT))
+    return drawing(
+        "outbox-flow",
+        _("Messages published and handled, per minute"),
+        text,
+        {_("published"): published, _("handled, once for each group"): handled},
+        begins_at=minutes[0].begins_at,
+        ends_at=minutes[-1].begins_at + timedelta(minutes=1),
+        say=number,
+    )
 
 
 def _cards(status: Status) -> list[dict[str, Any]]:
@@ -109,8 +132,8 @@ def _cards(status: Status) -> list[dict[str, Any]]:
     ]
 
 
-def _card(name: Text, number: int, text: Text, tone: str) -> dict[str, Any]:
-    return {"name": name, "number": number, "text": text, "tone": tone}
+def _card(name: Text, count: int, text: Text, tone: str) -> dict[str, Any]:
+    return {"name": name, "number": count, "text": text, "tone": tone}
 
 
 def _topic(topic: TopicStatus, messages: str) -> dict[str, Any]:

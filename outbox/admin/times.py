@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-import msgspec
 from django.contrib.admin import ListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import QuerySet
@@ -39,38 +38,6 @@ class Time(enum.Enum):
     BESIDE_IDS = enum.auto()  # ids that increase with the time, which has an index
 
 
-class TimeRange(msgspec.Struct, frozen=True):
-    """
-    From when, and up to but not including when; None: without bound.
-
-    Args:
-        texts: the values of the parameters, by name.
-    """
-
-    begin: datetime | None
-    end: datetime | None
-    texts: Mapping[str, str]
-
-    @classmethod
-    def of(cls, texts: Mapping[str, str]) -> TimeRange:
-        """Read `since` (hour, day, week), `from` and `to`. Raises IncorrectLookupParameters."""
-        begin, end = _time(texts.get("from", "")), _time(texts.get("to", ""))
-        if begin is None and (since := texts.get("since")):
-            if since not in SPANS:
-                raise IncorrectLookupParameters
-            begin = timezone.now() - SPANS[since]
-        return cls(begin, end, texts)
-
-    def lookups(self, column: str) -> dict[str, Any]:
-        """Return the range as lookups of a column of times."""
-        bounds = {f"{column}__gte": self.begin, f"{column}__lt": self.end}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
-
-    def id_lookups(self, column: str) -> dict[str, Any]:
-        """Return the range as lookups of a column of ids that begin with their time."""
-        return {name: first_id_at(at) for name, at in self.lookups(column).items()}
-
-
 def _time(text: str) -> datetime | None:
     if not text:
         return None
@@ -87,7 +54,7 @@ def _time(text: str) -> datetime | None:
 
 class TimeFilter(ListFilter):
     """
-    By the `time` of a `ReadOnlyAdmin`.
+    By the `time` of a `ReadOnlyAdmin`, with `since` (hour, day, week), `from` and `to`.
 
     Where the list is ordered by it, or by ids that begin with it, the list itself takes the range as its bounds.
     """
@@ -100,7 +67,11 @@ class TimeFilter(ListFilter):
         super().__init__(request, params, model, model_admin)
         self.texts = {name: str(params.pop(name)[-1]) for name in NAMES if name in params}
         self.used_parameters.update(self.texts)
-        self.range = TimeRange.of(self.texts)
+        self.begin, self.end = _time(self.texts.get("from", "")), _time(self.texts.get("to", ""))
+        if self.begin is None and (since := self.texts.get("since")):
+            if since not in SPANS:
+                raise IncorrectLookupParameters
+            self.begin = timezone.now() - SPANS[since]
         self.column: str = model_admin.time
         self.keyset: str = model_admin.keyset
         self.time_is: Time = model_admin.time_is
@@ -124,9 +95,9 @@ class TimeFilter(ListFilter):
         """The range as bounds of the keyset; empty where the keyset is unrelated to the time."""
         match self.time_is:
             case Time.KEYSET:
-                return self.range.lookups(self.keyset)
+                return self._lookups(self.keyset)
             case Time.IN_IDS:
-                return self.range.id_lookups(self.keyset)
+                return {name: first_id_at(at) for name, at in self._lookups(self.keyset).items()}
             case Time.BESIDE_IDS:
                 return self._find_ids()
             case _:
@@ -134,12 +105,17 @@ class TimeFilter(ListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         is_exact = self.time_is in (Time.KEYSET, Time.IN_IDS)
-        return queryset if is_exact else queryset.filter(**self.range.lookups(self.column))
+        return queryset if is_exact else queryset.filter(**self._lookups(self.column))
+
+    def _lookups(self, column: str) -> dict[str, datetime]:
+        """Return the range as lookups of a column of times: from `begin` up to but not including `end`, as far as there are."""
+        bounds = {f"{column}__gte": self.begin, f"{column}__lt": self.end}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def _find_ids(self) -> dict[str, Any]:
         """Return ids near both ends of the range, found with the index of the time."""
         bounds: dict[str, Any] = {}
-        for name, at, slack in (("gte", self.range.begin, -SLACK), ("lt", self.range.end, SLACK)):
+        for name, at, slack in (("gte", self.begin, -SLACK), ("lt", self.end, SLACK)):
             if at is not None:
                 later = self.rows.filter(**{f"{self.column}__gte": at + slack}).order_by(self.column)
                 if (first := later.values_list(self.keyset, flat=True).first()) is not None:

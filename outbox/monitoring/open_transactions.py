@@ -7,7 +7,7 @@ holds it until it ends, so it is found without a write and without waiting.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 import psycopg
@@ -71,23 +71,17 @@ class DatabaseSession(msgspec.Struct, frozen=True):
     reader: str
 
 
-class OpenTransaction(msgspec.Struct, frozen=True):
-    """An open transaction, and the sessions that it waits for."""
-
-    session: DatabaseSession
-    blocked_by: Sequence[DatabaseSession]
-
-
 class OpenTransactions(msgspec.Struct, frozen=True):
     """
     What is known of the transactions of messages, by message id.
 
     Args:
+        open: the session that has its transaction, then those that this one waits for.
         ended: messages without an open transaction: it has ended, or its connection was lost.
         unknown: why nothing is known.
     """
 
-    open: dict[str, OpenTransaction] = msgspec.field(default_factory=dict)
+    open: dict[str, list[DatabaseSession]] = msgspec.field(default_factory=dict)
     ended: set[str] = msgspec.field(default_factory=set)
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -134,8 +128,7 @@ def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) ->
         return
     for message_id in message_ids:
         if of_message := sessions.get(message_id):
-            [holder, *blocking] = of_message
-            found.open[message_id] = OpenTransaction(holder, blocking)
+            found.open[message_id] = of_message
         else:
             found.ended.add(message_id)
 

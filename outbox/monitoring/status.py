@@ -109,8 +109,8 @@ FAILURES = """
 SELECT consumer_group, topic, fingerprint AS error, count(*) AS deliveries, count(DISTINCT message_id) AS messages,
     count(*) FILTER (WHERE outcome = 'dead letter') AS dead_letters,
     extract(epoch FROM clock_timestamp() - max(failed_at))::float8 AS newest_seconds
-FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %(window)s
-GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %(limit)s
+FROM outbox_failed_delivery WHERE failed_at > clock_timestamp() - %s
+GROUP BY 1, 2, 3 ORDER BY deliveries DESC, 1, 2, 3 LIMIT %s
 """
 
 # Answers to check-backs of the last hour.
@@ -257,7 +257,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         _read_topics(connection),
         processes,
         groups,
-        _read_failures(connection),
+        connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, [FAILURES_WITHIN, FAILURES_SHOWN]).fetchall(),
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         _read_ignored(connection),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
@@ -329,11 +329,6 @@ def _read_ignored(connection: Connection) -> list[IgnoredType]:
         ignored.messages += 1
         ignored.groups.update(names)
     return [by_type[key] for key in sorted(by_type)]
-
-
-def _read_failures(connection: Connection) -> list[FailureStatus]:
-    arguments = {"window": FAILURES_WITHIN, "limit": FAILURES_SHOWN}
-    return connection.cursor(row_factory=class_row(FailureStatus)).execute(FAILURES, arguments).fetchall()
 
 
 MINUTES = 60

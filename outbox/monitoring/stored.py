@@ -120,12 +120,7 @@ class Readings(msgspec.Struct):
 Progress = Callable[[str, int], None]
 
 
-class _StoredBroker(msgspec.Struct, frozen=True):
-    """Brokers that share tables in a database."""
-
-    kind: type[StoredInDatabase]
-    options: Mapping[str, Any]
-    topics: list[TopicSpec]
+_StoredBroker = tuple[type[StoredInDatabase], Mapping[str, Any], list[TopicSpec]]  # those that share tables; their topics
 
 
 def databases() -> list[str]:
@@ -153,8 +148,8 @@ def read_stored(
     name = "outbox schema"
     with connected(alias, name, **limits) if has_outbox else database.connect(alias, application_name=name) as connection:
         lists = list(_lists(connection)) if has_outbox else []
-        for broker in _stored_brokers().get(alias, ()):
-            lists += broker.kind.list_stored(broker.options, broker.topics, connection)
+        for kind, options, topics in _stored_brokers().get(alias, ()):
+            lists += kind.list_stored(options, topics, connection)
         for stored in lists:
             for delivery in _deliveries(stored, readings, everything=everything):
                 _note(readings, stored.noun, delivery)
@@ -178,7 +173,7 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
                 hint = f"Choices are: {', '.join(connections)}."
                 raise ConfigurationError(f"Broker {alias!r} is stored in database {home!r}, which is not in settings.", hint=hint)
             shared = brokers_of.setdefault(home, {})
-            shared.setdefault(kind, _StoredBroker(kind, settings.options, [])).topics.extend(topics)
+            shared.setdefault(kind, (kind, settings.options, []))[2].extend(topics)
     return {alias: list(shared.values()) for alias, shared in brokers_of.items()}
 
 

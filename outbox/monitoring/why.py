@@ -156,7 +156,8 @@ def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> s
             return f"It is due in {age(max(0.0, due))}." if due > 0 else "It has just become due, and is sent next."
         case "claimed":
             lease = f", with a lease for another {age(message.lease_seconds)}" if (message.lease_seconds or 0) > 0 else ""
-            return f"{failed}{_holder(message, relays)} is sending it{lease}."
+            names = (f"Relay {relay.name}" for relay in relays if relay.lane == message.lane)
+            return f"{failed}{next(names, f'The relay of lane {message.lane}')} is sending it{lease}."
         case "released" | "retrying":
             return f"{failed}The next try is {f'in {age(due)}' if due > 0 else 'now'}."
     [ahead] = connection.execute(AHEAD, [message.topic_id, message.pos]).fetchone() or (0,)
@@ -196,13 +197,6 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")
     return f"It waits behind message {row[0]} of the same key {message.key!r}, {because}."
-
-
-def _holder(message: _Message, relays: list[ProcessStatus]) -> str:
-    for relay in relays:
-        if relay.lane == message.lane:
-            return f"Relay {relay.name}"
-    return f"The relay of lane {message.lane}"
 
 
 def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:

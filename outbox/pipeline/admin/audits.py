@@ -26,7 +26,7 @@ from django.utils.translation import ngettext, pgettext_lazy
 from outbox import database
 from outbox.admin.base import ReadOnlyAdmin, TopicFilter, choice_filter
 from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, notify, reason_form, write_log
-from outbox.admin.lines import Line, drawing
+from outbox.admin.lines import drawing
 from outbox.admin.links import about_link, message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import may_see, url_of
@@ -251,7 +251,7 @@ def _backlog(nth: int, row: AuditBacklog) -> dict[str, Any]:
         f"outbox-backlog-{nth}",
         _("Backlog of {}, {}").format(row.consumer_group, row.topic),
         text,
-        [Line(_("waiting messages"), [point[1] for point in points])],
+        {_("waiting messages"): [point[1] for point in points]},
         begins_at=datetime.fromtimestamp(points[0][0], UTC),
         ends_at=datetime.fromtimestamp(points[-1][0], UTC),
         say=number,
@@ -264,7 +264,7 @@ def _latency(nth: int, series: LatencySeries) -> dict[str, Any]:
         f"outbox-latency-{nth}",
         title.format(*series.hop),
         _("Logarithmic scale; gaps where there was no message."),
-        [Line(f"p{share * 100:g}", series.seconds[share]) for share in SHARES_DRAWN],
+        {f"p{share * 100:g}": series.seconds[share] for share in SHARES_DRAWN},
         begins_at=series.begins_at,
         ends_at=series.ends_at,
         say=format_seconds,
@@ -486,7 +486,7 @@ def _losses(connection: database.Connection, run: AuditRun) -> dict[str, Any]:
         "outbox-losses",
         _("Lost messages"),
         _("By the time of publishing, as far as ids are known: {}.").format(number(sum(counts))),
-        [Line(_("lost"), counts)],
+        {_("lost"): counts},
         begins_at=begins_at,
         ends_at=ends_at,
         say=number,

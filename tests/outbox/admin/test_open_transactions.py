@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.admin.open_transactions import BLOCKING_SHOWN, masked, transaction_cell
-from outbox.monitoring.open_transactions import DatabaseSession, OpenTransaction, OpenTransactions
+from outbox.monitoring.open_transactions import DatabaseSession, OpenTransactions
 
 
 def session(pid, **fields):
@@ -13,8 +13,7 @@ def session(pid, **fields):
 
 
 def cell(*sessions, with_query=True):
-    [own, *blocking] = sessions
-    return transaction_cell(OpenTransactions(open={"m": OpenTransaction(own, blocking)}), "m", with_query=with_query)
+    return transaction_cell(OpenTransactions(open={"m": [*sessions]}), "m", with_query=with_query)
 
 
 class TestAStatement:
