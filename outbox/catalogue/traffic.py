@@ -57,11 +57,6 @@ class Traffic(msgspec.Struct, frozen=True):
     failed: int
     last_at: datetime | None
 
-    @property
-    def failed_share(self) -> float:
-        """The share that has failed at least once."""
-        return self.failed / self.messages if self.messages else 0.0
-
 
 def read_traffic(connection: Connection) -> list[Traffic]:
     """Return what became of the newest messages of a database."""

@@ -109,9 +109,9 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
     return given
 
 
-def answer_on(connection: Connection, half: Half, *, asked_by: str, request_id: str = "") -> Answer:
+def answer_on(connection: Connection, half: Half, *, asked_by: str) -> Answer:
     """Answer over a given connection, in its open transaction if it has one; everything else is as in `answer`."""
-    given = _answer(connection, half, request_id, asked_by, time.perf_counter())
+    given = _answer(connection, half, "", asked_by, time.perf_counter())
     _announce(half, given)
     return given
 

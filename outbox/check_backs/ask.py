@@ -15,7 +15,7 @@ from uuid import uuid4
 from django.db import close_old_connections
 from standardwebhooks import Webhook
 
-from outbox.check_backs.answer import answer, record_sent
+from outbox.check_backs.answer import answer
 from outbox.database import loop_errors
 from outbox.database.loop_errors import Loop
 from outbox.errors import ConfigurationError
@@ -28,6 +28,7 @@ Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
+TIMEOUT = timedelta(seconds=10)
 
 ENDPOINT = Loop("check-back endpoint")
 
@@ -67,20 +68,6 @@ def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
     return ask
 
 
-def note_in_process(alias: str) -> NoteSent:
-    """
-    Return a function that records that a broker was sent another answer than the decided one.
-
-    Args:
-        alias: the database for half messages without a token; other tokens name their database.
-    """
-
-    def note(half: Half, resolution: Resolution) -> None:
-        record_sent(half, resolution, using=alias)
-
-    return note
-
-
 def log_sent(half: Half, resolution: Resolution) -> None:
     """Log that a broker was sent another answer than the decided one. A process that asks over HTTP has no database for it."""
     logger.info(
@@ -100,7 +87,7 @@ def _has_host(url: str) -> bool:
         return False
 
 
-def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> Ask:
+def over_http(url: str, secret: str, timeout: timedelta = TIMEOUT) -> Ask:
     """
     Return an `ask` that calls a check-back endpoint with requests signed as Standard Webhooks.
 
@@ -135,7 +122,7 @@ def over_http(url: str, secret: str, timeout: timedelta = timedelta(seconds=10))
     return ask
 
 
-def probe(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> None:
+def probe(url: str, secret: str) -> None:
     """
     Verify that a check-back endpoint accepts our signature. Nothing is read from its database, or recorded.
 
@@ -145,7 +132,7 @@ def probe(url: str, secret: str, timeout: timedelta = timedelta(seconds=10)) -> 
     signer = make_signer(secret)
     request = _signed_request(url, signer, json.dumps(PROBE))
     headers = {name: request.get_header(name.capitalize(), "") for name in ("webhook-id", "webhook-timestamp")}
-    reply = _read(make_opener(), request, timeout)
+    reply = _read(make_opener(), request, TIMEOUT)
     signer.verify(PROBED, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)
 
 

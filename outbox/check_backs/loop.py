@@ -8,12 +8,14 @@ checkers share the questions. If one dies, the broker asks the others again.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import psycopg
 
 from outbox import conf, database
-from outbox.check_backs.ask import Ask, NoteSent, in_process, note_in_process, over_http
+from outbox.check_backs.answer import record_sent
+from outbox.check_backs.ask import Ask, NoteSent, in_process, over_http
 from outbox.database import heartbeats, loop_errors
 from outbox.database.loop_errors import Loop, noting
 from outbox.errors import ConfigurationError
@@ -108,7 +110,7 @@ class Checker:
         self.alias = alias
         self._using = using
         self._ask = ask
-        self._note_sent = note_sent or note_in_process(using)
+        self._note_sent = note_sent or partial(record_sent, using=using)
         self._broker: AsksProducers | None = None
 
     def turn(self) -> bool:
@@ -162,5 +164,5 @@ def listen_in_this_process(alias: str, using: str) -> None:
         key = os.getpid(), alias  # a child of a fork listens for itself
         if key not in _mine and conf.broker_has(alias, "AsksProducers"):
             broker = cast("AsksProducers", conf.make_broker(alias))
-            broker.listen(in_process(using), note_sent=note_in_process(using))
+            broker.listen(in_process(using), note_sent=partial(record_sent, using=using))
             _mine[key] = broker

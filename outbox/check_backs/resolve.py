@@ -20,7 +20,7 @@ from outbox import conf
 from outbox.batches.fence import fence
 from outbox.batches.half_first import HalfFirstStep, Tombstone, read_half_first, write_tombstone
 from outbox.check_backs.register import resolver_of
-from outbox.check_backs.sources import About, look_up
+from outbox.check_backs.sources import READ_SOURCE, About, look_up
 from outbox.database import Connection
 from outbox.database.guarded import close_all_broken
 from outbox.errors import FenceLost
@@ -29,11 +29,6 @@ from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
 logger = get_logger("outbox.check_back")
-
-# `transaction_read_only` is also on in recovery: a replica answers no check-back.
-READ_DATABASE = """
-SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source
-"""
 
 # The batch that sent the half message, and its data for the position. Times are compared with the database's clock.
 READ_BATCH = """
@@ -88,7 +83,7 @@ def resolve(connection: Connection, half: Half) -> Answer:
     Raises:
         psycopg.Error: the database did not answer in time. The caller turns this into UNKNOWN.
     """
-    source, is_read_only = connection.execute(READ_DATABASE).fetchone() or (None, True)
+    source, is_read_only = connection.execute(READ_SOURCE).fetchone() or (None, True)
     if is_read_only:
         return _unknown("The database is a replica, in recovery or read-only: only the primary answers.", is_alert=True)
     answer = _by_token(connection, half, source) if half.token else _by_function(half)

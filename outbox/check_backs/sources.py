@@ -25,6 +25,7 @@ logger = get_logger("outbox.check_back")
 
 STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and for its connection
 
+# `transaction_read_only` is also on in recovery: a replica answers no check-back.
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 
 _aliases: dict[str, str] = {}

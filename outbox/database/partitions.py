@@ -90,9 +90,9 @@ def rights(connection: Connection) -> Rights:
     return Rights(*row)
 
 
-def lacks_tomorrow(found: Collection[date], *, today: date | None = None) -> bool:
+def lacks_tomorrow(found: Collection[date]) -> bool:
     """Return whether tomorrow has no partition, which means that no maintenance runs."""
-    return (today or day_at(datetime.now(UTC))) + timedelta(days=1) not in found
+    return day_at(datetime.now(UTC)) + timedelta(days=1) not in found
 
 
 def table_of(day: date) -> str:

@@ -46,6 +46,7 @@ OURS = {"data", "data.new", "log", "programs"}
 
 START_SECONDS = 60
 STOP_SECONDS = 15
+LOG_LINES = 20
 
 
 class Postgres:
@@ -176,9 +177,9 @@ class Postgres:
         if self._process is not None:
             self._process.wait()
 
-    def log_tail(self, lines: int = 20) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the server's log."""
-        return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def stop(self) -> None:
         """Stop the server, with its connections, and delete temporary folders. Does nothing if it is stopped."""
