@@ -187,7 +187,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         """Receive messages that a test gave up; each comes again until it is acknowledged."""
         with self._store.changed:
             known = self._store.groups.get(group, MemoryGroup())
-            return [receiver.deliver(known, group, place, self._now()) for place in receiver.given_up(known, topics)[:limit]]
+            return [receiver.deliver(group, place, self._now()) for place in receiver.given_up(known, topics)[:limit]]
 
     def backlog(self, group: str) -> Backlog:
         with self._store.changed:

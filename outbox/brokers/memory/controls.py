@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from outbox.brokers.base import Ended, HalfStatus, Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import receiver
 from outbox.brokers.memory.faults import Fault, FaultKind, Item, Where
-from outbox.brokers.memory.store import HalfRecord, Store, UnfinishedCopy
+from outbox.brokers.memory.store import HalfRecord, Store
 from outbox.message import Half
 
 LOOK_UP = "look_up_halves"
@@ -109,17 +109,6 @@ class Controls:
                     place.due_at -= by
             self._store.changed.notify_all()
 
-    def repeat_delivery(self, message_id: str) -> int:
-        """Deliver a message again to each group that has finished it; return the number of deliveries."""
-        with self._store.changed:
-            repeated = 0
-            for group in self._store.groups.values():
-                for copy in group.done.pop(message_id, []):
-                    group.unfinished[copy.message.topic][copy.number] = UnfinishedCopy(copy, self._now(), delivery_count=1)
-                    repeated += 1
-            self._store.changed.notify_all()
-            return repeated
-
     def give_up(self, group: str, message: Outgoing, reason: str) -> None:
         """Take a message out of what a group is delivered, as a server does after too many deliveries."""
         with self._store.changed:
@@ -144,12 +133,6 @@ class Controls:
         """Return all half messages ever stored, including ended ones, in storage order."""
         with self._store.changed:
             return list(self._store.halves.values())
-
-    def deliveries(self, group: str, message_id: str) -> int:
-        """Return how often a message was delivered to a group."""
-        with self._store.changed:
-            known = self._store.groups.get(group)
-            return known.delivered.count(message_id) if known else 0
 
 
 def _status(verdict: SendStatus | HalfStatus | str) -> HalfStatus:

@@ -48,7 +48,7 @@ def take(
             waiting_keys.add(key)
         elif spec.type is not TopicType.FIFO or key not in waiting_keys:
             limit -= 1
-            yield deliver(group, name, place, now + invisible_for)
+            yield deliver(name, place, now + invisible_for)
 
 
 def given_up(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
@@ -56,15 +56,14 @@ def given_up(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy
     return [place for topic in topics for place in group.unfinished.get(topic, {}).values() if place.given_up]
 
 
-def deliver(group: MemoryGroup, name: str, place: UnfinishedCopy, until: datetime) -> Delivery:
+def deliver(group: str, place: UnfinishedCopy, until: datetime) -> Delivery:
     """Return a delivery, which is held until that time."""
     message = place.copy.message
     place.delivery_count += 1
     place.due_at = until
     place.receipt = _new_receipt(place)
-    group.delivered.append(message.message_id)
     return Delivery(
-        group=name,
+        group=group,
         topic=message.topic,
         message_id=message.message_id,
         body=message.body,
@@ -119,10 +118,8 @@ def held_by(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
 
 
 def finish(store: Store, delivery: Delivery) -> bool:
-    """Move a copy from its group's unfinished messages to its finished ones. Return whether the delivery was held."""
+    """Remove a copy from its group's unfinished messages. Return whether the delivery was held."""
     place = held_by(store, delivery)
     if place is not None:
-        group = store.groups[delivery.group]
-        del group.unfinished[delivery.topic][place.copy.number]
-        group.done.setdefault(delivery.message_id, []).append(place.copy)
+        del store.groups[delivery.group].unfinished[delivery.topic][place.copy.number]
     return place is not None

@@ -45,12 +45,10 @@ class UnfinishedCopy(msgspec.Struct, eq=False):
 
 
 class MemoryGroup(msgspec.Struct):
-    """A consumer group: its offset in each topic, its unfinished and finished messages, and its deliveries."""
+    """A consumer group: its offset in each topic, and its unfinished messages."""
 
     next_number: dict[str, int] = msgspec.field(default_factory=dict)
     unfinished: dict[str, dict[int, UnfinishedCopy]] = msgspec.field(default_factory=dict)
-    done: dict[str, list[Copy]] = msgspec.field(default_factory=dict)  # message id -> copies
-    delivered: list[str] = msgspec.field(default_factory=list)  # message ids, one for each delivery
 
 
 class MemoryLane(msgspec.Struct):

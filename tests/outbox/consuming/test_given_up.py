@@ -43,7 +43,7 @@ class TestGivenUp:
         broker.send([message])
         first = worker()
         first.step(NO_WAIT)
-        broker.repeat_delivery(message.message_id)
+        broker.send([message])
         broker.give_up("cart", message, REASON)
         first.close()
 

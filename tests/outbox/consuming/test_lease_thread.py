@@ -130,17 +130,18 @@ class TestSlowHandler:
 
     def test_has_what_waits_behind_it_deferred(self, broker, beside, monkeypatch):
         monkeypatch.setattr(lease_thread, "SLOW_SECONDS", 0.1)
-        release = threading.Event()
+        begun, release = threading.Event(), threading.Event()
 
         @consumer(Placed, group="slow")
         def work(message, context):
             CartEntry.objects.create(invoice=message.invoice, change=1)
             if message.invoice == "A0":
+                begun.set()
                 assert release.wait(20)
 
         broker.send([outgoing(Placed(f"A{number}")) for number in range(5)])
         beside("slow")
-        wait_until(lambda: broker.deliveries("slow", broker.visible("orders")[0].message_id))
+        assert begun.wait(20)
         beside("slow")
 
         wait_until(lambda: len(applied()) == 4)

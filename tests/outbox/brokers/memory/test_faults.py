@@ -1,7 +1,5 @@
 """Faults of the memory broker: the caller's result, and the effect on the message."""
 
-from datetime import timedelta
-
 import pytest
 from msgspec.structs import replace
 
@@ -119,20 +117,6 @@ class TestDiscardHalves:
 
         assert broker.end([given], COMMIT)[0].ended is Ended.DISCARDED
         assert broker.copies("m") == 0
-
-
-class TestRepeatDelivery:
-    def test_hands_a_finished_message_out_once_more(self, broker: MemoryBroker):
-        broker.send([news("m")])
-        receive = {"limit": 9, "invisible_for": timedelta(minutes=1), "wait": timedelta()}
-        broker.ack(broker.receive("cart", {"news": None}, **receive))
-
-        assert broker.repeat_delivery("m") == 1
-
-        [again] = broker.receive("cart", {"news": None}, **receive)
-        assert again.delivery_count == 2
-        assert broker.deliveries("cart", "m") == 2
-        assert broker.copies("m") == 1
 
 
 class TestName:
