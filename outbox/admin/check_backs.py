@@ -50,10 +50,8 @@ class CheckBackAdmin(ReadOnlyAdmin):
         )
         with_query = may_see(self.admin_site, MessageRow, request)
         for row in rows:
-            is_shown = (
-                row.answer == Resolution.UNKNOWN and row.message_id not in open_transactions.ended
-            )  # as most of the past have
-            row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query) if is_shown else ""
+            sessions = open_transactions.get(row.message_id) if row.answer == Resolution.UNKNOWN else None
+            row.transaction = transaction_cell(sessions, with_query=with_query) if sessions else ""  # most of the past have ended
 
     @admin.display(description=_("answered"))
     def answered(self, row: CheckBack) -> SafeString:

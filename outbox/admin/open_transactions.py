@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from outbox.admin.body_preview import HIDDEN
 from outbox.admin.text import shown
-from outbox.monitoring.open_transactions import DatabaseSession, OpenTransactions
+from outbox.monitoring.open_transactions import DatabaseSession, Sessions
 from outbox.monitoring.text import age
 
 BLOCKING_SHOWN = 3
@@ -34,18 +34,18 @@ _PARTS = re.compile(
 )
 
 
-def transaction_cell(found: OpenTransactions, message_id: str, *, with_query: bool) -> SafeString:
+def transaction_cell(sessions: Sessions, *, with_query: bool) -> SafeString:
     """
-    Return what is known of a message's transaction; empty for one that did not go half first.
+    Return what is known of a message's transaction.
 
     Args:
         with_query: the user may see texts that may contain data of messages.
     """
-    if sessions := found.open.get(message_id):
+    if isinstance(sessions, str):
+        return shown(sessions, 500)
+    if sessions:
         return _open(*sessions, with_query=with_query)
-    if message_id in found.ended:
-        return SafeString(_("None is open: it has ended, or its connection was lost. The next check-back tells how it ended."))
-    return shown(found.unknown.get(message_id, ""), 500)
+    return SafeString(_("None is open: it has ended, or its connection was lost. The next check-back tells how it ended."))
 
 
 def masked(query: str) -> str:

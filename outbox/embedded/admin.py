@@ -77,7 +77,7 @@ class HalfAdmin(ReadOnlyAdmin):
         open_transactions = read_open_transactions((row.message_id, row.token) for row in rows if row.state in TONES)
         with_query = may_see(self.admin_site, MessageRow, request)
         for row in rows:
-            row.transaction = transaction_cell(open_transactions, row.message_id, with_query=with_query)
+            row.transaction = transaction_cell(open_transactions.get(row.message_id, ""), with_query=with_query)
 
     @admin.display(description=_("state"))
     def shown_state(self, row: EmbeddedHalf) -> SafeString:

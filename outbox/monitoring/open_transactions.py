@@ -71,24 +71,13 @@ class DatabaseSession(msgspec.Struct, frozen=True):
     reader: str
 
 
-class OpenTransactions(msgspec.Struct, frozen=True):
+Sessions = list[DatabaseSession] | str
+"""The session that has a transaction, then those that this one waits for; none where it has ended; or why nothing is known."""
+
+
+def read_open_transactions(halves: Iterable[tuple[str, str]]) -> dict[str, Sessions]:
     """
-    What is known of the transactions of messages, by message id.
-
-    Args:
-        open: the session that has its transaction, then those that this one waits for.
-        ended: messages without an open transaction: it has ended, or its connection was lost.
-        unknown: why nothing is known.
-    """
-
-    open: dict[str, list[DatabaseSession]] = msgspec.field(default_factory=dict)
-    ended: set[str] = msgspec.field(default_factory=set)
-    unknown: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-def read_open_transactions(halves: Iterable[tuple[str, str]]) -> OpenTransactions:
-    """
-    Return what is known of the transactions of half messages, by one statement in each database that their tokens name.
+    Return the sessions of half messages' transactions, by message id: one statement in each database that their tokens name.
 
     Args:
         halves: message ids with tokens. Those that did not go half first are left out.
@@ -97,10 +86,10 @@ def read_open_transactions(halves: Iterable[tuple[str, str]]) -> OpenTransaction
     for message_id, token in halves:
         if source := _source_of(token):
             asked.setdefault(source, set()).add(message_id)
-    transactions = OpenTransactions()
+    sessions: dict[str, Sessions] = {}
     for source, message_ids in asked.items():
-        _read(transactions, source, message_ids)
-    return transactions
+        sessions |= _read(source, message_ids)
+    return sessions
 
 
 def _source_of(token: str) -> str:
@@ -112,25 +101,19 @@ def _source_of(token: str) -> str:
     return parsed.source if parsed.is_half_first else ""
 
 
-def _read(found: OpenTransactions, source: str, message_ids: Collection[str]) -> None:
-    """Add what is known of messages of one database."""
+def _read(source: str, message_ids: Collection[str]) -> dict[str, Sessions]:
+    """Return the sessions of messages of one database."""
     alias = alias_of(str(Token(source, 0, 1, 1)), otherwise="")
-    trouble = "" if alias else f"No database of this project with the source {source} answers."
-    sessions: dict[str, list[DatabaseSession]] = {}
+    if not alias:
+        return dict.fromkeys(message_ids, f"No database of this project with the source {source} answers.")
     try:
-        sessions = _read_sessions(alias, message_ids) if alias else {}
+        sessions = _read_sessions(alias, message_ids)
+        return {message_id: sessions.get(message_id, []) for message_id in message_ids}
     except psycopg.errors.QueryCanceled:
         trouble = f"Database {alias!r} did not answer within {STATEMENT_SECONDS} s."
     except (OutboxError, psycopg.Error) as error:
         trouble = f"Database {alias!r} cannot be asked: {str(error).strip()}"
-    if trouble:
-        found.unknown.update(dict.fromkeys(message_ids, trouble))
-        return
-    for message_id in message_ids:
-        if of_message := sessions.get(message_id):
-            found.open[message_id] = of_message
-        else:
-            found.ended.add(message_id)
+    return dict.fromkeys(message_ids, trouble)
 
 
 def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[DatabaseSession]]:

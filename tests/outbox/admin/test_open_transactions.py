@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.admin.open_transactions import BLOCKING_SHOWN, masked, transaction_cell
-from outbox.monitoring.open_transactions import DatabaseSession, OpenTransactions
+from outbox.monitoring.open_transactions import DatabaseSession
 
 
 def session(pid, **fields):
@@ -13,7 +13,7 @@ def session(pid, **fields):
 
 
 def cell(*sessions, with_query=True):
-    return transaction_cell(OpenTransactions(open={"m": [*sessions]}), "m", with_query=with_query)
+    return transaction_cell([*sessions], with_query=with_query)
 
 
 class TestAStatement:
@@ -68,4 +68,4 @@ class TestACell:
         assert "SELECT" not in cell(session(1), session(2), with_query=False)
 
     def test_is_empty_for_another_message(self):
-        assert transaction_cell(OpenTransactions(), "m", with_query=True) == ""
+        assert transaction_cell("", with_query=True) == ""

@@ -197,7 +197,7 @@ class TestAnOpenTransaction:
                 found = read_open_transactions([(half.message_id, half.token)])
             gate.set()
 
-        text = text_of(transaction_cell(found, half.message_id, with_query=True))
+        text = text_of(transaction_cell(found[half.message_id], with_query=True))
         assert text.startswith(f"Open: process {pid} (shop web), role ")
         assert text.endswith(f"\nThe rest is hidden from role {ROLE}: GRANT pg_read_all_stats TO {ROLE}.")
         assert text.count("\n") == 1
@@ -253,5 +253,5 @@ class TestADatabaseThatCannotTell:
         with frozen_server("default"):
             found = read_open_transactions([(half.message_id, half.token)])
 
-        assert found.unknown[half.message_id].startswith("Database 'default' cannot be asked: ")
-        assert "timeout expired" in found.unknown[half.message_id]
+        assert found[half.message_id].startswith("Database 'default' cannot be asked: ")
+        assert "timeout expired" in found[half.message_id]
