@@ -35,7 +35,7 @@ from outbox.brokers.options import read_options
 from outbox.brokers.validation import TOO_LATE, send_valid
 from outbox.database import Connection
 from outbox.embedded import checks, halves, lookup, monitoring, receiver, retention, sender, settlement, wakeup
-from outbox.embedded.client import EmbeddedClient, no_tables, results_of, tables_there
+from outbox.embedded.client import NOT_VALID, EmbeddedClient, no_tables, results_of, tables_there
 from outbox.embedded.options import EmbeddedOptions, problems
 from outbox.embedded.rows import delivery
 from outbox.embedded.topics import Topics, differences, resources, write_topics
@@ -229,7 +229,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
             if any(
                 self.topics[delivery.topic].type is TopicType.FIFO for delivery in deliveries if delivery.topic in self.topics
             ):
-                self._client.scan_validity = None  # the next messages of their keys are due
+                self._client.scan_validity = NOT_VALID  # the next messages of their keys are due
             return settlement.ack(connection, deliveries)
 
     def backlog(self, group: str) -> Backlog:

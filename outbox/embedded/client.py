@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-import msgspec
 import psycopg
 from psycopg import errors
 
@@ -25,6 +24,8 @@ Act = Callable[[database.Connection, Sequence[T]], list[SendResult]]
 # outdated. A generic plan is made once; planning each time would cost more than running the statement. The broker does nothing
 # between two statements of a transaction: if a transaction is idle, its process is frozen.
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
+
+NOT_VALID = None, 0.0
 
 LISTEN = "LISTEN outbox_embedded"
 REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
@@ -45,19 +46,6 @@ def no_tables(alias: str) -> NotMigrated:
     )
 
 
-class ScanValidity(msgspec.Struct, frozen=True):
-    """
-    How long the last scan is valid: until then, only messages that commits notify of can be added to it.
-
-    Args:
-        reads: the group, and the ids of the topics it reads.
-        until: a time of `time.monotonic()`.
-    """
-
-    reads: tuple[str, tuple[int, ...]]
-    until: float
-
-
 class EmbeddedClient:
     """A connection in autocommit, for one call at a time. Only `close` may be called from another thread meanwhile."""
 
@@ -67,7 +55,8 @@ class EmbeddedClient:
         self._is_listening = False
         self._in_call = threading.Lock()
         self.is_registered = False  # whether commits notify this connection of new messages
-        self.scan_validity: ScanValidity | None = None
+        # What the last scan read, and until when (monotonic seconds) only messages that commits notify of can be added to it.
+        self.scan_validity: tuple[object, float] = NOT_VALID
         self.is_closing = False  # if it is, a call that waits returns soon
 
     @contextmanager
@@ -121,7 +110,7 @@ class EmbeddedClient:
         except psycopg.OperationalError as error:
             raise BrokerUnavailable(f"Database {options.database!r} cannot be reached: {error}") from error
         self._is_listening = self.is_registered = False
-        self.scan_validity = None
+        self.scan_validity = NOT_VALID
         return connection
 
     def register(self) -> bool:
@@ -146,7 +135,7 @@ class EmbeddedClient:
         if self.is_registered and self._connection is not None and not self._connection.closed:
             self._connection.execute(DEREGISTER)
         self.is_registered = False
-        self.scan_validity = None
+        self.scan_validity = NOT_VALID
 
     def deregister_while_idle(self) -> None:
         """

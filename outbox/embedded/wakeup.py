@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 
 from outbox.embedded import receiver
-from outbox.embedded.client import EmbeddedClient, ScanValidity
+from outbox.embedded.client import NOT_VALID, EmbeddedClient
 from outbox.embedded.receiver import Reader, Received, ScanResult
 from outbox.embedded.rows import ReadRow
 
@@ -30,15 +30,17 @@ def take(client: EmbeddedClient, reader: Reader, limit: int, wait: timedelta) ->
     payloads: set[str] = set()
     while True:
         payloads |= client.notifications()
-        seen = _read_notifications(client.scan_validity, reader, payloads) if wait else None
+        seen = _read_notifications(client, reader, payloads) if wait else None
         if seen is None:
             seen = receiver.scan(connection, reader)
-            client.scan_validity = _scan_validity(client, reader, seen)
+            if client.is_registered and reader.now() is None:  # a test's clock may change at any time
+                seconds = POLL_SECONDS if seen.seconds_to_next is None else min(POLL_SECONDS, seen.seconds_to_next)
+                client.scan_validity = reader.reads, time.monotonic() + seconds
         received = receiver.take(connection, reader, seen, limit) if seen else Received([])
         if len(received.rows) == limit:
             client.deregister()
         if seen and not received.rows:
-            client.scan_validity = None  # another consumer took them, or more is due
+            client.scan_validity = NOT_VALID  # another consumer took them, or more is due
         left = deadline - time.monotonic()
         if received.rows or left <= 0 or client.is_closing:
             return received.rows
@@ -51,18 +53,11 @@ def take(client: EmbeddedClient, reader: Reader, limit: int, wait: timedelta) ->
         payloads = client.wait(min(left, seconds, POLL_SECONDS if seen.seconds_to_next is None else seen.seconds_to_next))
 
 
-def _scan_validity(client: EmbeddedClient, reader: Reader, seen: ScanResult) -> ScanValidity | None:
-    """Return how long only notifications can add to a scan whose messages are all taken; None: scan again."""
-    if not client.is_registered or reader.now() is not None:  # a test's clock may change at any time
-        return None
-    seconds = POLL_SECONDS if seen.seconds_to_next is None else min(POLL_SECONDS, seen.seconds_to_next)
-    return ScanValidity(reader.reads, time.monotonic() + seconds)
-
-
-def _read_notifications(validity: ScanValidity | None, reader: Reader, payloads: set[str]) -> ScanResult | None:
+def _read_notifications(client: EmbeddedClient, reader: Reader, payloads: set[str]) -> ScanResult | None:
     """Return the queues that notifications name, while nothing else can be new. None: scan all queues."""
-    left = 0.0 if validity is None or validity.reads != reader.reads else validity.until - time.monotonic()
-    if left <= 0 or "" in payloads:
+    read, until = client.scan_validity
+    left = until - time.monotonic()
+    if read != reader.reads or left <= 0 or "" in payloads:
         return None
     queues = [(int(topic_id), int(queue)) for topic_id, _, queue in (payload.partition(":") for payload in payloads)]
     _, topic_ids = reader.reads
