@@ -32,14 +32,6 @@ PERSISTENT = 2
 MODES = {"persistent": PERSISTENT, "transient": 1}
 
 
-class EncodedTask(msgspec.Struct, frozen=True):
-    """A task as it would have been sent: its name, its id, and the body of its message row."""
-
-    task: str
-    id: str
-    body: bytes
-
-
 class _NoConnection:
     """The connection of a producer that has none."""
 
@@ -54,11 +46,12 @@ class CapturingProducer(msgspec.Struct):
     Args:
         ignore_result: that of the next message. Celery is told to ignore all of them, or it would turn to the
             result backend before the transaction has committed.
+        captured: of each task its name, its id, and the body of its message row.
     """
 
     app: Celery
     ignore_result: bool | None = None
-    captured: list[EncodedTask] = msgspec.field(default_factory=list)
+    captured: list[tuple[str, str, bytes]] = msgspec.field(default_factory=list)
     connection: _NoConnection = msgspec.field(default_factory=_NoConnection)
     serializer: str | None = None
 
@@ -106,7 +99,7 @@ class CapturingProducer(msgspec.Struct):
             routing_key=routing_key or "",
             queues=self._names(name, declare),
         )
-        self.captured.append(EncodedTask(name, headers["id"], encoded))
+        self.captured.append((name, headers["id"], encoded))
 
     def _names(self, task: str, declare: Sequence[Any] | None) -> list[str]:
         """Return the names of queues; each must be one that the relay finds, or makes, by its name."""

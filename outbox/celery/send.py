@@ -7,7 +7,6 @@ from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature, chunks
-from celery.result import AsyncResult, GroupResult
 from django.db import transaction
 from kombu.serialization import dumps
 
@@ -62,11 +61,13 @@ def send_in_transaction(signature: Signature[Any], *, using: str | None = None) 
     producer = CapturingProducer(app)
     result = capture(signature if isinstance(signature, chunks) else signature.clone(), producer)  # a clone of chunks has no type
     drafts = [
-        compose_encoded(f"Task {task.task}", TOPIC, task.body, type=task.task, key=task.id, content_type=CONTENT_TYPE)
-        for task in producer.captured
+        compose_encoded(f"Task {task}", TOPIC, body, type=task, key=task_id, content_type=CONTENT_TYPE)
+        for task, task_id, body in producer.captured
     ]
     publish_drafts(drafts, using=alias)
-    _add_to_parent(app, signature, result, alias)
+    parent = app.current_worker_task
+    if parent and signature.options.get("add_to_parent", True):  # once it is certain that its child is sent
+        transaction.on_commit(partial(parent.add_trail, result), using=alias, robust=True)
     return result
 
 
@@ -82,13 +83,6 @@ def _refuse_foreign(signature: Signature[Any]) -> None:
             f"of {app.main!r}.",
             hint='Name the app in OPTIONS["APP"] of that broker; the tasks of one app can be sent in transactions.',
         )
-
-
-def _add_to_parent(app: Celery, signature: Signature[Any], result: AsyncResult[Any] | GroupResult, alias: str) -> None:
-    """Name the task as a child of the one that runs here, if any, once it is certain to be sent."""
-    parent = app.current_worker_task
-    if parent and signature.options.get("add_to_parent", True):
-        transaction.on_commit(partial(parent.add_trail, result), using=alias, robust=True)
 
 
 def _run_at_commit(app: Celery, signature: Signature[Any], alias: str) -> Any:

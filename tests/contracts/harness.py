@@ -294,7 +294,7 @@ class CeleryHarness(Harness):
         self.topics = {TopicType.NORMAL: TopicSpec(TOPIC, TopicType.NORMAL)}
         producer = CapturingProducer(app)
         capture(add.s(1, 2), producer)
-        self.body = producer.captured[0].body
+        [(_, _, self.body)] = producer.captured
 
     def options(self) -> dict[str, Any]:
         return {"APP": "tests.outbox.celery.app.app"}

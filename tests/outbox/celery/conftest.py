@@ -82,8 +82,8 @@ def task(number: int = 0, queue: str = "celery", **options: Any) -> Outgoing:
     """Make what a relay hands over of a task `tests.add(number, number)`."""
     producer = CapturingProducer(tests_app)
     capture(add.s(number, number).set(queue=queue, **options), producer)
-    [one] = producer.captured
-    return Outgoing(uuid.uuid4().hex, TOPIC, one.body, one.id)
+    [(_, task_id, body)] = producer.captured
+    return Outgoing(uuid.uuid4().hex, TOPIC, body, task_id)
 
 
 def numbers(app: Celery, queue: str = "celery") -> list[int]:
