@@ -10,18 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox.testing.kit import Outbox
-    from outbox.testing.mixin import OutboxTestMixin
-
-_MODULES = {
-    "Outbox": "outbox.testing.kit",
-    "OutboxTestMixin": "outbox.testing.mixin",
-}
+    from outbox.testing.kit import Outbox, OutboxTestMixin
 
 __all__ = ["Outbox", "OutboxTestMixin"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'outbox.testing' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module("outbox.testing.kit"), name)

@@ -1,4 +1,4 @@
-"""The testing kit: published messages, and relays and consumers that run when the test calls them."""
+"""The testing kit, for pytest and unittest: published messages, and relays and consumers that run when the test calls them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +26,11 @@ from outbox.testing.crash import crash
 from outbox.testing.drive import Consumers, Relays, ask_database, open_databases, require_commit
 from outbox.testing.published import Kind, Published, check_fields, read
 from outbox.testing.stand_in import memory_brokers
+
+if TYPE_CHECKING:
+    from unittest import TestCase as Base
+else:
+    Base = object
 
 MAX_ROUNDS = 1_000
 
@@ -226,6 +231,30 @@ class Outbox:
                 "module called consumers.py, its app in INSTALLED_APPS, and may the test use the database that it writes to?"
             )
         return total
+
+
+class OutboxTestMixin(Base):
+    """
+    Mixin for `TestCase` and `TransactionTestCase` that provides the outbox as `self.outbox`::
+
+        class OrderTests(OutboxTestMixin, TestCase):
+            def test_tells_the_others(self):
+                self.client.post("/orders/")
+                self.outbox.assert_published(OrderPlaced)
+    """
+
+    _outbox: Outbox | None = None
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._outbox = self.enterContext(Outbox())
+
+    @property
+    def outbox(self) -> Outbox:
+        """The testing kit of this test."""
+        if self._outbox is None:
+            raise AssertionError(f"{type(self).__name__}.setUp() must call super().setUp() before it uses self.outbox.")
+        return self._outbox
 
 
 def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
