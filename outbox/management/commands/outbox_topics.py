@@ -10,9 +10,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
+from msgspec.structs import replace
 
 from outbox import conf
 from outbox.brokers.base import ServerResource
@@ -45,25 +45,8 @@ NEVER_CHANGED = (
 )
 
 
-class ShownResource(msgspec.Struct, frozen=True):
-    """
-    A resource as it is shown.
-
-    Args:
-        trouble: why it is missing or unknown, or what could not be compared.
-    """
-
-    kind: str
-    name: str
-    place: str
-    state: ResourceState
-    wanted: Mapping[str, str]
-    differences: Collection[str]
-    trouble: str
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.name} at {self.place}" if self.place else self.name
+Shown = tuple[ServerResource, ResourceState]  # `trouble` also says why it was not created
+SHOWN_FIELDS = "kind", "name", "place", "wanted", "differences", "trouble"
 
 
 class Command(BaseCommand):
@@ -90,18 +73,18 @@ class Command(BaseCommand):
             raise unable(error) from error
         if options["json"]:
             brokers = [
-                {"broker": alias, "resources": msgspec.to_builtins(resources), "troubles": troubles}
+                {"broker": alias, "resources": [_as_dict(*shown) for shown in resources], "troubles": troubles}
                 for alias, (resources, troubles) in listed.items()
             ]
             self.stdout.write(json.dumps({"brokers": brokers}))
         else:
             self.stdout.write("\n\n".join(_as_text(listed, create=options["create"])) or "There are no topics in settings.")
-        states = {resource.state for resources, _ in listed.values() for resource in resources}
+        states = {state for resources, _ in listed.values() for _, state in resources}
         if states - DONE or any(troubles for _, troubles in listed.values()):
             raise SystemExit(1 if states else 2)
 
 
-def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[ShownResource], list[str]]:
+def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[Shown], list[str]]:
     """Return the resources of a broker, the missing ones created if wanted; and why others are not listed."""
     troubles: list[str] = []
     listed: list[ServerResource] = []
@@ -146,7 +129,7 @@ def _id(one: ServerResource) -> str:
     return f"{one.kind} {one.name} {one.place}"
 
 
-def _shown(one: ServerResource, outcome: str | None) -> ShownResource:
+def _shown(one: ServerResource, outcome: str | None) -> Shown:
     if one.differences:
         state = ResourceState.DIFFERENT
     elif outcome == "":  # a node of a cluster may list it a moment later
@@ -155,7 +138,11 @@ def _shown(one: ServerResource, outcome: str | None) -> ShownResource:
         state = ResourceState.UNKNOWN
     else:
         state = ResourceState.THERE if one.is_there else ResourceState.MISSING
-    return ShownResource(one.kind, one.name, one.place, state, one.wanted, one.differences, one.trouble or outcome or "")
+    return replace(one, trouble=one.trouble or outcome or ""), state
+
+
+def _as_dict(one: ServerResource, state: ResourceState) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in SHOWN_FIELDS} | {"state": state}
 
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
@@ -172,29 +159,31 @@ def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
     return names
 
 
-def _as_text(listed: Mapping[str, tuple[list[ShownResource], list[str]]], *, create: bool) -> Iterator[str]:
-    shown = [(alias, resource) for alias, (resources, _) in listed.items() for resource in resources]
+def _as_text(listed: Mapping[str, tuple[list[Shown], list[str]]], *, create: bool) -> Iterator[str]:
+    shown = [(alias, *resource) for alias, (resources, _) in listed.items() for resource in resources]
     if shown:
         heads = ["broker", "what", "name", "state", "settings"]
         yield table(
             heads,
-            [[broker, resource.kind, resource.full_name, resource.state, _settings(resource)] for broker, resource in shown],
+            [[broker, one.kind, _full_name(one), state, _settings(one, state)] for broker, one, state in shown],
         )
     for alias, (resources, troubles) in listed.items():
         if not (resources or troubles):
             yield f"Broker {alias!r}: {conf.broker_class(alias).__name__} does not tell what it needs at its server."
         yield from (f"Broker {alias!r}: {trouble}" for trouble in troubles)
-    yield from (
-        f"{resource.kind.capitalize()} {resource.full_name!r}: {resource.trouble}" for _, resource in shown if resource.trouble
-    )
-    states = {resource.state for _, resource in shown}
+    yield from (f"{one.kind.capitalize()} {_full_name(one)!r}: {one.trouble}" for _, one, _ in shown if one.trouble)
+    states = {state for _, _, state in shown}
     if ResourceState.DIFFERENT in states:
         yield NEVER_CHANGED
     if ResourceState.MISSING in states and not create:
         yield HOW_TO_CREATE
 
 
-def _settings(one: ShownResource) -> str:
-    if one.state is ResourceState.DIFFERENT:
+def _full_name(one: ServerResource) -> str:
+    return f"{one.name} at {one.place}" if one.place else one.name
+
+
+def _settings(one: ServerResource, state: ResourceState) -> str:
+    if state is ResourceState.DIFFERENT:
         return "; ".join(one.differences)
     return ", ".join(f"{name}={value}" for name, value in one.wanted.items())
