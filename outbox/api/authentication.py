@@ -70,12 +70,16 @@ class SignedRequest(BaseAuthentication):
         headers = {name: request.headers.get(name, "") for name in HEADERS}
         if not all(headers.values()):
             raise AuthenticationFailed(f"The request is not signed: it needs the headers {', '.join(HEADERS)}.", "not_signed")
-        _refuse_odd_id(headers["webhook-id"])
+        request_id = headers["webhook-id"]
+        if len(request_id) > REQUEST_ID_LENGTH:
+            raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.", "odd_id")
+        if not (request_id.isascii() and request_id.isprintable()):
+            raise AuthenticationFailed("The webhook-id has characters other than printable ASCII.", "odd_id")
         _refuse_stale(headers["webhook-timestamp"])
         body = _read_body(request)
         if not any(_is_signed(signer, body, headers) for signer in signers):
             raise AuthenticationFailed("The signature does not match any of this endpoint's secrets.", "wrongly_signed")
-        return AnonymousUser(), headers["webhook-id"]
+        return AnonymousUser(), request_id
 
     def authenticate_header(self, request: Request) -> str:
         """Return a value for WWW-Authenticate, so that the status is 401 instead of 403."""
@@ -94,13 +98,6 @@ def read_signers() -> list[Webhook]:
             "broker signs."
         )
     return signers
-
-
-def _refuse_odd_id(request_id: str) -> None:
-    if len(request_id) > REQUEST_ID_LENGTH:
-        raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.", "odd_id")
-    if not (request_id.isascii() and request_id.isprintable()):
-        raise AuthenticationFailed("The webhook-id has characters other than printable ASCII.", "odd_id")
 
 
 def _refuse_stale(timestamp: str) -> None:

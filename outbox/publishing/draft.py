@@ -214,8 +214,10 @@ def _encode_message(message: Message) -> bytes:
         body = _encode(message)
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        trouble = f"{where.rstrip('`')}: {what}" if where else what  # `order_id: Expected ...` begins with the field
         raise InvalidMessage(
-            f"{kind.__name__} has a field that is not of its declared type: {_name_field(error)}.",
+            f"{kind.__name__} has a field that is not of its declared type: {trouble}.",
             hint="Correct the value, or the type.",
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -227,12 +229,6 @@ def _encode_message(message: Message) -> bytes:
     if b"null" in body:
         _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
     return body
-
-
-def _name_field(error: msgspec.ValidationError) -> str:
-    """Return an error of msgspec that begins with the field: `order_id: Expected ...`, not `... - at $.order_id`."""
-    what, _, where = str(error).partition(" - at `$.")
-    return f"{where.rstrip('`')}: {what}" if where else what
 
 
 def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:

@@ -155,7 +155,12 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         using: as for `publish()`.
     """
     envelopes = [message if isinstance(message, Envelope) else Envelope(message) for message in messages]
-    drafts = [_draft_of(envelope) for envelope in envelopes]
+    drafts = []
+    for one in envelopes:
+        draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
+        if one.idempotency_key is not None:
+            rules.check_idempotency_key(draft.subject, one.idempotency_key)
+        drafts.append(draft)
     homes: dict[str, list[int]] = {}
     for place, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
         homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)
@@ -188,13 +193,6 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     for draft in drafts:
         _wake_for(draft, alias)
     return receipts
-
-
-def _draft_of(one: Envelope) -> Draft:
-    draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
-    if one.idempotency_key is not None:
-        rules.check_idempotency_key(draft.subject, one.idempotency_key)
-    return draft
 
 
 def _about(one: Envelope, alias: str) -> str | None:
