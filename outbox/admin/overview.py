@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.admin import ModelAdmin
@@ -24,7 +23,7 @@ from outbox.monitoring.attention import find_attention
 from outbox.monitoring.connection import bounded
 from outbox.monitoring.groups import GroupStatus
 from outbox.monitoring.processes import ProcessStatus, is_replaced
-from outbox.monitoring.status import ROW_LIMIT, Minute, Status, TopicStatus, read_status, read_throughput
+from outbox.monitoring.status import MINUTES, ROW_LIMIT, Status, TopicStatus, read_status, read_throughput
 from outbox.monitoring.text import age
 
 
@@ -82,14 +81,13 @@ def _read(using: str, connection: Connection, urls: dict[str, str], *, has_error
             for failure in status.failures
         ],
         "has_errors": has_errors,
-        "chart": _chart(read_throughput(connection, now=timezone.now())),
+        "chart": _chart(connection, timezone.now()),
     }
 
 
-def _chart(minutes: Sequence[Minute]) -> dict[str, Any]:
+def _chart(connection: Connection, now: datetime) -> dict[str, Any]:
     """Return the drawing of messages published and handled in the last hour."""
-    published = [minute.published for minute in minutes]
-    handled = [minute.handled for minute in minutes]
+    published, handled = read_throughput(connection, now=now)
     known = [count for count in published + handled if count is not None]
     text = _("In the last hour {} messages were published and {} handled, at most {} in a minute.").format(
         number(sum(filter(None, published))), number(sum(filter(None, handled))), number(max(known, default=0))
@@ -101,8 +99,8 @@ def _chart(minutes: Sequence[Minute]) -> dict[str, Any]:
         _("Messages published and handled, per minute"),
         text,
         {_("published"): published, _("handled, once for each group"): handled},
-        begins_at=minutes[0].begins_at,
-        ends_at=minutes[-1].begins_at + timedelta(minutes=1),
+        begins_at=now - timedelta(minutes=MINUTES),
+        ends_at=now,
         say=number,
     )
 

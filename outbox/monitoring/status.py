@@ -352,22 +352,13 @@ GROUP BY 1 ORDER BY 1
 """
 
 
-class Minute(msgspec.Struct, frozen=True):
-    """Messages published and handled in the minute from `begins_at` on; None: the minute is before the rows that were read."""
-
-    begins_at: datetime
-    published: int | None
-    handled: int | None
-
-
-def read_throughput(connection: Connection, *, now: datetime) -> list[Minute]:
-    """Return the counts of the last hour by minute, oldest first."""
+def read_throughput(connection: Connection, *, now: datetime) -> tuple[list[int | None], list[int | None]]:
+    """Return how many messages were published, and how many handled, in each minute of the last hour, oldest first."""
     begin = now - timedelta(minutes=MINUTES)
     start = int(begin.timestamp() * 1000)
     arguments = {"begin": begin, "start": start, "first_id": UUID(int=start << 80), "last": MINUTES - 1, "limit": ROW_LIMIT}
     published = _by_minute(connection.execute(PUBLISHED, arguments).fetchall())
-    handled = _by_minute(connection.execute(HANDLED, arguments).fetchall())
-    return [Minute(begin + timedelta(minutes=n), published[n], handled[n]) for n in range(MINUTES)]
+    return published, _by_minute(connection.execute(HANDLED, arguments).fetchall())
 
 
 def _by_minute(counts: list[tuple[Any, ...]]) -> list[int | None]:
