@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox import conf, database
-from outbox.api.health import cached_health
+from outbox.api.health import cached_health, cached_readiness
 from outbox.database import heartbeats
 from outbox.models import State
 from outbox.monitoring.health import Health
@@ -116,7 +116,8 @@ class TestAnAnswerThatIsKept:
 
     @pytest.mark.parametrize("address", [READY, WELL])
     def test_costs_one_reading_however_many_ask(self, address, get, connections_made, monkeypatch):
-        monkeypatch.setattr(cached_health, "_seconds", 60)  # a slow machine takes seconds for so many
+        for cached in (cached_readiness, cached_health):
+            monkeypatch.setattr(cached, "_seconds", 60)  # a slow machine takes seconds for so many
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(get, [address] * 100))
 
