@@ -55,7 +55,7 @@ class EmbeddedClient:
         self._is_listening = False
         self._in_call = threading.Lock()
         self.is_registered = False  # whether commits notify this connection of new messages
-        # What the last scan read, and until when (monotonic seconds) only messages that commits notify of can be added to it.
+        # The group and topics of the last scan, and its end in monotonic seconds: until then, commits notify of all that is new.
         self.scan_validity: tuple[object, float] = NOT_VALID
         self.is_closing = False  # if it is, a call that waits returns soon
 

@@ -156,10 +156,10 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
     """
     envelopes = [message if isinstance(message, Envelope) else Envelope(message) for message in messages]
     drafts = []
-    for one in envelopes:
-        draft = compose(one.message, key=one.key, tag=one.tag, headers=one.headers, delay=one.delay)
-        if one.idempotency_key is not None:
-            rules.check_idempotency_key(draft.subject, one.idempotency_key)
+    for envelope in envelopes:
+        draft = compose(envelope.message, key=envelope.key, tag=envelope.tag, headers=envelope.headers, delay=envelope.delay)
+        if envelope.idempotency_key is not None:
+            rules.check_idempotency_key(draft.subject, envelope.idempotency_key)
         drafts.append(draft)
     homes: dict[str, list[int]] = {}
     for place, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):

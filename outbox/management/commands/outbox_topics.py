@@ -125,24 +125,24 @@ def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]
                 outcomes[_id(resource)] = str(error)
 
 
-def _id(one: ServerResource) -> str:
-    return f"{one.kind} {one.name} {one.place}"
+def _id(resource: ServerResource) -> str:
+    return f"{resource.kind} {resource.name} {resource.place}"
 
 
-def _shown(one: ServerResource, outcome: str | None) -> Shown:
-    if one.differences:
+def _shown(resource: ServerResource, outcome: str | None) -> Shown:
+    if resource.differences:
         state = ResourceState.DIFFERENT
     elif outcome == "":  # a node of a cluster may list it a moment later
         state = ResourceState.CREATED
-    elif one.is_there is None:
+    elif resource.is_there is None:
         state = ResourceState.UNKNOWN
     else:
-        state = ResourceState.THERE if one.is_there else ResourceState.MISSING
-    return replace(one, trouble=one.trouble or outcome or ""), state
+        state = ResourceState.THERE if resource.is_there else ResourceState.MISSING
+    return replace(resource, trouble=resource.trouble or outcome or ""), state
 
 
-def _as_dict(one: ServerResource, state: ResourceState) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in SHOWN_FIELDS} | {"state": state}
+def _as_dict(resource: ServerResource, state: ResourceState) -> dict[str, Any]:
+    return {name: getattr(resource, name) for name in SHOWN_FIELDS} | {"state": state}
 
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
@@ -165,13 +165,20 @@ def _as_text(listed: Mapping[str, tuple[list[Shown], list[str]]], *, create: boo
         heads = ["broker", "what", "name", "state", "settings"]
         yield table(
             heads,
-            [[broker, one.kind, _full_name(one), state, _settings(one, state)] for broker, one, state in shown],
+            [
+                [broker, resource.kind, _full_name(resource), state, _settings(resource, state)]
+                for broker, resource, state in shown
+            ],
         )
     for alias, (resources, troubles) in listed.items():
         if not (resources or troubles):
             yield f"Broker {alias!r}: {conf.broker_class(alias).__name__} does not tell what it needs at its server."
         yield from (f"Broker {alias!r}: {trouble}" for trouble in troubles)
-    yield from (f"{one.kind.capitalize()} {_full_name(one)!r}: {one.trouble}" for _, one, _ in shown if one.trouble)
+    yield from (
+        f"{resource.kind.capitalize()} {_full_name(resource)!r}: {resource.trouble}"
+        for _, resource, _ in shown
+        if resource.trouble
+    )
     states = {state for _, _, state in shown}
     if ResourceState.DIFFERENT in states:
         yield NEVER_CHANGED
@@ -179,11 +186,11 @@ def _as_text(listed: Mapping[str, tuple[list[Shown], list[str]]], *, create: boo
         yield HOW_TO_CREATE
 
 
-def _full_name(one: ServerResource) -> str:
-    return f"{one.name} at {one.place}" if one.place else one.name
+def _full_name(resource: ServerResource) -> str:
+    return f"{resource.name} at {resource.place}" if resource.place else resource.name
 
 
-def _settings(one: ServerResource, state: ResourceState) -> str:
+def _settings(resource: ServerResource, state: ResourceState) -> str:
     if state is ResourceState.DIFFERENT:
-        return "; ".join(one.differences)
-    return ", ".join(f"{name}={value}" for name, value in one.wanted.items())
+        return "; ".join(resource.differences)
+    return ", ".join(f"{name}={value}" for name, value in resource.wanted.items())
