@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 import psycopg
@@ -279,8 +280,7 @@ class RelayRunner:
         longest = (SILENT_AFTER + sends * send).total_seconds()
         while not ended.wait(BEAT_SECONDS):
             if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
-                with _heartbeat_connection(self.target) as connection:
-                    self._beat(connection)
+                _beat_over_own(self.target, self._beat)
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -321,7 +321,9 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
                 raise
     except Exception as error:
         if loop_errors.note(target.loop, error):
-            _send_heartbeat(target, note)
+            errors = loop_errors.read("relay", target.database, target.broker)
+            beat = partial(heartbeats.beat, kind="relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
+            _beat_over_own(target, beat)
         raise
 
 
@@ -339,19 +341,11 @@ def _open(target: RelayTarget, note: str, stack: ExitStack, *, takes_over: bool)
     return RelayRunner(target, connection, broker, lane, note, stack, takes_over=takes_over)
 
 
-def _send_heartbeat(target: RelayTarget, note: str) -> None:
-    """Send a heartbeat with the error of a relay that has no connection, so that operators can read it."""
-    with _heartbeat_connection(target) as connection:
-        errors = loop_errors.read("relay", target.database, target.broker)
-        heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
-
-
-@contextmanager
-def _heartbeat_connection(target: RelayTarget) -> Iterator[Connection]:
-    """Yield a connection for a heartbeat. An error of the database is logged: the heartbeat is missing then."""
+def _beat_over_own(target: RelayTarget, beat: Callable[[Connection], None]) -> None:
+    """Send a heartbeat over a connection of its own. An error of the database is logged: the heartbeat is missing then."""
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            yield connection
+            beat(connection)
     except psycopg.Error as error:
         logger.warning("A heartbeat of the relay of %s could not be sent: %s", target, str(error).strip())
 
@@ -384,8 +378,9 @@ def run_once(
                 runner.note_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)
     except LaneNotHeld:
-        with _heartbeat_connection(target) as connection:  # a worker took the task, though other relays do the work
-            heartbeats.beat(connection, SWEEP if is_sweep else WAKEUP, broker=target.broker, note=note)
+        # A worker took the task, though other relays do the work.
+        kind = SWEEP if is_sweep else WAKEUP
+        _beat_over_own(target, partial(heartbeats.beat, kind=kind, broker=target.broker, note=note))
         raise
 
 
