@@ -37,10 +37,10 @@ from outbox.topics import match_topics
 logger = get_logger(__name__)
 
 MAINTENANCE_SECONDS = 1.0
-BUSY_MESSAGES = 16  # a relay with more messages in a round is busy, and needs no wakeup
+BUSY_MESSAGES = 16  # busy threshold: a relay with more messages in a round is not notified
 FEW_TOPICS = 4  # new messages of at most this number of topics are claimed one by one
 MATCH_TOPICS_SECONDS = 5.0
-BLOCKED_SECONDS = 60.0  # for which a relay takes other lanes than one that it could not open
+BLOCKED_SECONDS = 60.0  # a lane that could not be opened is avoided for this time
 # Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.
 # A generic plan is made once; planning each time would cost more than running the statement.
 PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
@@ -200,7 +200,7 @@ class RelayRunner:
 
     def _wait(self) -> frozenset[int]:
         """
-        Go on call and return at once, so that the caller claims once more; the next time, wait for a wakeup.
+        Go on call and return at once, so that the caller claims again; the next time, wait for a wakeup.
 
         While another relay is on call, or the breaker is open, only wait. Returns the same as `Waker.wait`.
         """

@@ -76,7 +76,7 @@ class RabbitMQ(Program):
 
     @property
     def name(self) -> str:
-        """What it is called within a cluster."""
+        """Its name within a cluster."""
         return f"outbox{self.port}@localhost"
 
     @property
@@ -119,7 +119,7 @@ class RabbitMQ(Program):
             self.control(*command.split())
 
     def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
-        """Run rabbitmqctl, or another program of the package; return what it says. Raises CalledProcessError."""
+        """Run rabbitmqctl, or another program of the package; return its output. Raises CalledProcessError."""
         command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
         environment = dict(self._environment(self._home))
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120)
