@@ -10,6 +10,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_BREAK_SYSTEM_PACKAGES := 1
 export PIP_ROOT_USER_ACTION := ignore
 export UV_PYTHON_DOWNLOADS := never
+# Images of Python set it, and then each of the processes that tests start compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-rocketmq demo-rabbitmq demo-kafka serve test coverage test-journeys test-shop test-core test-kafka test-rocketmq test-spark test-browser test-setups test-wheel faults-kafka faults-rocketmq storm-rocketmq storm-consumers storm-rabbitmq storm-celery soak upgrade explore mutants report screenshots kafka rocketmq spark audit bench bench-peers site dist check check-style check-types check-walls check-migrations check-schema lock lock-check clean
