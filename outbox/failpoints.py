@@ -5,8 +5,8 @@ Places where a test may stop, kill or break the process. Nothing happens unless 
 kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `stop` (SIGSTOP), `raise`, `hang`.
 `@N` acts at the Nth pass only; without it, at each.
 
-`relay.after_half=kill:/tmp/permit` kills only while there is a file of that name, and once for each file: the process that goes
-takes it along, by renaming it to `/tmp/permit.PID`. So a supervisor decides when, a process that was started again lives
+`relay.after_half=kill:/tmp/permit` kills only while there is a file of that name, and once for each file: the process that
+dies renames it to `/tmp/permit.PID`. So a supervisor decides when, a process that was started again lives
 on, and each kill leaves a trace. `stop:/tmp/permit` does the same.
 """
 

@@ -91,7 +91,7 @@ class Needs(enum.Enum):
 
     STATUS = enum.auto()  # (status), in all views of the running system, for each probe and scrape
     DATABASE = enum.auto()  # (status, connection), in the same views, so it takes milliseconds
-    SERVERS = enum.auto()  # (), in the doctor; it connects to what it asks
+    SERVERS = enum.auto()  # (), in the doctor; it connects by itself
 
 
 class Rule(NamedTuple):

@@ -15,7 +15,6 @@ from outbox.errors import ConfigurationError
 from outbox.ids import topic_number
 from outbox.message import TopicType
 
-# What its row says.
 READ_TOPIC = "SELECT broker, type, ordered FROM outbox_topic WHERE name = %s"
 
 IS_PAUSED = "SELECT paused FROM outbox_topic WHERE id = %s"

@@ -101,7 +101,7 @@ def impact_page(
     notes: Sequence[str] = (),
 ) -> TemplateResponse:
     """
-    Show what the act is about.
+    Show the messages that the act concerns, for confirmation.
 
     Args:
         counts: the number of messages by topic.

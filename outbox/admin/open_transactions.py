@@ -72,7 +72,7 @@ def _open(session: DatabaseSession, *blocking: DatabaseSession, with_query: bool
 
 
 def _described(session: DatabaseSession) -> SafeString:
-    """Return who a session is, and what it does."""
+    """Describe a session: its process, role, client and state."""
     if not session.pid:
         return SafeString(_("a prepared transaction, which has no process"))
     parts = [

@@ -171,7 +171,7 @@ INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason)
 """
 
 # Copy the messages of dead batches, so that their day can be dropped without losing them. A message that an operator sent
-# again, and that died once more, gets its newest reason.
+# again, and that died again, gets its newest reason.
 COPY_DEAD = f"""
 INSERT INTO outbox_dead AS dead (message_id, batch_id, topic, key, headers, about, body, lane, number, reason)
 SELECT member.id, batch.id, topic.name, coalesce(message.key, ''), coalesce(message.headers, '{{}}'), message.about,

@@ -20,9 +20,9 @@ from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
 
-# A broker may still perform an end that was sent just before `ends_until`: a RocketMQ that was frozen for 8 s performed 40 of 40
-# ends that waited at its port when it went on. So a batch is taken over this long after `ends_until`; a message that was looked
-# up sooner might be published a moment later.
+# A broker may still perform an end that was sent just before `ends_until`: a RocketMQ that was frozen for 8 s performed all 40
+# ends that were in its socket when it went on. So a batch is taken over this time after `ends_until`: a message that was not
+# there at a look-up before might be published a moment later.
 LATE_ENDS = timedelta(seconds=10)
 
 COLUMNS = """batch.id, batch.attempt, topic.name, batch.message_ids::text[], batch.half_ids, batch.half_places, batch.open,

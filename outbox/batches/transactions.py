@@ -27,7 +27,7 @@ UPDATE outbox_batch SET tx_lane = %(lane)s, tx_attempt = attempt
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# It names the transaction, not the claim: the batch was published, whoever has claimed it since.
+# It names the transaction, not the claim: the batch was published, even if another relay has claimed it since.
 MARK_COMMITTED = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, due_at = NULL
 FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) sent(id, attempt)
@@ -112,8 +112,8 @@ def settle_lane(connection: Connection, lane: int, broker: str, named: Sequence[
     """
     Decide the batches that a lane's transactions left in doubt, by its marker. The caller has opened the lane.
 
-    Those that the marker names are SENT, whoever has claimed them; the others are in no transaction, and those of the lane itself
-    are released.
+    Those that the marker names are SENT, even if others have claimed them; the rest are in no transaction, and those of the
+    lane itself are released.
 
     Returns:
         The ids of the batches that were published, though not marked.

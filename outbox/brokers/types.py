@@ -228,13 +228,13 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
 class GroupPosition(msgspec.Struct, frozen=True):
     """
-    Where a group goes on in one part of a topic, and where it is to.
+    The position of a group in one part of a topic, and the wanted one.
 
     Args:
         queue: the part, in the broker's terms.
         pos: its next message there; None where it has not begun.
         wanted: its next message afterwards.
-        ahead: how many messages, at most, it would skip; below 0: how many it would be delivered once more.
+        ahead: the number of messages, at most, that it would skip; below 0: that it would be delivered again.
     """
 
     topic: str
@@ -249,7 +249,7 @@ class ServerResource(msgspec.Struct, frozen=True):
     A topic, group or queue that a broker needs at its server, and what is there.
 
     Args:
-        kind: what it is, in the words of the broker's page, such as "topic" or "marker topic".
+        kind: a word of the broker's page, such as "topic" or "marker topic".
         wanted: the settings that it is created with, in the server's words.
         create: creates it if it is missing, and changes nothing otherwise. Raises BrokerUnavailable.
         is_there: None: the server did not tell; `trouble` says why.

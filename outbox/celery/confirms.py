@@ -4,7 +4,7 @@ Publishing to RabbitMQ: messages are written one after the other, and their conf
 | what the server says | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | the queue it names is declared again, and it goes once more; else MISCONFIGURED |
+| return (no queue is bound), then ack | the queue it names is declared again, and it is sent again; else MISCONFIGURED |
 | nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
@@ -141,7 +141,7 @@ class ConfirmingProducer:
                 with self._wire.transport.having_timeout(CLOSE_SECONDS):
                     self._connection.release()
         finally:
-            self._connection.collect()  # without a word, where the server does not answer
+            self._connection.collect()  # no closing handshake: the server does not answer
 
     def _with_queues(
         self, tasks: Sequence[TaskMessage], deadline: float
@@ -157,7 +157,7 @@ class ConfirmingProducer:
                     maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
                 stopped_by = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
-            except Exception as error:  # the server's queue has other arguments, or Celery's settings name none like it
+            except Exception as error:  # the server's queue has other arguments, or is unknown to Celery's settings
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
         for task in tasks:

@@ -1,8 +1,8 @@
 """
 What the errors of Celery's broker mean. docs/how-to/celery-tasks.md has the same tables.
 
-An outage is what a server cannot do now: UNAVAILABLE, and the connection is dropped, since another server may have taken its
-place. A refusal is what it will not do: MISCONFIGURED or REFUSED, of this task only.
+An outage means that a server cannot answer now: UNAVAILABLE, and the connection is dropped, since another server may have taken
+its place. A refusal is its answer to this task: MISCONFIGURED or REFUSED.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ logger = get_logger(__name__)
 LIMIT = 20  # halves per turn; the endpoint may be slow to answer
 
 
-def ask_as_set(database: str) -> Ask:
+def make_asker(database: str) -> Ask:
     """
-    Make the `ask` that settings want: over HTTP where `OUTBOX["CHECK_BACK"]["URL"]` is given, else in this process.
+    Return the function that asks: over HTTP where `OUTBOX["CHECK_BACK"]["URL"]` is given, else in this process.
 
     Args:
         database: for halves without a token of ours, in this process.
@@ -62,12 +62,12 @@ class CheckLoop:
 
     Args:
         alias: the broker. It is created at the first turn, and again after trouble with it.
-        database: as for `ask_as_set`.
+        database: as for `make_asker`.
     """
 
     def __init__(self, alias: str, database: str) -> None:
         self._alias = alias
-        self._ask = ask_as_set(database)
+        self._ask = make_asker(database)
         self._broker: NeedsCheckLoop | None = None
 
     def turn(self) -> bool:

@@ -16,7 +16,7 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
     """
     Register the decorated function to answer for half messages of a topic that this outbox did not send.
 
-    The function receives the half message (without headers and body when asked over HTTP), looks up what it is about and returns
+    The function receives the half message (without headers and body when asked over HTTP), looks its business row up, and returns
     COMMIT, ROLLBACK or UNKNOWN. It must not block: the broker and the web server's worker wait for it.
 
     Raises:

@@ -13,7 +13,7 @@ from django.urls import get_resolver
 
 from outbox.brokers.capabilities import AsksProducers, HalfMessages, NeedsCheckLoop
 from outbox.check_backs.ask import make_signer
-from outbox.check_backs.loop import ask_as_set
+from outbox.check_backs.loop import make_asker
 from outbox.check_backs.rate import read_rate
 from outbox.check_backs.register import resolvers
 from outbox.checks.decorators import check
@@ -57,7 +57,7 @@ def check_settings() -> Iterable[CheckMessage]:
             is_wrong = True
     if settings.url and not is_wrong:
         try:
-            ask_as_set(DEFAULT_DB_ALIAS)
+            make_asker(DEFAULT_DB_ALIAS)
         except ConfigurationError as error:
             hint = f'{error.hint} Without OUTBOX["CHECK_BACK"]["URL"] ({settings.url!r}), relays answer from the database.'
             yield Error(error.message, hint=hint, id="outbox.E012")

@@ -149,7 +149,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What it handles, unique in its group: the type's name on the wire, or the topic."""
+        """The type's name on the wire, or the topic; unique in its group."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
 
     @property

@@ -69,7 +69,7 @@ SELECT place - 1 FROM g WHERE has_subscriber
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write a heartbeat as a consumer of a group, with what it subscribes to; by default over Django's connection."""
+    """Write a heartbeat as a consumer of a group, with its subscriptions; by default over Django's connection."""
     connection = over or database.raw(group.using)
     holdings = read_holdings(alias, group.name)
     heartbeats.beat(

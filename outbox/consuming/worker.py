@@ -2,7 +2,7 @@
 Workers: run what is due of the deferred messages, receive, handle, acknowledge; each in one thread, for one group and one broker.
 
 A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome. What it cannot handle is deferred, and then acknowledged, too. `ConsumerThreads` runs the workers of some groups.
+outcome. A message that it cannot handle is deferred, and acknowledged, too. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Loop(NamedTuple):
     Identifies a loop. The heartbeats of its database, broker and group carry its error; "" stands for all of them.
 
     Args:
-        name: what it does. That of a process that works for itself is the kind of its heartbeat.
+        name: the kind of work; of a process that does nothing else, the kind of its heartbeat.
         thread: tells the threads that do the same apart.
     """
 
@@ -74,7 +74,7 @@ def noting(loop: Loop) -> Iterator[None]:
 
 def clear(loop: Loop) -> bool:
     """Forget the error of a loop, whose last step succeeded, or which has ended; return whether it had one."""
-    if not _errors:  # as mostly
+    if not _errors:  # fast path
         return False
     with _lock:
         return _errors.pop(loop, None) is not None

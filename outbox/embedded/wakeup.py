@@ -1,5 +1,5 @@
 """
-Receive messages, and wait for notifications: a consumer that finds nothing registers, scans once more, and waits.
+Receive messages, and wait for notifications: a consumer that finds nothing registers, scans again, and waits.
 
 It stays registered while its receives return fewer messages than their limit: then it reads the queues that notifications name,
 and scans all queues only from time to time. A notification may be lost; the scan a second later finds the message, so

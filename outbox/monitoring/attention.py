@@ -393,7 +393,7 @@ def _progress(status: Status) -> Iterator[Finding]:
     """
     for group in status.groups:
         live = status.live("consumer", group.broker, group.consumer_group)
-        if not group.consumers or (live and all(process.error for process in live)):  # another finding says why
+        if not group.consumers or (live and all(process.error for process in live)):  # reported by another rule
             continue
         subject = f"group {group.consumer_group!r}"
         hanging = {process.handling.topic: process for process in live if process.handling and process.hangs}

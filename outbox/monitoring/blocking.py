@@ -63,7 +63,7 @@ class BlockingSession(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """What it is, and who waits for it."""
+        """Its state, and the sessions that wait for it."""
         state = f"{self.state} for {age(self.state_seconds)}" if self.state and self.state_seconds is not None else "state hidden"
         held = f"It holds locks of the outbox ({self.application or 'no name'}, user {self.role or 'hidden'}, {state})"
         if not self.waiting:

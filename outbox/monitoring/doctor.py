@@ -45,7 +45,7 @@ UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
 
 
 def check() -> Iterator[Finding]:
-    """Check the configuration, then what it refers to; yield each finding that is not silenced as soon as it is known."""
+    """Check the configuration, then databases and servers; yield each finding that is not silenced as soon as it is known."""
     configuration = list(check_configuration())
     yield from configuration
     if any(finding.is_serious() for finding in configuration):  # the rules below need valid settings

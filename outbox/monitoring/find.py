@@ -71,10 +71,10 @@ MayRead = Callable[[Mapping[str, str], str], bool]
 
 class Search(msgspec.Struct, frozen=True):
     """
-    What a person typed, and what it can mean.
+    A search text, and its possible meanings.
 
     Args:
-        id: it, if it has the form of an id.
+        id: the text, if it has the form of an id.
         about: the rows that it can name, as `about` holds them.
         path: the field of a body, from its top-level name; empty where it names none.
         value: the value of the field, as the body writes it, a text without its quotes.

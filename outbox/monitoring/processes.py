@@ -63,7 +63,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
     @property
     def does(self) -> tuple[str, str, str]:
-        """What it does: its kind, broker and consumer group."""
+        """Its kind, broker and consumer group."""
         return self.kind, self.broker, self.consumer_group
 
     @property

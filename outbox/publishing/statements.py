@@ -21,7 +21,7 @@ KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
 
 
 class Entry(NamedTuple):
-    """A draft, what its message speaks of (as `describe` has it), and its idempotency key."""
+    """A draft, the row that it is about (as of `describe`), and its idempotency key."""
 
     draft: Draft
     about: str | None = None

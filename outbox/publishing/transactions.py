@@ -1,4 +1,4 @@
-"""Transactions, and which database a message goes to: that of the business rows, or nowhere."""
+"""Choose the database of a message, which is that of the business rows, and guard its transaction."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def atomic(
         half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
             transaction is; published here, not by `publish()`. The block is the outermost one then. While the topic is paused
             it is stored for a relay to send, as every other.
-        about: the row that message speaks of; it may be yet to be saved, if its primary key is known.
+        about: the row that the message is about; it may be unsaved if its primary key is known.
 
     Raises:
         BrokenTransaction: the block is the outermost one, and is not committed, or nobody can tell: it caught an error that the

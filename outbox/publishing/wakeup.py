@@ -29,7 +29,7 @@ from outbox.logs import error_text, get_logger, log_fields
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
 UNTAKEN_SECONDS = 60.0  # many tasks that wait for longer are logged
-LOOK_AGAIN_SECONDS = 10.0  # two looks at the queue that are further apart say nothing of the time between them
+LOOK_AGAIN_SECONDS = 10.0  # an older sample of the queue is stale
 LEAST_WAITING = 10  # tasks in the queue, before no wakeup is sent; or two for each wakeup, if that is more
 BACK_OFF_SECONDS = 1.0  # after a failure; by then the sweep has found the messages
 EXPIRES_SECONDS = 10  # workers drop an older wakeup

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 import psycopg
@@ -36,10 +37,10 @@ from outbox.topics import match_topics
 logger = get_logger(__name__)
 
 MAINTENANCE_SECONDS = 1.0
-BUSY_MESSAGES = 16  # a relay with more messages in a round is busy, and needs no wakeup
+BUSY_MESSAGES = 16  # busy threshold: a relay with more messages in a round is not notified
 FEW_TOPICS = 4  # new messages of at most this number of topics are claimed one by one
 MATCH_TOPICS_SECONDS = 5.0
-BLOCKED_SECONDS = 60.0  # for which a relay takes other lanes than one that it could not open
+BLOCKED_SECONDS = 60.0  # a lane that could not be opened is avoided for this time
 # Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.
 # A generic plan is made once; planning each time would cost more than running the statement.
 PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
@@ -199,7 +200,7 @@ class RelayRunner:
 
     def _wait(self) -> frozenset[int]:
         """
-        Go on call and return at once, so that the caller claims once more; the next time, wait for a wakeup.
+        Go on call and return at once, so that the caller claims again; the next time, wait for a wakeup.
 
         While another relay is on call, or the breaker is open, only wait. Returns the same as `Waker.wait`.
         """
@@ -279,8 +280,7 @@ class RelayRunner:
         longest = (SILENT_AFTER + sends * send).total_seconds()
         while not ended.wait(BEAT_SECONDS):
             if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
-                with _heartbeat_connection(self.target) as connection:
-                    self._beat(connection)
+                _beat_over_own(self.target, self._beat)
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
@@ -321,7 +321,9 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
                 raise
     except Exception as error:
         if loop_errors.note(target.loop, error):
-            _send_heartbeat(target, note)
+            errors = loop_errors.read("relay", target.database, target.broker)
+            beat = partial(heartbeats.beat, kind="relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
+            _beat_over_own(target, beat)
         raise
 
 
@@ -339,19 +341,11 @@ def _open(target: RelayTarget, note: str, stack: ExitStack, *, takes_over: bool)
     return RelayRunner(target, connection, broker, lane, note, stack, takes_over=takes_over)
 
 
-def _send_heartbeat(target: RelayTarget, note: str) -> None:
-    """Send a heartbeat with the error of a relay that has no connection, so that operators can read it."""
-    with _heartbeat_connection(target) as connection:
-        errors = loop_errors.read("relay", target.database, target.broker)
-        heartbeats.beat(connection, "relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
-
-
-@contextmanager
-def _heartbeat_connection(target: RelayTarget) -> Iterator[Connection]:
-    """Yield a connection for a heartbeat. An error of the database is logged: the heartbeat is missing then."""
+def _beat_over_own(target: RelayTarget, beat: Callable[[Connection], None]) -> None:
+    """Send a heartbeat over a connection of its own. An error of the database is logged: the heartbeat is missing then."""
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
-            yield connection
+            beat(connection)
     except psycopg.Error as error:
         logger.warning("A heartbeat of the relay of %s could not be sent: %s", target, str(error).strip())
 
@@ -384,8 +378,9 @@ def run_once(
                 runner.note_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)
     except LaneNotHeld:
-        with _heartbeat_connection(target) as connection:  # a worker took the task, though other relays do the work
-            heartbeats.beat(connection, SWEEP if is_sweep else WAKEUP, broker=target.broker, note=note)
+        # A worker took the task, though other relays do the work.
+        kind = SWEEP if is_sweep else WAKEUP
+        _beat_over_own(target, partial(heartbeats.beat, kind=kind, broker=target.broker, note=note))
         raise
 
 

@@ -221,7 +221,7 @@ class TransactionalSender:
         """
         results: list[BatchSendResult] = []
         sent: set[int] = set()
-        waiting = self._adopt(self._leave_out_away(batches), sent)
+        waiting = self._adopt(self._release_unavailable(batches), sent)
         for loaded in self._loads(waiting):
             round_ = [BatchSendResult(part.batch, source=self.source) for part in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
@@ -232,7 +232,7 @@ class TransactionalSender:
             results += round_
         return results, sent
 
-    def _leave_out_away(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
+    def _release_unavailable(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
         """Return the batches whose topics can take messages now; the others are released."""
         away = self._sends.find_away({batch.topic for batch in batches})
         for batch in batches:

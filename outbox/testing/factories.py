@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import factory
-from django.db import connections
 
 from outbox import models
 from outbox.consuming.deferred import HELD
@@ -62,13 +61,8 @@ class IdentityFactory(factory.django.DjangoModelFactory):
     def _create(cls, model_class: Any, *args: Any, **fields: Any) -> Any:
         columns = [model_class._meta.get_field(name).column for name in fields]
         places = ", ".join(["%s"] * len(columns))
-        key = model_class._meta.pk.column
-        with connections[cls._database()].cursor() as cursor:
-            cursor.execute(
-                f"INSERT INTO {model_class._meta.db_table} ({', '.join(columns)}) VALUES ({places}) RETURNING {key}",  # noqa: S608
-                list(fields.values()),
-            )
-            return model_class.objects.using(cls._database()).get(pk=cursor.fetchone()[0])
+        insert = f"INSERT INTO {model_class._meta.db_table} ({', '.join(columns)}) VALUES ({places}) RETURNING *"  # noqa: S608
+        return model_class.objects.using(cls._database()).raw(insert, list(fields.values()))[0]
 
 
 class TopicFactory(IdentityFactory):

@@ -12,11 +12,11 @@ from project.demo.kills import ROUNDS, Round
 from project.demo.outage import BrokerKill
 from project.demo.report import LEDGERS, Connection, Kills, number
 
-# What a shop's part of the outbox still has to send.
+# Unsent messages of a shop's part of the outbox.
 UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
 
-# What is unfinished on a broker outside the database, as far as the outbox's tables tell: what is to be sent, what a group has
-# not handled, and what comes again after so many consumers were killed before the ack, which the inbox drops.
+# The number of unfinished messages on a broker outside the database, by the outbox's tables: unsent, unhandled, and those that
+# are delivered again, and dropped by the inbox, since a number of consumers were killed before the ack.
 UNHANDLED = f"""
 {UNSENT}
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
@@ -34,7 +34,7 @@ WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group
 AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
 """  # noqa: S608
 
-# What still waits in the outbox, and in the embedded broker: halves, what a group has not read, and what it has not acknowledged.
+# Messages that wait in the outbox, and in the embedded broker: halves, those not read by a group, and those not acknowledged.
 WAITING = f"""
 {LEDGERS}
 SELECT {UNSENT}

@@ -55,7 +55,7 @@ class Kafka(DemoBroker):
         return {"DEMO_KAFKA": json.dumps(self._options)}
 
     def plan_kill(self, connection: Connection) -> BrokerKill:
-        """Return what kills the node: what it has confirmed is in the files of the machine, which lives on."""
+        """Return the kill of the node. Confirmed records are in the files of the machine, which lives on."""
         return BrokerKill(self._node, lambda: True, partial(count_held, connection))
 
     def count_open(self, connection: Connection, kills: Kills) -> int:

@@ -61,7 +61,7 @@ class BaseScenario:
                 self.screen.say(f"killed {self._words(kill)}")
 
     def _feed_while(self, condition: Callable[[], bool], until_sent: int, seconds: float) -> None:
-        """Send orders one by one while a condition holds, for so long at most."""
+        """Send orders one by one while a condition holds, until a timeout."""
         deadline = time.monotonic() + seconds
         while condition() and time.monotonic() < deadline:
             self.processes.tend()

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox.testing.programs import owner_of_server
 from project.servers.program import HOST, Program, ServerError
 
-# Whoever reaches the port is the user of the URL, as whoever reaches the socket of a throw-away PostgreSQL is.
+# Every client of the port is the user of the URL, like every client of a throw-away PostgreSQL's socket.
 CONFIG = """
 [databases]
 * = {target}

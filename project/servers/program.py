@@ -36,7 +36,7 @@ class Child:
     A running program.
 
     Args:
-        log: the file for what it says.
+        log: the file for its output.
         environment: None: that of this process.
         folder: where it runs. None: where this process does.
     """
@@ -163,7 +163,7 @@ class Program(abc.ABC):
             child.stop()
 
     def kill(self) -> None:
-        """End it as SIGKILL does. `start` starts it again, with what it had written down."""
+        """End it as SIGKILL does. `start` starts it again, with its files."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

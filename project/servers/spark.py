@@ -49,7 +49,7 @@ class _Node(Program):
         return PYSPARK is not None and shutil.which("java") is not None
 
     def state(self) -> dict[str, Any]:
-        """Return what its web page tells programs. Raises OSError, and ValueError while it starts."""
+        """Return its state, from the JSON of its web page. Raises OSError, and ValueError while it starts."""
         with urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
         return found

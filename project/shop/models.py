@@ -44,7 +44,7 @@ class OrderLine(models.Model):
     product = models.ForeignKey(Product, models.PROTECT, related_name="order_lines")
     quantity = models.PositiveIntegerField()
     unit_price = models.DecimalField(max_digits=10, decimal_places=2)
-    cancelled = models.PositiveIntegerField(default=0)  # so many of the quantity were given back
+    cancelled = models.PositiveIntegerField(default=0)  # the part of the quantity that was given back
 
     class Meta:
         constraints = [

@@ -64,7 +64,7 @@ class CartFilling(msgspec.Struct, frozen=True):
 @csrf_exempt
 @require_POST
 def fill_cart(request: HttpRequest) -> HttpResponse:
-    """Put so many items into a cart."""
+    """Put a quantity of an item into a cart."""
     try:
         filling = msgspec.json.decode(request.body, type=CartFilling)
     except msgspec.DecodeError as error:

@@ -53,12 +53,13 @@ class RabbitMQHarness(RealTimeHarness):
     def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
         """Return messages to their queues until a delivery limit is reached."""
         queues = {queue_name(message.topic, group) for message in messages}
-        server().control("set_policy", "impatient", f"^({'|'.join(queues)})$", '{"delivery-limit": 2}', "--apply-to", "queues")
+        policy = ("/", "impatient", f"^({'|'.join(queues)})$", '{"delivery-limit": 2}', "0", "queues")
+        server().call("rabbit_policy:parse_set", *policy)
         with amqp.Connection(server().address) as connection, connection.channel() as channel:
             for queue in queues:
                 channel.basic_consume(queue, callback=lambda message: channel.basic_reject(message.delivery_tag, requeue=True))
             wait_until(lambda: self._drained(connection, queues) == len(messages), 60)
-        server().control("clear_policy", "impatient")
+        server().call("rabbit_policy:delete", *policy[:2])
 
     def _drained(self, connection: amqp.Connection, queues: Collection[str]) -> int:
         with suppress(TimeoutError):

@@ -472,11 +472,11 @@ MUTANTS: dict[str, Mutant] = {
         "if not held.is_one_by_one:",
         ("-m", "kafka", "tests/outbox/brokers/kafka/test_transactions.py"),
     ),
-    "early-report": Mutant(
-        "A delivery report counts that comes before the call that produces returns",
+    "kafka-no-report": Mutant(
+        "A message of whose delivery the client has not reported is in doubt",
         "outbox/brokers/kafka/sender.py",
-        "            if rejected is not None:  # else its report may be there already\n                results[index] = rejected\n",
-        "            results[index] = rejected\n",
+        "return [result or NO_REPORT for result in results]",
+        "return [result or ACCEPTED for result in results]",
         ("tests/outbox/brokers/kafka/test_sender.py",),
     ),
     "kafka-in-use": Mutant(

@@ -103,7 +103,7 @@ def found() -> Callable[..., list[CheckMessage]]:
     """Return a function that runs the system checks of the outbox and its apps."""
 
     def found(**options: Any) -> list[CheckMessage]:
-        return [problem for problem in run_checks(**options) if str(problem.id).startswith("outbox.")]
+        return [problem for problem in run_checks(tags=["outbox"], **options) if str(problem.id).startswith("outbox.")]
 
     return found
 

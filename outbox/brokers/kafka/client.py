@@ -37,7 +37,7 @@ class ConnectionErrors:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._is_cut_off = True
         else:
-            self._last = error  # which says why
+            self._last = error
 
     def forget(self) -> None:
         """Forget the errors before a call."""

@@ -134,13 +134,13 @@ class KafkaLanes:
                 self._lanes[os.getpid(), lane] = held
                 return undone(messages, rejected)
             held.producer.begin_transaction()
-            results = produce(held.producer, messages, errors=held.errors)
-            if any(result.status is not SendStatus.ACCEPTED for result in results):
-                return self._rejected(lane, held, messages, results)
             record = Outgoing("", held.marker_topic, marker.encode(), str(lane))
-            [noted] = produce(held.producer, [record], errors=held.errors, partition=lane)
+            to_lane = {held.marker_topic: lane}
+            *results, noted = produce(held.producer, [*messages, record], errors=held.errors, partitions=to_lane)
         except (KafkaException, ProducerLost) as error:
             return self._failed(lane, messages, describe(error))
+        if any(result.status is not SendStatus.ACCEPTED for result in results):
+            return self._rejected(lane, held, messages, results)
         if noted.status is not SendStatus.ACCEPTED:
             return self._failed(lane, messages, _explain(_failure(held.producer)) or noted.reason)
         began = time.monotonic()

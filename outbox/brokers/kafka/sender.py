@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -76,14 +76,14 @@ def produce(
     messages: Sequence[Outgoing],
     *,
     errors: ConnectionErrors,
-    partition: int = ANY_PARTITION,
+    partitions: Mapping[str, int] | None = None,
 ) -> list[SendResult]:
     """
     Produce messages and return their results.
 
     Args:
         errors: those of the producer's connections.
-        partition: by default that of each message's key.
+        partitions: the partition for all messages of a topic; by default that of each message's key.
 
     Raises:
         ProducerLost: the producer failed; what it has stored is unknown.
@@ -96,9 +96,8 @@ def produce(
 
     try:
         for index, message in enumerate(messages):
-            rejected = _produce_one(producer, message, partial(report, index), deadline, partition)
-            if rejected is not None:  # else its report may be there already
-                results[index] = rejected
+            partition = partitions.get(message.topic, ANY_PARTITION) if partitions else ANY_PARTITION
+            results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
         producer.flush(max(0.0, deadline - time.monotonic()))
     except (KafkaException, SystemError) as error:  # SystemError: from a callback, after a fatal error
         raise ProducerLost(describe(error)) from error
@@ -117,7 +116,6 @@ def _produce_one(producer: Producer, message: Outgoing, report: object, deadline
                 headers=record_headers(message),
                 on_delivery=report,
             )
-            producer.poll(0)
             return None
         except BufferError:
             if time.monotonic() > deadline:

@@ -2,7 +2,7 @@
 Frames that py-amqp cannot read: what other programs may put into a message, and the server passes on.
 
 py-amqp raises while it reads the frame, for a timestamp in milliseconds or a property that is not UTF-8. Then the connection
-would be dropped, and the message would come again, for ever.
+would be dropped, and the message delivered again, for ever.
 """
 
 from __future__ import annotations

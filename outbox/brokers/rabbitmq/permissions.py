@@ -18,7 +18,7 @@ from outbox.message import TopicSpec
 # No number, so the server refuses the subscription, but only after it has checked the permission.
 REFUSED = {"x-priority": "none"}
 
-# Method and what it was refused on -> the permission that is missing.
+# Method and resource of a refusal -> the missing permission.
 MISSING = {
     ("Exchange.declare", "exchange"): "configure",
     ("Queue.declare", "queue"): "configure or read",

@@ -37,7 +37,7 @@ from outbox.message import TopicSpec, TopicType
 logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 5.0
-CHANNEL_SECONDS = 30.0  # an idle channel is not used for longer; see `_is_outdated`
+CHANNEL_SECONDS = 30.0  # maximum age of an idle channel; see `_is_outdated`
 # An ordered queue has the same in each process. The server puts messages that a lost process gives back behind those that it got
 # back before: a process with a smaller prefetch than the one before it would leave some of these, and change their order.
 ORDERED_PREFETCH = 100

@@ -212,7 +212,7 @@ def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int)
 
     Args:
         node: host:port.
-        properties: what it says of itself when a client connects.
+        properties: those of the AMQP handshake.
         frame_bytes: the largest frame, as agreed with it.
     """
     product, version = str(properties.get("product", "")), str(properties.get("version", ""))

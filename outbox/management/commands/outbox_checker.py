@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from outbox import conf
 from outbox.check_backs.ask import in_process, log_sent
-from outbox.check_backs.loop import Checker, ask_as_set, brokers_that_ask
+from outbox.check_backs.loop import Checker, brokers_that_ask, make_asker
 from outbox.database.heartbeats import BEAT_SECONDS
 from outbox.errors import OutboxError
 from outbox.management.exits import ENDED_UNFINISHED, unable
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             if not aliases:
                 raise unable("No broker asks producers. The check loop that other brokers need runs in every relay.")
             is_over_http = options["over_http"]
-            ask, note_sent = (ask_as_set(using), log_sent) if is_over_http else (in_process(using), None)
+            ask, note_sent = (make_asker(using), log_sent) if is_over_http else (in_process(using), None)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")

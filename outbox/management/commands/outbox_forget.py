@@ -46,7 +46,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 class Command(BaseCommand):
     help = (
-        "Drop what waits for a consumer group whose code was removed, and what it has deferred, after a list and a confirmation. "
+        "Drop the waiting and deferred messages of a consumer group whose code was removed, after a list and a confirmation. "
         "Messages of topics that the group still has a handler for are kept. Exit code: 0 dropped, 1 nothing to drop, 2 refused, "
         "or a database or broker cannot be reached."
     )

@@ -28,7 +28,7 @@ from outbox.management.times import time
 logger = get_logger(__name__)
 
 WARNING = (
-    "Messages that are skipped are never delivered to the group. Those that are delivered once more are dropped where the inbox "
+    "Messages that are skipped are never delivered to the group. Those that are delivered again are dropped where the inbox "
     "still has their rows (RETENTION), and handled again where it has not."
 )
 
@@ -119,4 +119,4 @@ def _as_table(found: Sequence[GroupPosition]) -> str:
         [position.topic, position.queue, position.pos, position.wanted, max(0, position.ahead), max(0, -position.ahead)]
         for position in found
     ]
-    return table(["topic", "queue", "goes on at", "is to at", "skipped", "once more"], rows)
+    return table(["topic", "queue", "position", "target", "skipped", "repeated"], rows)

@@ -52,14 +52,13 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def copies(self) -> Copies:
-        """Count the copies that each topic has, without topics where nobody can count them."""
+        """Count the copies that each topic has."""
 
 
 class EmbeddedServer(Server):
     backend = "outbox.embedded.EmbeddedBroker"
     options = {"CHECK_AFTER": "PT3S", "CHECK_INTERVAL": "PT3S", "CHECK_LIMIT": 3}  # a half message is parked within RETENTION
     work = "transaction"
-    later = "delay"
 
     NOTE = """
     INSERT INTO soak_copy SELECT m.topic_id, m.queue, m.pos, t.name, (convert_from(m.body, 'UTF8')::json ->> 'number')::bigint
@@ -103,10 +102,9 @@ class KafkaServer(Server):
 
 
 class RabbitMQServer(Server):
-    """Counts in queues of its own, which get a copy of each message but the delayed ones: those go to queues of groups alone."""
+    """Counts in queues of its own, which get a copy of each message."""
 
     backend = "outbox.brokers.rabbitmq.RabbitMQBroker"
-    later = "delay"
     doubles = True
 
     def open(self) -> None:
@@ -115,7 +113,7 @@ class RabbitMQServer(Server):
         self.address = server().address
         self.options = {"NODES": [self.address], "GROUPS": {topic: [self.names.group] for topic in self.names[:3]}}
         with self._channel() as channel:
-            for topic in self._tapped():
+            for topic in self.names[:3]:
                 channel.exchange_declare(topic, "topic", durable=True, auto_delete=False)
                 channel.queue_declare(f"tap-{topic}", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
                 channel.queue_bind(f"tap-{topic}", topic, routing_key="#")
@@ -123,14 +121,11 @@ class RabbitMQServer(Server):
     def copies(self) -> Copies:
         found: Copies = {}
         with self._channel() as channel:
-            for topic in self._tapped():
+            for topic in self.names[:3]:
                 numbers = found[topic] = Counter()
                 while (one := channel.basic_get(f"tap-{topic}", no_ack=True)) is not None:
                     numbers[json.loads(one.body)["number"]] += 1
         return found
-
-    def _tapped(self) -> tuple[str, ...]:
-        return self.names.work, self.names.steps
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:

@@ -22,7 +22,7 @@ class Names(NamedTuple):
 
     work: str  # of type transaction where the broker has half messages
     steps: str  # fifo
-    later: str  # of type delay where the broker delays
+    later: str  # of type delay where the broker has it
     group: str
 
 

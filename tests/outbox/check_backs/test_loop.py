@@ -5,7 +5,7 @@ import pytest
 from outbox.brokers.capabilities import NeedsCheckLoop
 from outbox.brokers.memory import MemoryBroker
 from outbox.check_backs import loop
-from outbox.check_backs.loop import LIMIT, CheckLoop, ask_as_set, brokers_to_ask_for
+from outbox.check_backs.loop import LIMIT, CheckLoop, brokers_to_ask_for, make_asker
 from outbox.embedded import EmbeddedBroker
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import COMMIT, Half
@@ -18,19 +18,19 @@ class TestAskAsSet:
     def test_asks_in_this_process_without_a_url(self, monkeypatch):
         monkeypatch.setattr(loop, "in_process", lambda alias: lambda half: (alias, half))
 
-        assert ask_as_set("other")(HALF) == ("other", HALF)
+        assert make_asker("other")(HALF) == ("other", HALF)
 
     def test_asks_over_http_with_a_url(self, settings, monkeypatch):
         settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/", "SECRETS": [SECRET, OTHER_SECRET]}}
         monkeypatch.setattr(loop, "over_http", lambda url, secret: lambda half: (url, secret))
 
-        assert ask_as_set("other")(HALF) == ("https://shop.example/check-back/", SECRET)
+        assert make_asker("other")(HALF) == ("https://shop.example/check-back/", SECRET)
 
     def test_requires_a_secret_for_a_url(self, settings):
         settings.OUTBOX = {"CHECK_BACK": {"URL": "https://shop.example/check-back/"}}
 
         with pytest.raises(ConfigurationError, match=r'OUTBOX\["CHECK_BACK"\]\["SECRETS"\]'):
-            ask_as_set("other")
+            make_asker("other")
 
 
 class TestBrokersToAskFor:

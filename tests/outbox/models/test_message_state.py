@@ -1,7 +1,9 @@
+from functools import partial
+
 import pytest
 from django.db import connection
 
-from outbox.models import MessageState, State
+from outbox.models import Batch, MessageState, State
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -77,11 +79,10 @@ class TestMessageState:
 class TestView:
     def test_reads_few_batches_although_many_hold_the_message(self):
         topic, wanted = TopicFactory(), MessageRowFactory()
-        for _ in range(300):
-            BatchFactory(topic=topic, message_ids=[wanted.id, message_id()], split=[1], state=State.SENT)
+        sent = partial(Batch, topic_id=topic.id, state=State.SENT)
+        Batch.objects.bulk_create(sent(message_ids=[wanted.id, message_id()], split=[1]) for _ in range(300))
         last = BatchFactory(topic=topic, message_ids=[wanted.id], state=State.CLAIMED)
-        for _ in range(300):
-            BatchFactory(topic=topic, message_ids=[message_id()], state=State.SENT)
+        Batch.objects.bulk_create(sent(message_ids=[message_id()]) for _ in range(300))
 
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE outbox_batch")

@@ -2,6 +2,7 @@ import re
 import threading
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from outbox import atomic, database, publish_raw
@@ -145,6 +146,21 @@ class TestOnDuty:
             raise ZeroDivisionError
 
         assert closed == [runner.relay.broker]
+
+    def test_raises_its_own_error_while_its_heartbeat_cannot_be_sent(self, monkeypatch, caplog):
+        connect = database.connect
+
+        def refuse_heartbeats(alias, *, application_name="outbox", **options):
+            if application_name == "outbox heartbeat":
+                raise psycopg.OperationalError("the database system is shutting down")
+            return connect(alias, application_name=application_name, **options)
+
+        monkeypatch.setattr(database, "connect", refuse_heartbeats)
+
+        with pytest.raises(ZeroDivisionError), hosts.open_runner(POST, note="test"):
+            raise ZeroDivisionError
+
+        assert "could not be sent: the database system is shutting down" in caplog.text
 
     def test_writes_topics_that_are_missing(self, settings):
         Topic.objects.all().delete()

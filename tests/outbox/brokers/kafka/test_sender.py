@@ -1,4 +1,4 @@
-"""Reports of deliveries, by a stand-in for the client: a real one brings the report of a message so early only sometimes."""
+"""Reports of deliveries, by a stand-in for the client: the queue of a real one is full only sometimes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tests.outbox.brokers.kafka.cluster import message
 
 
 class Client:
-    """Brings reports while the next call polls it, or never."""
+    """Takes one message at a time, and brings its report when it is polled, or never."""
 
     def __init__(self, *, reports: bool = True) -> None:
         self._reports = reports
         self._waiting: list[Callable[[Any, Any], None]] = []
 
     def produce(self, *_: object, on_delivery: Callable[[Any, Any], None], **__: object) -> None:
+        if self._waiting:
+            raise BufferError
         self._waiting.append(on_delivery)
 
     def poll(self, _: float) -> int:
@@ -30,7 +32,7 @@ class Client:
 
 
 class TestReports:
-    def test_count_when_they_come_before_the_call_that_produces_returns(self):
+    def test_count_when_they_come_while_the_queue_is_full(self):
         results = produce(Client(), [message("orders"), message("orders")], errors=ConnectionErrors())
 
         assert results == [ACCEPTED, ACCEPTED]

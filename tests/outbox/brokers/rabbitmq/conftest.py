@@ -34,10 +34,12 @@ def open_broker(node: RabbitMQ, topic: str) -> Iterator[Open]:
     """Open brokers with one topic, of group "billing"."""
     opened = []
 
-    def open_broker(kind: TopicType = TopicType.NORMAL, **arguments: Any) -> RabbitMQBroker:
+    def open_broker(
+        kind: TopicType = TopicType.NORMAL, *, retention: timedelta = timedelta(days=7), **arguments: Any
+    ) -> RabbitMQBroker:
         clock = {"clock": arguments.pop("clock")} if "clock" in arguments else {}
         options = {"NODES": [node.address], "GROUPS": {topic: ["billing"]}, "REQUEST_TIMEOUT": "PT5S", **arguments}
-        broker = RabbitMQBroker("rabbit", options, [TopicSpec(topic, kind)], **clock)
+        broker = RabbitMQBroker("rabbit", options, [TopicSpec(topic, kind, retention=retention)], **clock)
         opened.append(broker)
         return broker
 

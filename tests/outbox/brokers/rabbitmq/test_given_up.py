@@ -1,8 +1,7 @@
 """What RabbitMQ itself takes out of a group's queue: it is kept in the inlet, and received from there with the reason."""
 
-import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import amqp
@@ -10,7 +9,7 @@ import pytest
 
 from outbox.brokers.base import Delivery, Outgoing
 from outbox.brokers.rabbitmq import RabbitMQBroker
-from outbox.message import TopicSpec, TopicType
+from outbox.message import TopicType
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import received
 from tests.outbox.brokers.rabbitmq.conftest import Open
@@ -19,19 +18,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.rabbitmq
 
 NewMessage = Callable[..., Outgoing]
-SetPolicy = Callable[..., None]
 
-
-@pytest.fixture
-def set_policy(node: RabbitMQ, topic: str) -> Iterator[SetPolicy]:
-    """Set a policy for the queue of group "billing"."""
-
-    def set_policy(**definition: int) -> None:
-        named = {name.replace("_", "-"): value for name, value in definition.items()}
-        node.control("set_policy", topic, f"^{topic}:billing$", json.dumps(named), "--apply-to", "queues")
-
-    yield set_policy
-    node.control("clear_policy", topic)
+SHORT = timedelta(seconds=0.1)
 
 
 def receive_given_up(broker: RabbitMQBroker, topic: str, limit: int = 10) -> list[Delivery]:
@@ -40,12 +28,9 @@ def receive_given_up(broker: RabbitMQBroker, topic: str, limit: int = 10) -> lis
 
 class TestExpiredMessage:
     @pytest.mark.parametrize("kind", [TopicType.NORMAL, TopicType.FIFO])
-    def test_is_received_with_the_reason_and_all_that_it_had(
-        self, open_broker: Open, message: NewMessage, topic, set_policy, kind
-    ):
-        broker = open_broker(kind)
+    def test_is_received_with_the_reason_and_all_that_it_had(self, open_broker: Open, message: NewMessage, topic, kind):
+        broker = open_broker(kind, retention=SHORT)
         sent = message(b"late", key="k", tag="placed", headers={"who": "Zoë"})
-        set_policy(message_ttl=100)
         broker.send([sent])
 
         [found] = wait_until(lambda: receive_given_up(broker, topic))
@@ -55,8 +40,8 @@ class TestExpiredMessage:
         assert (found.headers, found.topic, found.group) == ({"who": "Zoë"}, topic, "billing")
         assert received(broker, topic) == []
 
-    def test_of_another_producer_keeps_its_tag(self, broker, channel: amqp.Channel, topic, set_policy):
-        set_policy(message_ttl=100)
+    def test_of_another_producer_keeps_its_tag(self, open_broker: Open, channel: amqp.Channel, topic):
+        broker = open_broker(retention=SHORT)
         receive_given_up(broker, topic)  # so that the topic is there
 
         channel.basic_publish(amqp.Message(b"theirs"), topic, "placed")
@@ -64,21 +49,11 @@ class TestExpiredMessage:
 
         assert (found.body, found.tag) == (b"theirs", "placed")
 
-    def test_of_a_topics_retention_is_kept(self, node: RabbitMQ, message: NewMessage, topic):
-        spec = TopicSpec(topic, TopicType.NORMAL, retention=timedelta(seconds=1), groups=frozenset({"billing"}))
-        broker = RabbitMQBroker("short", {"NODES": [node.address]}, [spec])
-        broker.send([message(b"late")])
-
-        [found] = wait_until(lambda: receive_given_up(broker, topic))
-
-        assert found.body == b"late"
-        broker.close()
-
 
 class TestMessageThatWasDeliveredTooOften:
-    def test_is_received_with_the_reason(self, broker, channel: amqp.Channel, message: NewMessage, topic, set_policy):
+    def test_is_received_with_the_reason(self, broker, channel: amqp.Channel, message: NewMessage, topic, node: RabbitMQ):
         broker.send([message(b"again and again")])
-        set_policy(delivery_limit=2)
+        node.call("rabbit_policy:parse_set", "/", topic, f"^{topic}:billing$", '{"delivery-limit": 2}', "0", "queues")
 
         def return_it() -> list[Delivery]:
             if (got := channel.basic_get(f"{topic}:billing")) is not None:
@@ -93,10 +68,13 @@ class TestMessageThatWasDeliveredTooOften:
 
 class TestInlet:
     @pytest.fixture
-    def filled(self, broker, message: NewMessage, set_policy) -> list[str]:
+    def broker(self, open_broker: Open) -> RabbitMQBroker:
+        return open_broker(retention=SHORT)
+
+    @pytest.fixture
+    def filled(self, broker, message: NewMessage) -> list[str]:
         """The ids of three messages that are given up."""
         messages = [message() for _ in range(3)]
-        set_policy(message_ttl=100)
         broker.send(messages)
         wait_until(lambda: sum(broker.backlog("billing").given_up.values()) == 3)
         return [one.message_id for one in messages]
@@ -121,9 +99,9 @@ class TestInlet:
         assert (broker.backlog("billing").given_up, broker.may_deliver_again("billing", filled)) == ({}, set())
 
     def test_that_was_deleted_is_declared_again_and_loses_nothing(
-        self, broker, channel: amqp.Channel, message: NewMessage, topic, set_policy
+        self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic
     ):
-        set_policy(message_ttl=2000)
+        broker = open_broker(retention=timedelta(seconds=2))
         broker.send([message(b"a")])
         channel.queue_delete(f"{topic}:billing:given-up")
 

@@ -10,7 +10,7 @@ import pytest
 
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from project.servers.program import HOST, free_port
-from project.servers.rabbitmq import RabbitMQ
+from project.servers.rabbitmq import USERS, RabbitMQ
 from tests.outbox.brokers.rabbitmq.conftest import Open
 from tests.waiting import wait_until
 
@@ -39,15 +39,15 @@ def managed_broker(managed: tuple[RabbitMQ, str], open_broker: Open) -> RabbitMQ
 class TestPolicy:
     def test_of_somebody_elses_queues_is_none_of_our_business(self, managed, managed_broker):
         node, _ = managed
-        node.control("set_policy", "theirs", "^mails", json.dumps({"overflow": "drop-head"}))
+        node.call("rabbit_policy:parse_set", "/", "theirs", "^mails", json.dumps({"overflow": "drop-head"}), "0", "all")
 
         assert managed_broker.check() == []
 
-    @pytest.mark.parametrize("command", ["set_policy", "set_operator_policy"])
-    def test_that_changes_a_queue_is_named(self, managed, managed_broker, topic, command):
+    @pytest.mark.parametrize("function", ["parse_set", "parse_set_op"])
+    def test_that_changes_a_queue_is_named(self, managed, managed_broker, topic, function):
         node, _ = managed
         managed_broker.check()
-        node.control(command, "short", f"^{topic}", json.dumps({"message-ttl": 60_000}))
+        node.call(f"rabbit_policy:{function}", "/", "short", f"^{topic}", json.dumps({"message-ttl": 60_000}), "0", "all")
 
         [problem] = wait_until(managed_broker.check)
 
@@ -90,8 +90,8 @@ class TestApi:
 
     def test_that_refuses_the_user_is_named(self, managed, open_broker: Open):
         node, url = managed
-        node.control("add_user", "shop", "secret")
-        node.control("set_permissions", "shop", ".*", ".*", ".*")
+        node.call(f"{USERS}:add_user", "shop", "secret")
+        node.call(f"{USERS}:set_permissions", "shop", "/", ".*", ".*", ".*")
 
         [problem] = open_broker(NODES=[node.address], MANAGEMENT_URL=url, USER="shop", PASSWORD="secret").check()
 

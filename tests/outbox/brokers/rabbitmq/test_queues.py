@@ -13,7 +13,7 @@ from outbox.brokers.rabbitmq import RabbitMQBroker, receiver, sender
 from outbox.errors import BrokerUnavailable
 from outbox.logs import REPEAT_SECONDS
 from outbox.message import TopicSpec, TopicType
-from project.servers.rabbitmq import RabbitMQ
+from project.servers.rabbitmq import USERS, RabbitMQ
 from tests.outbox.brokers.rabbitmq.acts import accepted, drain, receive_all, received, refused, statuses
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
 from tests.waiting import wait_until
@@ -256,8 +256,8 @@ class TestQueueThatMayNotBeRead:
         specs = [TopicSpec(name, TopicType.NORMAL) for name in names]
         owner = RabbitMQBroker("a", options, specs)
         owner.send([Outgoing(name, name, b"a") for name in names])
-        node.control("add_user", topic, "secret")
-        node.control("set_permissions", "-p", "/", topic, ".*", ".*", rf"^(outbox\..*|{topic}|{names[1]}.*)$")
+        node.call(f"{USERS}:add_user", topic, "secret")
+        node.call(f"{USERS}:set_permissions", topic, "/", ".*", ".*", rf"^(outbox\..*|{topic}|{names[1]}.*)$")
         broker = RabbitMQBroker("b", {**options, "USER": topic, "PASSWORD": "secret"}, specs)
 
         def receive() -> list[Delivery]:
@@ -274,7 +274,7 @@ class TestQueueThatMayNotBeRead:
         assert waits < 20  # it waits, and does not look again and again
         for one in (owner, broker):
             one.close()
-        node.control("delete_user", topic)
+        node.call(f"{USERS}:delete_user", topic)
 
 
 class TestMessageTooLargeForTheServer:

@@ -15,7 +15,7 @@ from outbox.brokers.base import Outgoing, ServerResource
 from outbox.brokers.rabbitmq import RabbitMQBroker
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
-from project.servers.rabbitmq import RabbitMQ
+from project.servers.rabbitmq import USERS, RabbitMQ
 from tests.rabbitmq_node import server
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.timeout(120)]
@@ -52,11 +52,11 @@ def channel() -> Iterator[amqp.Channel]:
 def own_host() -> Iterator[tuple[RabbitMQ, dict[str, str]]]:
     """A virtual host in which nothing is declared, and a user of its own there; yield the options that name both."""
     node, name = server(), f"host-{uuid.uuid4().hex[:8]}"
-    node.control("add_vhost", name)
-    node.control("add_user", name, "secret")
+    node.call("rabbit_vhost:add", name)
+    node.call(f"{USERS}:add_user", name, "secret")
     yield node, {"VIRTUAL_HOST": name, "USER": name, "PASSWORD": "secret"}
-    node.control("delete_user", name)
-    node.control("delete_vhost", name)
+    node.call(f"{USERS}:delete_user", name)
+    node.call("rabbit_vhost:delete", name)
 
 
 def resources(broker: RabbitMQBroker, *readers: str) -> dict[str, ServerResource]:
@@ -78,7 +78,7 @@ class TestResources:
 
     def test_are_created_in_a_host_that_has_none(self, open_with: OpenWith, topic: TopicSpec, own_host):
         node, options = own_host
-        node.control("set_permissions", "-p", options["VIRTUAL_HOST"], options["USER"], ".*", ".*", ".*")
+        node.call(f"{USERS}:set_permissions", options["USER"], options["VIRTUAL_HOST"], ".*", ".*", ".*")
         broker = open_with(topic, **options)
         before = [one.is_there for one in resources(broker).values()]
 
@@ -117,7 +117,7 @@ class TestResources:
 class TestPermissions:
     def test_that_are_missing_are_named_with_the_command_that_grants_them(self, open_with: OpenWith, topic: TopicSpec, own_host):
         node, options = own_host
-        node.control("set_permissions", "-p", options["VIRTUAL_HOST"], options["USER"], r"^outbox\..*", ".*", ".*")
+        node.call(f"{USERS}:set_permissions", options["USER"], options["VIRTUAL_HOST"], r"^outbox\..*", ".*", ".*")
         missing = resources(open_with(topic, **options))
 
         with pytest.raises(BrokerMisconfigured) as refused:

@@ -14,7 +14,7 @@ from outbox.brokers.rabbitmq.server_checks import problems_of_node
 from outbox.findings import Finding
 from outbox.message import TopicSpec, TopicType
 from project.servers.program import HOST, free_port
-from project.servers.rabbitmq import RabbitMQ
+from project.servers.rabbitmq import USERS, RabbitMQ
 from tests.outbox.brokers.rabbitmq.conftest import HELD, Open
 from tests.waiting import wait_until
 
@@ -28,14 +28,14 @@ CAPABLE = {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_noti
 @pytest.fixture
 def user(node: RabbitMQ) -> Iterator[Callable[[str, str, str], dict[str, str]]]:
     """Make a user with permissions to configure, write and read; return the options that name it."""
-    node.control("add_user", "shop", "secret")
+    node.call(f"{USERS}:add_user", "shop", "secret")
 
     def grant(configure: str, write: str, read: str) -> dict[str, str]:
-        node.control("set_permissions", "shop", configure, write, read)
+        node.call(f"{USERS}:set_permissions", "shop", "/", configure, write, read)
         return {"USER": "shop", "PASSWORD": "secret"}
 
     yield grant
-    node.control("delete_user", "shop")
+    node.call(f"{USERS}:delete_user", "shop")
 
 
 def the_one(problems: list[Finding]) -> str:
