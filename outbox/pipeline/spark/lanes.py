@@ -58,7 +58,7 @@ from outbox.pipeline.spark.cells import (
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
-from outbox.pipeline.spark.scan import Bools, Ints, ddl, integers, micros_of, scan
+from outbox.pipeline.spark.scan import Bools, Ints, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,7 +259,7 @@ def _judge_lanes(spark: SparkSession, config: PipelineConfig, history: History, 
     bucket = [*LANE, "bucket"]
     cell = F.struct(*(name for name in CELL.names if name not in bucket))
     by_bucket = cells(spark, config, history).groupBy(*bucket).agg(F.collect_list(cell).alias("cells"))
-    return by_bucket.mapInArrow(_judge_batches(lanes), ddl(RESULT)).collect()
+    return collected(by_bucket.mapInArrow(_judge_batches(lanes), ddl(RESULT)))
 
 
 def cells(spark: SparkSession, config: PipelineConfig, history: History) -> DataFrame:
@@ -643,9 +643,14 @@ def _bucket_look_up(ids: int) -> Any:
         why = table["why"].to_numpy()
         place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
         found = [{**place, **repeat} for repeat in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
-        for row in table.filter(pa.array(why % REPEATED == NAMED)).select(["number", "message_id"]).to_pylist():
-            found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
-        return pa.Table.from_pylist(found, FOUND)
+        named = table.filter(pa.array(why % REPEATED == NAMED))
+        columns = {
+            **{name: named[name] for name in LANE},
+            "kind": pa.array([""] * len(named)),
+            "first": named["number"],
+            "ids": pa.ListArray.from_arrays(np.arange(len(named) + 1, dtype=np.int32), named["message_id"].combine_chunks()),
+        }
+        return pa.concat_tables([pa.Table.from_pylist(found, FOUND), pa.table(columns)], promote_options="default")
 
     return look_up
 
