@@ -360,13 +360,10 @@ class Keys:
         self, buckets: Mapping[int, npt.NDArray[np.bool_]], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the hashes of the given buckets, by pair, as rows of SLICE."""
-        found: dict[int, list[Hashes]] = defaultdict(list)
         for batch in batches:
             for side in self._sides(frame, batch):
                 hashes = side.hashes[buckets[side.pair][bucket_of(side.hashes)]]
-                found[side.pair].append(hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
-        for pair, parts in found.items():
-            yield sliced(pair, np.concatenate(parts))
+                yield sliced(side.pair, hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
 
     def candidates(
         self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
