@@ -1,8 +1,9 @@
 """
 The audit: how long, how much memory, how much moves between tasks, and whether it is right; beside it DuckDB and plain SQL.
 
-Made-up histories in Parquet of three sizes, and a day of messages in PostgreSQL. DuckDB and SQL answer the core of the
-question (which numbers are missing at which hop), not all of it: no ids, repeats, orphans, business rows or counts.
+Made-up histories in Parquet of three sizes, each also with faults in 2 % of its messages, and a day of messages in PostgreSQL.
+DuckDB and SQL answer the core of the question (which numbers are missing at which hop), not all of it: no ids, repeats, orphans,
+business rows or counts.
 Seconds are the wall's; on a machine that does other things as well, the note's CPU seconds tell more.
 """
 
@@ -28,7 +29,9 @@ from benchmarks.memory import peak_mib
 from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.pipeline.job_config import database_source
+from outbox.pipeline.runs import JOB
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
+from outbox.pipeline.spark.jobs import run_job
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 ROWS = 500_000  # in PostgreSQL
@@ -59,7 +62,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
         return []
     figures = []
     for size in SIZES:
-        figures += _parquet(int(size * scale), is_largest=size == SIZES[-1])
+        figures += [*_parquet(int(size * scale), is_largest=size == SIZES[-1]), _sick(int(size * scale))]
     return [*figures, *_postgres(int(ROWS * scale))]
 
 
@@ -84,6 +87,25 @@ def _parquet(messages: int, *, is_largest: bool) -> list[Figure]:
         Figure("audit: shuffled by the hops", found["shuffled"] / 1e6, "MB", 1, at_most=True),
         Figure("audit: faults missed or invented", found["wrong"], "", 0, at_most=True, note=f"{len(truth['findings'])} ranges"),
     ]
+
+
+def _sick(messages: int) -> Figure:
+    """Audit a history in which 2 % of the messages have a fault of their own, by the job: from its start to its report."""
+    from benchmarks.synthetic.write import config_of
+
+    lost, duplicated, orphans = (messages * share // 1000 for share in (14, 3, 3))
+    plan = Plan(messages, lost=lost, duplicated=duplicated, orphans=orphans, topics=4, lanes=4, burst=1, seed=7)
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
+        config = config_of(plan, folder)
+        truth = _elsewhere(_write, plan, config, folder)
+        result = run_job(JOB, config.to_json(), log=lambda line: None)
+    if result.report is None:
+        raise RuntimeError(result.log_tail)
+    wrong = len(_shapes(result.report["findings"]) ^ _shapes(truth["findings"]))
+    steps = ", ".join(f"{name} {seconds:g} s" for name, seconds in result.report["steps"].items())
+    note = f"{len(truth['findings']):,} ranges, {wrong} missed or invented; {steps}"
+    name = f"audit of {messages:,} messages, 2 % with faults, from start to end, a million"
+    return Figure(name, result.report["seconds"] / messages * 1e6, "s", None, at_most=True, note=note)
 
 
 def _elsewhere(act: Callable[..., Any], *arguments: Any) -> Any:
@@ -123,7 +145,7 @@ def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[s
             "again": again,
             "mib": sum(peak_mib(pid) for pid in _with_workers(java)),
             "shuffled": _shuffled(spark) - before,
-            "wrong": _wrong(report, truth),
+            "wrong": len(_shapes(report.as_dict()["findings"]) ^ _shapes(truth["findings"])),
             "note": f"{cpu:.1f} s of CPU, Python's workers included; once more in the same session: {again:.1f} s; {load}",
         }
     finally:
@@ -160,14 +182,10 @@ def _shuffled(spark: Any) -> int:
     return sum(stages.apply(n).shuffleWriteBytes() for n in range(stages.size()))
 
 
-def _wrong(report: Any, truth: dict[str, Any]) -> int:
-    """Count the findings that are wrong or missing."""
-
-    def shape(one: dict[str, Any]) -> tuple[Any, ...]:
-        return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
-
-    found = {shape(one.as_dict()) for one in report.findings if one.lane >= 0}
-    return len(found ^ {shape(one) for one in truth["findings"]})
+def _shapes(findings: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """Return the findings about numbers of lanes, for comparison."""
+    names = ("kind", "stage", "topic", "lane", "group", "first", "last", "count")
+    return {tuple(finding[name] for name in names) for finding in findings if finding["lane"] is not None}
 
 
 def _beside_duckdb(name: str, folder: str, found: dict[str, Any]) -> list[Figure]:

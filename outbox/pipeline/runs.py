@@ -258,13 +258,13 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for known_finding in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
         known[_place(known_finding)].append(known_finding)
-    return [finding for finding in run.findings.order_by("pk") if not is_known(finding, known[_place(finding)])]
+    same = {_whole(finding) for findings in known.values() for finding in findings}  # nearly all of them, after the first night
+    others = (finding for finding in run.findings.order_by("pk") if _whole(finding) not in same)
+    return [finding for finding in others if not _is_covered(finding, known[_place(finding)])]
 
 
-def is_known(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
-    """Return whether earlier findings at the same location cover a finding: they are equal, or contain all its messages."""
-    if any(_whole(one) == _whole(other) for other in before):
-        return True
+def _is_covered(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
+    """Return whether earlier findings at the same location contain all messages of a finding."""
     if one.kind not in OF_EACH:
         return False
     if one.first_number is not None and one.last_number is not None:
@@ -278,7 +278,7 @@ def _place(one: AuditFinding) -> tuple[Any, ...]:
 
 
 def _whole(one: AuditFinding) -> tuple[Any, ...]:
-    return one.text, _names(one)
+    return *_place(one), one.text, frozenset(_names(one))
 
 
 def _names(one: AuditFinding) -> set[str]:

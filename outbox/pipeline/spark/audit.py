@@ -34,7 +34,7 @@ from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
-from outbox.pipeline.spark.lanes import audit_lanes, with_messages
+from outbox.pipeline.spark.lanes import Result, audit_lanes, with_messages
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
 from outbox.pipeline.spark.session import code_version
@@ -276,15 +276,18 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     steps = steps or Steps()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
+    def judge_numbers() -> tuple[Result, list[Breach]]:
+        lanes = audit_lanes(spark, config, history)
+        steps.log("messages of findings")
+        return lanes, with_messages(spark, config, history, lanes.findings)
+
     def judge_ids() -> list[Breach]:
         return [breach for check in CHECKS for breach in check(spark, config, recent)]
 
-    # Run both at the same time, so that one works while the other plans or waits for its last task.
+    # Run both at the same time, so that one works while the other plans, waits for its last task or reads results here.
     with steps("comparing the stages"), ThreadPoolExecutor(2) as pool:
-        numbers, ids = pool.submit(audit_lanes, spark, config, history), pool.submit(judge_ids)
-    lanes = numbers.result()
-    with steps("messages of findings"):
-        findings = with_messages(spark, config, history, lanes.findings)
+        numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
+    lanes, findings = numbers.result()
     findings += ids.result()
     findings += [as_finding(broken) for broken in history.broken]
     return Report(history.as_of, sorted(findings, key=IN_ORDER), lanes.counts, lanes.foreign)

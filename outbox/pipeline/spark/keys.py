@@ -5,10 +5,10 @@ Which business rows have no message, and which message rows no place: compared b
     place     message row 01a1…          <->  ticket, delayed row or batch   none: no relay would send it
 
     left:  a b c d  \\  per bucket of the hash: rows and sum of hashes -> right - left is 0, or the one hash that differs,
-    right: a b d    /  or several: then all keys of the bucket are compared
+    right: a b d    /  or several: then all hashes of the bucket are compared
 
-Keys need no shuffle. Two different sides look equal with a probability of about 2^-64 per bucket. Hashes of keys have a random
-salt in each run, which makes it impossible to construct keys that collide.
+Keys need no shuffle, and the hashes only of buckets in which several differ. Two different sides look equal with a probability of
+about 2^-64 per bucket. Hashes of keys have a random salt in each run, which makes it impossible to construct keys that collide.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,7 +44,7 @@ from outbox.pipeline.spark.findings import (
     Stage,
 )
 from outbox.pipeline.spark.history import FRAMES, History
-from outbox.pipeline.spark.scan import CODED, Ints, coded, integers, micros_of, scan
+from outbox.pipeline.spark.scan import CODED, Ints, coded, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,10 +141,9 @@ class Digest:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of a pair: the sorted hashes of keys that differ, and the buckets whose keys must all be compared."""
+    """The sorted hashes of a pair's keys that differ; the lowest bit of each is set."""
 
     hashes: Hashes
-    buckets: npt.NDArray[np.bool_]
 
     @cached_property
     def near(self) -> npt.NDArray[np.bool_]:
@@ -151,29 +151,29 @@ class Candidates:
         return _flags(bucket_of(self.hashes))
 
     def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return which hashes are of keys that may differ."""
-        bucket = bucket_of(hashes)
-        found: npt.NDArray[np.bool_] = self.buckets[bucket]
-        near = np.flatnonzero(self.near[bucket])
+        """Return which hashes are of keys that differ."""
+        hashes = hashes | LAST_BIT
+        found: npt.NDArray[np.bool_] = self.near[bucket_of(hashes)]
+        near = np.flatnonzero(found)
         place = np.searchsorted(self.hashes, hashes[near])
-        found[near] |= self.hashes[np.minimum(place, len(self.hashes) - 1)] == hashes[near] if len(near) else False
+        found[near] = self.hashes[np.minimum(place, len(self.hashes) - 1)] == hashes[near]
         return found
 
 
-def candidates(rows: Iterable[Any]) -> dict[int, Candidates]:
-    """Return the candidates of each pair, from the sums of DIGEST's columns by pair and bucket."""
-    hashes: dict[int, list[int]] = {}
-    buckets: dict[int, list[int]] = {}
+def candidates(rows: Iterable[Any]) -> tuple[dict[int, list[int]], dict[int, npt.NDArray[np.bool_]]]:
+    """
+    Return the hashes that differ in each pair, and the buckets in which several do, from the sums of DIGEST's columns by pair
+    and bucket.
+    """
+    hashes: dict[int, list[int]] = defaultdict(list)
+    buckets: dict[int, list[int]] = defaultdict(list)
     for row in rows:
         one = (row.n * row.high << 32) + row.n * row.low
         if abs(row.n) == 1 and 0 <= one < 1 << 64 and _is_of(one, row.bucket, row.n * row.check):
-            hashes.setdefault(row.pair, []).append(one)
+            hashes[row.pair].append(one)
         else:
-            buckets.setdefault(row.pair, []).append(row.bucket)
-    return {
-        pair: Candidates(np.array(sorted(hashes.get(pair, [])), np.uint64), _flags(buckets.get(pair, [])))
-        for pair in {*hashes, *buckets}
-    }
+            buckets[row.pair].append(row.bucket)
+    return hashes, {pair: _flags(of_pair) for pair, of_pair in buckets.items()}
 
 
 def _is_of(one: int, bucket: int, check: int) -> bool:
@@ -185,6 +185,32 @@ def _flags(buckets: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
     found[np.asarray(buckets, np.int64)] = True
     return found
+
+
+LAST_BIT = np.uint64(1)  # in it, the hashes of a slice have their side: 1 is right
+SLICES = 8  # bits, the highest ones of a hash: a task compares the hashes of a slice
+
+SLICE = pa.schema({"pair": pa.int8(), "slice": pa.int32(), "hashes": pa.binary()})
+DIFFERENT = pa.schema({"pair": pa.int8(), "hash": pa.int64()})
+
+
+def sliced(pair: int, hashes: Hashes) -> pa.RecordBatch:
+    """Return hashes as rows of SLICE."""
+    hashes = np.sort(hashes)
+    slices, starts = np.unique(hashes >> np.uint64(64 - SLICES), return_index=True)
+    ends = [*starts[1:], len(hashes)]
+    blobs = [hashes[start:end].tobytes() for start, end in zip(starts, ends, strict=False)]
+    columns = [pa.array(np.full(len(blobs), pair, np.int8)), pa.array(slices.astype(np.int32)), pa.array(blobs, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=SLICE)
+
+
+def different(table: pa.Table) -> pa.Table:  # Spark needs the annotations
+    """Return the hashes of a slice that are not as often on one side as on the other, as rows of DIFFERENT."""
+    hashes = np.sort(np.concatenate([np.frombuffer(blob, np.uint64) for blob in table["hashes"].to_pylist()]))
+    starts = np.flatnonzero(np.diff(hashes | LAST_BIT, prepend=np.uint64(0)))
+    surplus = np.add.reduceat((hashes & LAST_BIT).astype(np.int64) * 2 - 1, starts)
+    found = (hashes | LAST_BIT)[starts[surplus != 0]].view(np.int64)
+    return pa.table([np.full(len(found), table["pair"][0].as_py(), np.int8), found], schema=DIFFERENT)
 
 
 LOW_BITS = np.uint64(0xFFFFFFFF)  # the part of each hash that is summed, so that the sum of 10^9 rows fits a bigint
@@ -240,6 +266,7 @@ def _hashes(batch: pa.RecordBatch, name: str) -> Hashes:
     return np.where(has_one, mixed(number.astype(np.uint64)), NULL)
 
 
+@lru_cache(1 << 16)
 def _of_text(text: str | None) -> np.uint64:
     return NULL if text is None else hashed(pa.array([text]), np.uint64(0))[0]
 
@@ -329,10 +356,19 @@ class Keys:
                 digest.add(side.pair, side.sign, side.hashes)
         yield from digest.batches()
 
+    def slices(
+        self, buckets: Mapping[int, npt.NDArray[np.bool_]], frame: str, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the hashes of the given buckets, by pair, as rows of SLICE."""
+        for batch in batches:
+            for side in self._sides(frame, batch):
+                hashes = side.hashes[buckets[side.pair][bucket_of(side.hashes)]]
+                yield sliced(side.pair, hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
+
     def candidates(
         self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that may differ according to the digests."""
+        """Yield the rows whose keys differ according to the hashes."""
         for batch in batches:
             for side in self._sides(frame, batch):
                 if (chosen := wanted[side.pair].has(side.hashes)).any():
@@ -411,17 +447,22 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     keys = Keys(config.business, micros(config.since) if config.since else None, secrets.randbits(64), pairs)
     sums = [F.sum(name).alias(name) for name in ("n", "high", "low", "check")]
     digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
-    wanted = candidates(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0").collect())
-    if not wanted:
+    hashes, buckets = candidates(collected(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0")))
+    if buckets:
+        dirty = replace(keys, pairs=tuple(buckets))
+        slices = scan(spark, history, dirty.columns(), partial(dirty.slices, buckets), SLICE).groupBy("pair", "slice")
+        for row in collected(slices.applyInArrow(different, ddl(DIFFERENT))):
+            hashes[row.pair].append(row.hash % (1 << 64))
+    if not hashes:
         return []
+    wanted = {pair: Candidates(np.unique(np.array(of_pair, np.uint64) | LAST_BIT)) for pair, of_pair in hashes.items()}
     keys = replace(keys, pairs=tuple(wanted))
     sums = [F.sum(name).alias(name) for name in ("left", "right")]
-    rows = (
+    rows = collected(
         scan(spark, history, keys.columns(), partial(keys.candidates, wanted), CANDIDATE)
         .groupBy("pair", "subject", "key")
         .agg(*sums, F.min("topic").alias("topic"), F.max("at").alias("at"))
         .where(F.col("left") != F.col("right"))
-        .collect()
     )
     # Near the start of the history, one of a pair may be outside of it.
     border = micros(config.since + BORDER) if config.since else 0

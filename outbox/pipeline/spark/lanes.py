@@ -58,7 +58,7 @@ from outbox.pipeline.spark.cells import (
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
-from outbox.pipeline.spark.scan import Bools, Ints, ddl, integers, micros_of, scan
+from outbox.pipeline.spark.scan import Bools, Ints, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,7 +259,7 @@ def _judge_lanes(spark: SparkSession, config: PipelineConfig, history: History, 
     bucket = [*LANE, "bucket"]
     cell = F.struct(*(name for name in CELL.names if name not in bucket))
     by_bucket = cells(spark, config, history).groupBy(*bucket).agg(F.collect_list(cell).alias("cells"))
-    return by_bucket.mapInArrow(_judge_batches(lanes), ddl(RESULT)).collect()
+    return collected(by_bucket.mapInArrow(_judge_batches(lanes), ddl(RESULT)))
 
 
 def cells(spark: SparkSession, config: PipelineConfig, history: History) -> DataFrame:
@@ -516,6 +516,7 @@ NumberKey = tuple[str, str, int, int]
 
 FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
 NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER, FindingKind.CLOCK)
+BUCKETS_AT_ONCE = 8  # a group costs Spark more than its rows cost, but the rows of all repeated numbers are in memory
 NAMED, REPEATED = 1, 2  # why a row is looked up; the sum means both
 
 ROW = pa.schema(
@@ -525,7 +526,7 @@ ROW = pa.schema(
         "topic": pa.string(),
         "lane": pa.int16(),
         "number": pa.int64(),
-        "bucket": pa.int64(),
+        "part": pa.int64(),
         "consumer_group": pa.string(),
         "message_id": pa.string(),
         "why": pa.int8(),
@@ -567,7 +568,7 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
         {frame: ranges.index() for frame, ranges in named.items()}, {frame: ranges.index() for frame, ranges in repeated.items()}
     )
     rows = scan(spark, history, columns, select, ROW)
-    looked_up = rows.groupBy("frame", *LANE, "bucket").applyInArrow(_bucket_look_up(config.ids_per_finding), ddl(FOUND)).toArrow()
+    looked_up = rows.groupBy("frame", *LANE, "part").applyInArrow(_look_up(config.ids_per_finding), ddl(FOUND)).toArrow()
     dirty = {_where(finding) for finding in findings if _is_repeated(finding)}
     found = [finding for finding in findings if not _is_repeated(finding)]
     is_name = pc.equal(looked_up["kind"], "")
@@ -631,21 +632,29 @@ def _chosen(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
     number, _ = integers(rows, "number")
     group = rows.column("consumer_group").cast(pa.string()) if frame == "inbox" else pa.array([""] * len(number))
     lane = [rows.column("source").cast(pa.string()), rows.column("topic").cast(pa.string()), rows.column("lane")]
-    bucket = pa.array((number - 1) // BUCKET)
-    columns = [pa.array([frame] * len(number)), *lane, pa.array(number), bucket, group, rows.column("message_id")]
+    part = pa.array((number - 1) // (BUCKET * BUCKETS_AT_ONCE))
+    columns = [pa.array([frame] * len(number)), *lane, pa.array(number), part, group, rows.column("message_id")]
     return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=ROW)
 
 
-def _bucket_look_up(ids: int) -> Any:
-    """Return a function that returns the message of each wanted number in a bucket, and its repeated numbers."""
+def _look_up(ids: int) -> Any:
+    """Return a function that returns the message of each wanted number in some buckets, and their repeated numbers."""
 
     def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
         why = table["why"].to_numpy()
         place = {name: table[name][0].as_py() for name in ("frame", *LANE)}
-        found = [{**place, **repeat} for repeat in repeats(table.filter(pa.array(why >= REPEATED)), ids=ids)]
-        for row in table.filter(pa.array(why % REPEATED == NAMED)).select(["number", "message_id"]).to_pylist():
-            found.append({**place, "kind": "", "first": row["number"], "ids": [row["message_id"]]})
-        return pa.Table.from_pylist(found, FOUND)
+        repeated = table.filter(pa.array(why >= REPEATED))
+        buckets = (repeated["number"].to_numpy() - 1) // BUCKET
+        of_buckets = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
+        found = [{**place, **repeat} for rows in of_buckets for repeat in repeats(rows, ids=ids)]
+        named = table.filter(pa.array(why % REPEATED == NAMED))
+        columns = {
+            **{name: named[name] for name in LANE},
+            "kind": pa.array([""] * len(named)),
+            "first": named["number"],
+            "ids": pa.ListArray.from_arrays(np.arange(len(named) + 1, dtype=np.int32), named["message_id"].combine_chunks()),
+        }
+        return pa.concat_tables([pa.Table.from_pylist(found, FOUND), pa.table(columns)], promote_options="default")
 
     return look_up
 
@@ -669,4 +678,4 @@ def _with_ids(config: PipelineConfig, one: Breach, ids: Mapping[NumberKey, str])
         return one
     span: Sequence[int] = range(one.first, min(one.last, one.first + config.ids_per_finding - 1) + 1)
     found = [ids[key] for number in span if (key := (one.source, one.topic, one.lane, number)) in ids]
-    return replace(one, ids=tuple(found))
+    return replace(one, ids=tuple(found)) if found else one

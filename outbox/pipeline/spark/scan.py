@@ -10,6 +10,7 @@ seven times the CPU for seven columns. It is used only for frames that are not i
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 # A uuid7 as text: its first 12 digits are milliseconds.
 UUID_LENGTH = 36
-TIME_DIGITS = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12)
+TIME_DIGITS = (0, 2, 4, 6, 9, 11)  # pairs of digits begin here
 VERSION_DIGIT = 14
-HEXADECIMAL: Ints = np.full(256, -1, np.int64)
-HEXADECIMAL[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
+HEXADECIMAL: Ints = np.full(1 << 16, -1, np.int64)  # of two digits, read as one little-endian number
+HEXADECIMAL[np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "<u2")] = range(256)
 
 
 MANY_COUNTS = 1 << 20  # a table of more counts than this costs more than sorting the rows of a batch
@@ -134,9 +135,9 @@ def published_micros(batch: pa.RecordBatch) -> tuple[Ints, Bools]:
     millis: Ints = np.zeros(len(ids), np.int64)
     signs: Ints = np.zeros(len(ids), np.int64)
     for place in TIME_DIGITS:
-        digit = HEXADECIMAL[rows[:, place]]
-        millis = (millis << 4) + digit
-        signs |= digit
+        digits = HEXADECIMAL[rows[:, place : place + 2].view("<u2")[:, 0]]
+        millis = (millis << 8) + digits
+        signs |= digits
     is_seven = (rows[:, VERSION_DIGIT] == ord("7")) & (signs >= 0)
     micros: Ints = np.zeros(len(batch), np.int64)
     has_one: Bools = np.zeros(len(batch), bool)
@@ -236,6 +237,12 @@ def scan(
         tasks = spark.createDataFrame(pa.table([*map(pa.array, columns_of_parts)], ["frame", "file", "part"])).repartition(many)
         found.append(tasks.mapInArrow(_reader(FileReader(columns, history.first_id, where_null), work), ddl(schema)))
     return reduce(DataFrame.unionAll, found)
+
+
+def collected(frame: DataFrame) -> list[Any]:
+    """Return the rows of a frame as named tuples, whose fields cost a tenth of those of Spark's rows."""
+    table = frame.toArrow()
+    return list(map(namedtuple("Collected", table.column_names), *(column.to_pylist() for column in table.itercolumns())))
 
 
 def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:

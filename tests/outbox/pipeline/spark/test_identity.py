@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.keys import BUCKETS, Digest, bucket_of, candidates, hashed
+from outbox.pipeline.spark.keys import BUCKETS, LAST_BIT, Candidates, Digest, bucket_of, candidates, different, hashed, sliced
 
 SALT = np.uint64(7)
 TEXTS = st.lists(st.text(max_size=40), min_size=1, max_size=30)
@@ -21,7 +22,7 @@ def hashes_of(keys):
 
 
 def differing(left, right):
-    """Return the keys, of both sides, that may differ."""
+    """Return the keys, of both sides, that differ."""
     sums = Counter()
     for sign, keys in (-1, left), (1, right):
         digest = Digest()
@@ -32,11 +33,15 @@ def differing(left, right):
     buckets = {bucket for (bucket, _), value in sums.items() if value}
     names = ("n", "high", "low", "check")
     rows = [SimpleNamespace(pair=0, bucket=bucket, **{name: sums[bucket, name] for name in names}) for bucket in buckets]
-    found = candidates(rows)
+    hashes, dirty = candidates(rows)
+    if dirty:
+        old, new = (side[dirty[0][bucket_of(side)]] for side in (hashes_of(left), hashes_of(right)))
+        table = pa.Table.from_batches([sliced(0, old & ~LAST_BIT), sliced(0, new | LAST_BIT)])
+        for part in set(table["slice"].to_pylist()):
+            hashes[0] += different(table.filter(pc.equal(table["slice"], part)))["hash"].to_numpy().view(np.uint64).tolist()
+    found = Candidates(np.unique(np.array(hashes[0], np.uint64) | LAST_BIT))
     both = sorted({*left, *right})
-    return (
-        {key for key, is_candidate in zip(both, found[0].has(hashes_of(both)), strict=True) if is_candidate} if found else set()
-    )
+    return {key for key, differs in zip(both, found.has(hashes_of(both)), strict=True) if differs}
 
 
 class TestTheHash:
@@ -72,10 +77,11 @@ class TestCandidates:
 
         assert differing(left, right) == unequal
 
-    def test_are_all_keys_of_a_bucket_in_which_several_differ(self):
+    def test_are_those_of_a_bucket_in_which_several_differ(self):
         buckets = bucket_of(hashes_of(range(3 * BUCKETS))).tolist()
         fullest, _ = Counter(buckets).most_common(1)[0]
         first, second, third, *_ = (key for key, bucket in enumerate(buckets) if bucket == fullest)
 
-        assert differing([first, second, third], [first]) == {first, second, third}
+        assert differing([first, second, third], [first]) == {second, third}
+        assert differing([first, second, third], [first, first, second, second]) == {first, second, third}
         assert differing([first, second, third], [first, second]) == {third}
