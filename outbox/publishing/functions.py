@@ -195,8 +195,8 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     return receipts
 
 
-def _about(one: Envelope, alias: str) -> str | None:
-    return None if one.about is None else describe(one.about, alias)
+def _about(envelope: Envelope, alias: str) -> str | None:
+    return None if envelope.about is None else describe(envelope.about, alias)
 
 
 def _publish(draft: Draft, *, about: Model | None, idempotency_key: str | None, using: str | None) -> Receipt:

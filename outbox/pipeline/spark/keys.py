@@ -168,9 +168,9 @@ def candidates(rows: Iterable[Any]) -> tuple[dict[int, list[int]], dict[int, npt
     hashes: dict[int, list[int]] = defaultdict(list)
     buckets: dict[int, list[int]] = defaultdict(list)
     for row in rows:
-        one = (row.n * row.high << 32) + row.n * row.low
-        if abs(row.n) == 1 and 0 <= one < 1 << 64 and _is_of(one, row.bucket, row.n * row.check):
-            hashes[row.pair].append(one)
+        only = (row.n * row.high << 32) + row.n * row.low
+        if abs(row.n) == 1 and 0 <= only < 1 << 64 and _is_of(only, row.bucket, row.n * row.check):
+            hashes[row.pair].append(only)
         else:
             buckets[row.pair].append(row.bucket)
     return hashes, {pair: _flags(of_pair) for pair, of_pair in buckets.items()}

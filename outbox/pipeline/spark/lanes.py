@@ -482,7 +482,7 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     for group in keys["consumer_group"].unique().to_pylist():
         of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
         for kind in FindingKind.DUPLICATED, FindingKind.RENUMBERED:
-            found = [one for one in of_group if (len(one["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
+            found = [row for row in of_group if (len(row["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
             for first, last, of_span in _spans(found):
                 yield {
                     "consumer_group": group,

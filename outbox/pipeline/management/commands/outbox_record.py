@@ -84,7 +84,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
         topics = {topic.name for topic in conf.topics_of(alias)}
         if chosen := topics & wanted if wanted else topics:
             recorders.append(Recorder(alias, group=group, using=using, topics=chosen))
-    if unknown := wanted - {topic for one in recorders for topic in one.topics}:
+    if unknown := wanted - {topic for recorder in recorders for topic in recorder.topics}:
         raise ConfigurationError(f"None of these brokers has topic {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
     if not recorders:
         raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables and Kafka's topics.")
