@@ -288,6 +288,10 @@ class RocketMQ:
         """Return whether all name servers name this broker in their answers to a request."""
         return all(self.broker.encode() in call(parse_address(one), code, fields) for one in self.name_servers)
 
+    def runs(self, name: str) -> bool:
+        """Return whether a program runs."""
+        return name in self._children and self._children[name].is_running
+
     def kill(self, name: str) -> None:
         """End a program by SIGKILL."""
         child = self._children.pop(name, None)

@@ -59,6 +59,10 @@ class ClusterProxy:
             else:
                 return self
 
+    @property
+    def is_running(self) -> bool:
+        return self._node.runs(NAME)
+
     def kill(self) -> None:
         """End it by SIGKILL."""
         self._node.kill(NAME)

@@ -74,7 +74,7 @@ class Storm(storms.Storm):
 
     def __init__(self, journey: Journey, cluster: Cluster) -> None:
         super().__init__(journey, {}, journey.unique)
-        self.journey, self.cluster = journey, cluster
+        self.journey, self.cluster, self.nodes = journey, cluster, [cluster.proxy]
         self.begin()
 
     def list_acts(self) -> Acts:
