@@ -14,7 +14,7 @@ from django.utils import timezone
 from outbox import database
 from outbox.batches.operators import resend
 from outbox.brokers.memory import MemoryBroker
-from outbox.brokers.memory.store import LaneKey, forget
+from outbox.brokers.memory.store import forget
 from outbox.database.identity import read_identity
 from outbox.database.locks import Lock
 from outbox.errors import BrokerMisconfigured
@@ -68,12 +68,12 @@ def ids(tickets: Any) -> list[str]:
 
 def marker_of(broker: MemoryBroker, lane: int = 1) -> str | None:
     source = read_identity(database.raw("default")).source
-    return broker._store.lanes[LaneKey(source, lane)].marker
+    return broker._store.lanes[source, lane].marker
 
 
 def lose_marker(broker: MemoryBroker, lane: int = 1) -> None:
     source = read_identity(database.raw("default")).source
-    broker._store.lanes[LaneKey(source, lane)].marker = None
+    broker._store.lanes[source, lane].marker = None
 
 
 def end_leases() -> None:
