@@ -85,7 +85,8 @@ def _explain(text: str, raw: Any, kind: type[Section], place: str) -> tuple[str,
     if "unknown field" in what and section is not None:
         return _explain_unknown(what.split("`")[1], where, section, kind, place)
     if "missing required field" in what:
-        return f"{where} has no {what.split('`')[1]}, which is required.", ""
+        hint = "" if section is None else f"Choices are: {', '.join(_names(section))}."
+        return f"{where} has no {what.split('`')[1]}, which is required.", hint
     for name, plain in _NAMES.items():
         what = what.replace(name, plain)
     return f"{where} has a wrong value: {what}.", _advice(what, hint)

@@ -81,7 +81,7 @@ def _copy(folder: Path) -> Path:
     """Copy what the tests need; the virtual environment and the jars of servers are those of the checkout."""
     for name in COPIED:
         if (source := ROOT / name).is_dir():
-            shutil.copytree(source, folder / name)
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))  # that tests are writing
         else:
             shutil.copy(source, folder / name)
     if (ROOT / SERVERS).exists():

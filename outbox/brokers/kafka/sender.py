@@ -97,6 +97,7 @@ def produce(
     try:
         for index, message in enumerate(messages):
             partition = partitions.get(message.topic, ANY_PARTITION) if partitions else ANY_PARTITION
+            # A report comes while the producer is polled, in this thread: none comes before this result is written.
             results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
         producer.flush(max(0.0, deadline - time.monotonic()))
     except (KafkaException, SystemError) as error:  # SystemError: from a callback, after a fatal error

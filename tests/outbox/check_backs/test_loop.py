@@ -14,7 +14,7 @@ from tests.check_back_secrets import OTHER_SECRET, SECRET
 HALF = Half("orders", "m", "1")
 
 
-class TestAskAsSet:
+class TestMakeAsker:
     def test_asks_in_this_process_without_a_url(self, monkeypatch):
         monkeypatch.setattr(loop, "in_process", lambda alias: lambda half: (alias, half))
 

@@ -19,7 +19,7 @@ class TestCheckOptions:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({}, "OPTIONS has no NODES, which is required."),
+            ({}, "OPTIONS has no NODES, which is required. Choices are: NODES, USER, "),
             ({"NODES": []}, "is empty"),
             ({"NODES": ["amqp://rabbit"]}, "not host:port"),
             ({**GOOD, "HEARTBEAT": "PT0S"}, "must be greater than zero"),
