@@ -122,8 +122,8 @@ def replay_messages(
     """
     result = ActResult()
     next_state, act = (State.DISCARDED, Act.DISCARDED) if discard else (State.RELEASED, Act.REPLAYED)
+    arguments = {"next": next_state, "act": act, "by": by, "reason": reason}
     for start in range(0, len(message_ids), MESSAGES_AT_ONCE):
-        arguments = {"next": next_state, "act": act, "by": by, "reason": reason}
         _replay_some(connection, message_ids[start : start + MESSAGES_AT_ONCE], result, arguments)
     _wake(connection, result, discard=discard)
     return result

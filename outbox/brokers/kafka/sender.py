@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -76,7 +77,7 @@ def produce(
     messages: Sequence[Outgoing],
     *,
     errors: ConnectionErrors,
-    partitions: Mapping[str, int] | None = None,
+    partitions: Mapping[str, int] = MappingProxyType({}),
 ) -> list[SendResult]:
     """
     Produce messages and return their results.
@@ -96,7 +97,7 @@ def produce(
 
     try:
         for index, message in enumerate(messages):
-            partition = partitions.get(message.topic, ANY_PARTITION) if partitions else ANY_PARTITION
+            partition = partitions.get(message.topic, ANY_PARTITION)
             # A report comes while the producer is polled, in this thread: none comes before this result is written.
             results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
         producer.flush(max(0.0, deadline - time.monotonic()))
