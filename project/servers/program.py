@@ -87,6 +87,22 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
+    def freeze(self) -> None:
+        """Suspend it and its children, and return when each of their threads is: SIGSTOP takes effect a moment later."""
+        self.send(signal.SIGSTOP)
+        while self._states() - {"T", "Z"}:
+            time.sleep(0.01)
+
+    def _states(self) -> set[str]:
+        """Return the states of the threads of its process group, as Linux names them."""
+        states = set()
+        for stat in Path("/proc").glob("[0-9]*/task/*/stat"):
+            with suppress(OSError):  # it has ended
+                state, _, group = stat.read_text().rpartition(") ")[2].split()[:3]
+                if group == str(self._process.pid):
+                    states.add(state)
+        return states
+
     def stop(self) -> None:
         """End it, in an orderly way if it can."""
         self._process.terminate()
@@ -171,7 +187,7 @@ class Program(abc.ABC):
     def freeze(self) -> None:
         """Suspend it until `thaw`; its connections stay open."""
         if self._child is not None:
-            self._child.send(signal.SIGSTOP)
+            self._child.freeze()
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -183,7 +183,7 @@ class RocketMQ:
     @contextmanager
     def frozen_broker(self) -> Iterator[None]:
         """Freeze broker and proxy by SIGSTOP for the time of the block."""
-        self._children["broker"].send(signal.SIGSTOP)
+        self._children["broker"].freeze()
         try:
             yield
         finally:
