@@ -18,6 +18,7 @@ FAILED_SECONDS = 10.0  # MQFaultStrategy counts a failure as a latency of 10 s
 # loss: the first send after the wait is a cheap probe, and a server that has recovered should not stay idle.
 FIRST_SECONDS, GROWTH, MAX_SECONDS, JITTER = 1.0, 1.6, 3.0, 0.2
 MAX_STEPS = 3  # 1.6 ** 3 is above 3
+NO_BACKOFF = (0, 0.0)  # how many in a row, and until when by the clock
 
 
 class FaultStrategy:
@@ -33,7 +34,7 @@ class FaultStrategy:
         self._clock = clock
         self._random = random
         self._avoided: dict[str, float] = {}
-        self._backoffs: dict[str, tuple[int, float]] = {}  # flow control: how many times in a row, and until when (by the clock)
+        self._backoffs: dict[str, tuple[int, float]] = {}  # by flow control
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
@@ -41,7 +42,8 @@ class FaultStrategy:
 
     def backoff_seconds(self, name: str) -> float:
         """Return for how many more seconds nothing is sent to a server that applied flow control."""
-        return max(0.0, self._backoffs[name][1] - self._clock()) if name in self._backoffs else 0.0
+        _, until = self._backoffs.get(name, NO_BACKOFF)
+        return max(0.0, until - self._clock())
 
     def note_answer(self, name: str, seconds: float) -> None:
         """Note that a server accepted a message after this time."""
@@ -57,10 +59,10 @@ class FaultStrategy:
         """Note that a server applied flow control. Return for how many seconds nothing is sent to it; 0 if it is known."""
         if self.backoff_seconds(name):
             return 0.0
-        times = 1 + (self._backoffs[name][0] if name in self._backoffs else 0)
-        wait = min(MAX_SECONDS, FIRST_SECONDS * GROWTH ** min(times - 1, MAX_STEPS))
+        steps, _ = self._backoffs.get(name, NO_BACKOFF)
+        wait = min(MAX_SECONDS, FIRST_SECONDS * GROWTH ** min(steps, MAX_STEPS))
         wait *= 1 - JITTER + 2 * JITTER * self._random()
-        self._backoffs[name] = times, self._clock() + wait
+        self._backoffs[name] = steps + 1, self._clock() + wait
         return wait
 
     def _avoid(self, name: str, seconds: float) -> None:
