@@ -11,7 +11,6 @@ from project.settings import *  # noqa: F403  (database, Celery)
 
 DEBUG = False  # with it, Django formats each statement for its log, and every ratio is of that
 INSTALLED_APPS = ["outbox", "outbox.embedded", "outbox.pipeline", "benchmarks"]
-DEBUG = False  # with it Django keeps a copy of every statement, values and all
 ROOT_URLCONF = None  # no pages
 MIDDLEWARE: list[str] = []
 TEMPLATES: list[Any] = []
