@@ -29,7 +29,6 @@ from benchmarks.memory import peak_mib
 from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.runs import JOB
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
 from outbox.pipeline.spark.jobs import run_job
 
@@ -98,7 +97,7 @@ def _sick(messages: int) -> Figure:
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
         config = config_of(plan, folder)
         truth = _elsewhere(_write, plan, config, folder)
-        result = run_job(JOB, config.to_json(), log=lambda line: None)
+        result = run_job("audit", config.to_json(), log=lambda line: None)
     if result.report is None:
         raise RuntimeError(result.log_tail)
     wrong = len(_shapes(result.report["findings"]) ^ _shapes(truth["findings"]))

@@ -22,10 +22,6 @@ from outbox.pipeline.spark.lake import ArchivedMessage, Lake, find_message
 
 logger = get_logger(__name__)
 
-JOB = "outbox.pipeline.spark.jobs.archive"
-ERROR_PREFIX = "Archive failed: "  # begins the line of the job's log that states the reason
-
-
 HOLD = RetentionHold(
     "not archived yet",  # the archiver drops a day once it is in the lake
     lambda: (archive.after or conf.settings().retention) if (archive := settings().archive) else None,
@@ -115,8 +111,8 @@ def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
         ArchiveRunning: another archive of this database is running.
         ArchiveFailed: the job failed; days that were archived before that stay archived.
     """
-    result = run_job(JOB, config.to_json(), log=log)
+    result = run_job("archive", config.to_json(), log=log)
     if result.report is None:
         kind = ArchiveRunning if result.exit_code == ArchiverBusy.exit_code else ArchiveFailed
-        raise kind(f"The archive did not finish{result.failure(ERROR_PREFIX)}")
+        raise kind(f"The archive did not finish{result.failure()}")
     return result.report

@@ -31,13 +31,12 @@ from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAIT
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
-from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
 from outbox.pipeline.spark.lanes import Result, audit_lanes, with_messages
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
-from outbox.pipeline.spark.session import code_version
+from outbox.pipeline.spark.session import Steps, code_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

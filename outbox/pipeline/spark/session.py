@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module, metadata
 from importlib.abc import Traversable
@@ -29,6 +31,27 @@ from outbox.pipeline.spark.config import PipelineConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class Steps:
+    """
+    Measures the steps of a job by the wall clock, one after the other.
+
+    Args:
+        log: called with the name of each step, and by the step with lines about its progress.
+    """
+
+    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
+        self.log = log
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measure a step: the block."""
+        self.log(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 2)
 
 
 PACKAGE = "django-transactional-outbox"

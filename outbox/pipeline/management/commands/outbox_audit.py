@@ -21,9 +21,10 @@ from outbox.pipeline import verdict
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.figures import OF_GROUPS, by_group, given_up
 from outbox.pipeline.job_config import pipeline_config
-from outbox.pipeline.runs import explain, run_and_store, run_job
+from outbox.pipeline.runs import run_and_store
 from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.jobs import run_job
 
 IDS_SHOWN = 3
 
@@ -89,9 +90,9 @@ class Command(BaseCommand):
         if options["no_store"]:
             if options["verdict"] or options["html"]:
                 raise unable("Only a stored run has a verdict and a page. Leave out --no-store, or --verdict and --html.")
-            result = run_job(config, history=options["history"], at_most=limit, log=self._log)
+            result = run_job("audit", config.to_json(), "--history", options["history"], at_most=limit, log=self._log)
             if result.report is None:
-                raise AuditFailed(explain(result))
+                raise AuditFailed(f"The audit failed{result.failure()}")
             return result.report
         run, report = run_and_store(
             options["database"], config, asked_by="command", log=self._log, history=options["history"], at_most=limit

@@ -64,10 +64,9 @@ class TestAMadeUpHistory:
         with zipfile.ZipFile(tmp_path / "outbox.zip", "w") as package:
             for path in (ROOT / "outbox" / "__init__.py", PIPELINE / "__init__.py", *(PIPELINE / "spark").rglob("*.py")):
                 package.write(path, path.relative_to(ROOT))
-        job = (PIPELINE / "spark" / "jobs" / "audit.py").read_text()
-        (tmp_path / "job.py").write_text(job)
+        (tmp_path / "job.py").write_text((PIPELINE / "spark" / "jobs.py").read_text())
         submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", "--driver-memory", "1g"]
-        command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py")]
+        command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py"), "audit"]
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}
 
         outcome = subprocess.run(
