@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
@@ -144,7 +144,7 @@ def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[s
             "again": again,
             "mib": sum(peak_mib(pid) for pid in _with_workers(java)),
             "shuffled": _shuffled(spark) - before,
-            "wrong": len(_shapes(report.as_dict()["findings"]) ^ _shapes(truth["findings"])),
+            "wrong": len(_shapes(finding.as_dict() for finding in report.findings) ^ _shapes(truth["findings"])),
             "note": f"{cpu:.1f} s of CPU, Python's workers included; once more in the same session: {again:.1f} s; {load}",
         }
     finally:
@@ -181,7 +181,7 @@ def _shuffled(spark: Any) -> int:
     return sum(stages.apply(n).shuffleWriteBytes() for n in range(stages.size()))
 
 
-def _shapes(findings: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+def _shapes(findings: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
     """Return the findings about numbers of lanes, for comparison."""
     names = ("kind", "stage", "topic", "lane", "group", "first", "last", "count")
     return {tuple(finding[name] for name in names) for finding in findings if finding["lane"] is not None}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from outbox.database import Connection
-from outbox.pipeline.spark.bins import SHARES, add, percentile
+from outbox.pipeline.spark.measures import SHARES, percentile
 
 OF_GROUPS = {
     "handled": "handled by ",
@@ -126,8 +126,7 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop], *, sha
     buckets: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
     rows = connection.execute(OVER_TIME, {**arguments, "topics": topics, "hops": names, "groups": groups})
     for topic, hop, group, bucket, place, n in rows.fetchall():
-        counts = buckets[topic, hop, group]
-        counts[bucket] = add(counts.get(bucket, {}), {place: n})
+        buckets[topic, hop, group].setdefault(bucket, {})[place] = n
     return [
         LatencySeries(
             hop,

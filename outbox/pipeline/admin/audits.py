@@ -36,8 +36,8 @@ from outbox.monitoring.text import age
 from outbox.pipeline import repair, runs, verdict
 from outbox.pipeline.figures import OF_GROUPS, LatencySeries, by_group, given_up, latency_series, losses, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
-from outbox.pipeline.spark.bins import SHARES
 from outbox.pipeline.spark.findings import FindingKind, Stage
+from outbox.pipeline.spark.measures import SHARES
 
 AT_ONCE = 200  # findings
 RUNS_OFFERED = 20

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from outbox.pipeline.spark import HistoryError, PipelineError, statements
 from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.findings import Broken, grouped
+from outbox.pipeline.spark.findings import Breach, broken_rows
 from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake import RECORDED
 from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
@@ -88,19 +88,16 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
             recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
-        broken = grouped(connection.execute(BROKEN_BATCHES.format(only="true")))
+        broken = broken_rows(connection.execute(BROKEN_BATCHES))
         invalidate_history(spark, folder)
         for name, of_frame in parts.items():
             log(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
-    if lake is None:
-        known = recorded | of_kafka
-        write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken)
-        return
-    known = known_at_the_broker(config, lake, recorded) | of_kafka
-    owed = add_archived(spark, config, folder, lake, log)
-    of_lake: dict[str, Any] = {"judged_since": lake.since, "owed": owed}
-    write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
+    of_lake: dict[str, Any] = {}
+    if lake is not None:
+        recorded = known_at_the_broker(config, lake, recorded)
+        of_lake = {"judged_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+    write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 
 
 def _now(url: str) -> datetime:
@@ -148,7 +145,7 @@ def _parts(
     return parts
 
 
-def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str, log: Log) -> list[Broken]:
+def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str, log: Log) -> list[Breach]:
     """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
 
     def write(*, with_care: bool) -> None:
@@ -166,7 +163,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
         wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
-        return [row for connection, statement in wanted if statement for row in grouped(connection.execute(statement))]
+        return [row for connection, statement in wanted if statement for row in broken_rows(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 

@@ -205,7 +205,7 @@ FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
 WHERE w.what IS NOT NULL
 """
 
-# Batches whose columns contradict each other. `only`: a condition on the batch, b.
+# Batches whose columns contradict each other.
 BROKEN_BATCHES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")}, 'batch ' || b.id || ' ' || w.what, u.id::text
 FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LATERAL (
@@ -220,7 +220,7 @@ FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LAT
     UNION ALL SELECT 'has numbers, but no lane' WHERE b.lane IS NULL AND b.first_seq IS NOT NULL
     UNION ALL SELECT 'has a lane, but no numbers' WHERE b.first_seq IS NULL AND b.lane IS NOT NULL
     UNION ALL SELECT 'has state ' || b.state || ', which does not exist' WHERE b.state NOT BETWEEN 0 AND 5) w(what)
-CROSS JOIN LATERAL unnest(b.message_ids) u(id) WHERE {{only}}
+CROSS JOIN LATERAL unnest(b.message_ids) u(id)
 """
 
 
@@ -335,12 +335,9 @@ FIRST = """
 1 + coalesce(
     (SELECT max({seq} + cardinality(b.message_ids) - 1) FROM outbox_batch b
      WHERE b.topic_id = l.topic_id AND b.lane = l.lane AND b.claimed_at < '{since}'),
-    {older})
+    (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane),
+    l.last_seq)
 """
-# If rows were pruned, a missing number may have been pruned. If none were, no number may be missing.
-PRUNED = """
-    (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane), l.last_seq"""
-NEVER_PRUNED = "0"
 
 OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "failed_deliveries": FAILED_DELIVERIES}
 
@@ -410,18 +407,12 @@ def of_recorded(topics: Iterable[str]) -> Statement:
     return Statement(RECORDED.format(topics=quoted), RECORDED_BOUNDS)
 
 
-def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
-    """
-    Return the query for the numbers that each lane has assigned since a time.
-
-    Args:
-        was_pruned: earlier batches may have been pruned. False: the history is complete.
-    """
+def of_marks(since: datetime | None) -> Statement:
+    """Return the query for the numbers that each lane has assigned since a time; earlier batches may have been pruned."""
 
     def query(sql: Sql) -> str:
         seq = sql.number("b.first_seq")
-        older = PRUNED.format(seq=seq) if was_pruned else NEVER_PRUNED
-        first = FIRST.format(since=since.isoformat(), seq=seq, older=older) if since else "1::bigint"
+        first = FIRST.format(since=since.isoformat(), seq=seq) if since else "1::bigint"
         return MARKS.format(topic=TOPIC.format(row="l"), first=first, last=sql.number("l.last_seq"))
 
     return Statement(query(PLAIN), careful=query(CAREFUL))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.bins import BACKWARDS, COUNTED, INSTANT
 from outbox.pipeline.spark.latency import Latency
+from outbox.pipeline.spark.measures import BACKWARDS, COUNTED, INSTANT
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOLERANCE = 5_000_000

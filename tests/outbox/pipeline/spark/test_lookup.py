@@ -1,12 +1,14 @@
 """Rows found by lane and number, and what of them repeats. No session is needed."""
 
+from collections import defaultdict
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.cells import BUCKET, HIGHEST, MAX_RUNS
-from outbox.pipeline.spark.lanes import NumberRanges, repeats
+from outbox.pipeline.spark.lanes import index_of, repeats
 
 LANES = [("a", "orders", 0), ("a", "orders", 1), ("b", "orders", 0)]
 SPANS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 50), st.integers(0, 9)), max_size=8)
@@ -20,22 +22,20 @@ class TestWanted:
     @settings(deadline=None)
     @given(SPANS)
     def test_finds_the_numbers_of_its_ranges_in_their_lanes(self, spans):
-        wanted = NumberRanges()
+        wanted = defaultdict(list)
         for lane, first, more in spans:
-            wanted.add(LANES[lane], first, first + more)
+            wanted[LANES[lane]].append((first, first + more))
         numbers = np.arange(-2, 70)
 
         for lane in range(len(LANES)):
-            found = wanted.index().has(np.full(len(numbers), lane), LANES, numbers)
+            found = index_of(wanted).has(np.full(len(numbers), lane), LANES, numbers)
             assert set(numbers[found]) == {n for at, first, more in spans if at == lane for n in range(first, first + more + 1)}
 
     def test_takes_the_highest_number_and_none_that_is_no_number(self):
-        wanted = NumberRanges()
-        wanted.add(LANES[0], HIGHEST, HIGHEST)
-        wanted.add(LANES[1], 1, 1)
+        wanted = index_of({LANES[0]: [(HIGHEST, HIGHEST)], LANES[1]: [(1, 1)]})
         lanes, numbers = zip((0, HIGHEST), (0, HIGHEST + 1), (1, HIGHEST), (1, 1), (1, 0), (2, 1), (2, 2**63 - 1), strict=True)
 
-        found = wanted.index().has(np.array(lanes), LANES, np.array(numbers))
+        found = wanted.has(np.array(lanes), LANES, np.array(numbers))
 
         assert found.tolist() == [True, False, False, True, False, False, False]
 

@@ -11,7 +11,7 @@ from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
 if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
-    from outbox.pipeline.spark.audit import Report
+    from outbox.pipeline.spark.findings import Report
     from outbox.pipeline.spark.history import History, Recorded
 
 FRAMES = ("business", "messages", "places", "broker", "inbox", "failed_deliveries", "marks")

@@ -25,8 +25,9 @@ from outbox.models import Inbox, Lane, State
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark import HistoryError
-from outbox.pipeline.spark.audit import Report, audit
+from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
+from outbox.pipeline.spark.findings import Report
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.postgres import copy_history
 from outbox.relay.lane import HeldLane
