@@ -52,7 +52,7 @@ def spark(jar: str, kafka_jars: str, django_db_setup: None) -> Iterator[object]:
     kafka = [KafkaCluster("any", {}, {}, [])] if kafka_jars else []
     config = PipelineConfig(source, kafka=kafka, kafka_jars=kafka_jars, driver_memory="1g", shuffle_partitions=2)
     try:
-        session = build_session(config, is_for_tests=True)
+        session = build_session(config, is_light=True)
     except PipelineError as error:
         pytest.skip(str(error))
     yield session
