@@ -41,9 +41,7 @@ HOLD = RetentionHold(
 """With an archive, only the archiver deletes days: it is the only one that compares them with the lake."""
 
 
-def archive_config(
-    using: str, *, reader: Reader = "jdbc", now: datetime | None = None, master: str = "local[2]", driver_memory: str = "2g"
-) -> ArchiveConfig:
+def archive_config(using: str, *, reader: Reader = "jdbc", master: str = "local[2]", driver_memory: str = "2g") -> ArchiveConfig:
     """
     Return the configuration of the archive job: which days of a database are due, and where the lake is.
 
@@ -55,21 +53,11 @@ def archive_config(
         raise ConfigurationError(
             "There is no archive.", hint='Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/path/of/the/lake"}.'
         )
-    after = archive.after or conf.settings().retention
-    source = database_source(using, reader)
     return ArchiveConfig(
-        PipelineConfig(source, master=master, driver_memory=driver_memory),
-        lake=str(lake_of(using)),
-        before=((now or datetime.now(UTC)) - after).astimezone(UTC).date(),
+        PipelineConfig(database_source(using, reader), master=master, driver_memory=driver_memory),
+        lake=str(Path(archive.path, using)),
+        before=(datetime.now(UTC) - (archive.after or conf.settings().retention)).date(),
     )
-
-
-def lake_of(using: str) -> Path:
-    """Return the folder of a database's lake. Raises ConfigurationError if there is no archive."""
-    archive = settings().archive
-    if archive is None:
-        raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
-    return Path(archive.path, using)
 
 
 def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
@@ -80,7 +68,10 @@ def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
         ConfigurationError: there is no archive.
         LakeError: the lake cannot be read.
     """
-    return find_message(Lake(lake_of(using)), message_id)
+    archive = settings().archive
+    if archive is None:
+        raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
+    return find_message(Lake(Path(archive.path, using)), message_id)
 
 
 def archive_due(using: str) -> None:

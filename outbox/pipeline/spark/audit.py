@@ -34,7 +34,7 @@ from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
 from outbox.pipeline.spark.lanes import audit_lanes, with_messages
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
+from outbox.pipeline.spark.scan import coded, may_have_null, micros_of, scan
 from outbox.pipeline.spark.session import Steps, code_version
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Observations:
                 sent = np.array([SENT_AS[role] for role in roles])
                 yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
                 for index, is_not_owed in self.roles.not_owed(batch):
-                    yield self._not_for(index, is_not_owed)
+                    yield [f"not for {self.roles.groups[index].name}" if flag else None for flag in is_not_owed]
             case "broker":
                 is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
                 yield np.where(is_shown, "stored", "stored young").tolist()
@@ -184,9 +184,6 @@ class Observations:
             case "failed_deliveries":
                 outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
                 yield [_known(*row) for row in zip(outcome, group, strict=True)]
-
-    def _not_for(self, group: int, those: Bools) -> list[str | None]:
-        return [f"not for {self.roles.groups[group].name}" if flag else None for flag in those]
 
 
 def _known(outcome: str | None, group: str) -> str | None:
