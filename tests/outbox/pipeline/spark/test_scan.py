@@ -18,9 +18,7 @@ from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.worlds import OURS, World
 
 
-@pytest.fixture
-def world():
-    """Something of everything."""
+def something_of_everything():
     made = World().add(30).add(9, lane=1).drop("broker", "inbox", number=5).drop("inbox", number=7, consumer_group="cart")
     made.frames["inbox"] += [dict(row) for row in made.frames["inbox"] if row["number"] in (8, 9)]
     made.drop("business", about="shop.order:orders-0-3").drop("messages", number=12)
@@ -29,10 +27,15 @@ def world():
     return made.drop("inbox", number=None, consumer_group="points").change("places", {"at": None, "claimed_at": None}, number=2)
 
 
-@pytest.fixture
-def folder(spark, world, tmp_path):
+@pytest.fixture(scope="module")
+def world():
+    return something_of_everything()
+
+
+@pytest.fixture(scope="module")
+def folder(spark, world, tmp_path_factory):
     """The same in Parquet; its name is not as simple as most."""
-    found = str(tmp_path / "größe 100% +1")
+    found = str(tmp_path_factory.mktemp("history") / "größe 100% +1")
     for name, frame in world.history(spark).frames.items():
         frame.coalesce(1).write.parquet(f"{found}/{name}")
     write_metadata(spark, found, [OURS], world.as_of)
@@ -61,7 +64,7 @@ class TestFiles:
             found[name] = digest(spark, one), latencies, backlog_report(world.config, one, times)
 
         assert found["workers"] == found["spark"]
-        assert found["spark"][0] != digest(spark, world.drop("inbox", number=9).history(spark))
+        assert found["spark"][0] != digest(spark, something_of_everything().drop("inbox", number=9).history(spark))
 
     def test_are_left_to_spark_where_pyarrow_cannot_open_them(self, spark, folder, monkeypatch):
         monkeypatch.setattr(files, "SCHEMES", {"file": "nowhere"})
