@@ -1,4 +1,4 @@
-"""What the commands have in common that start a job of Spark."""
+"""The base of the commands that start a job of Spark."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from outbox.pipeline.spark.lake import (
     digest_query,
     require_own_lake,
 )
-from outbox.pipeline.spark.statements import FIRST_TIME, HIGHEST, LAST_TIME, exported_snapshot
+from outbox.pipeline.spark.statements import HIGHEST, NOW, exported_snapshot, is_beyond
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
@@ -83,17 +83,15 @@ class ArchiveConfig:
 
 NAMED = 3  # the maximum number of values in the text
 
-IS_BEYOND = f"({{value}} > '{LAST_TIME}' OR {{value}} < '{FIRST_TIME}')"
-
 OF_MESSAGES = f"""
 SELECT 'created_at of message ' || id || ' is ' || created_at FROM outbox_message
-WHERE id >= %(first)s AND id < %(end)s AND {IS_BEYOND.format(value="created_at")}
+WHERE id >= %(first)s AND id < %(end)s AND {is_beyond("created_at")}
 UNION ALL
 SELECT w.name || ' of batch ' || b.id || ' with message ' || b.message_ids[1] || ' is ' || w.value
 FROM outbox_batch b CROSS JOIN LATERAL (
     SELECT name, value::text FROM (
         VALUES ('claimed_at', b.claimed_at), ('decided_at', b.decided_at), ('sent_at', b.sent_at)) t(name, value)
-    WHERE {IS_BEYOND.format(value="value")}
+    WHERE {is_beyond("value")}
     UNION ALL SELECT 'first number', b.first_seq::text WHERE b.first_seq NOT BETWEEN -{HIGHEST} AND {HIGHEST}) w(name, value)
 WHERE outbox_newest(b.message_ids) >= %(first)s
     AND EXISTS (SELECT FROM unnest(b.message_ids) u(id) WHERE u.id >= %(first)s AND u.id < %(end)s)
@@ -113,7 +111,7 @@ def _of_frame(frame: Frame, span: Span) -> str:
     times = [column.sql for column in frame.columns if column.kind == "time"]
     return " UNION ALL ".join(
         f"SELECT '{time} of message ' || coalesce({message}, '') || ' in outbox_{frame.name} is ' || {time} "
-        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {IS_BEYOND.format(value=time)}"
+        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {is_beyond(time)}"
         for time in times
     )
 
@@ -351,8 +349,8 @@ class Archiver:
         self.log(f"{span.day}: reading back")
         frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}
         failpoint("archive.after_verify")
-        source, now = records.source(self.connection), records.now(self.connection)
-        commit = Commit(str(span.day), attempt, source, frames, now.isoformat())
+        [(now,)] = self.connection.execute(NOW).fetchall()
+        commit = Commit(str(span.day), attempt, records.source(self.connection), frames, now.isoformat())
         self.lake.commit(commit)
         failpoint("archive.after_commit")
         return commit

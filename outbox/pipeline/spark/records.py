@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -56,7 +56,7 @@ WHERE day = %(day)s AND state = 'planned' AND attempt = %(attempt)s
 # The day's rows in the database differ from the lake: the day is archived again.
 CHANGED = "UPDATE outbox_archived_day SET state = 'changed' WHERE day = %(day)s AND attempt = %(attempt)s"
 
-# In the transaction that deletes the day.
+# Part of the transaction that deletes the day.
 DELETED = """
 UPDATE outbox_archived_day SET state = 'deleted', deleted_at = clock_timestamp()
 WHERE day = %(day)s AND state = 'committed' AND attempt = %(attempt)s
@@ -128,10 +128,3 @@ def plan(connection: Connection, day: date, attempt: int, rows: int, digest: str
 def mark(connection: Connection, statement: str, commit: Commit) -> None:
     """Record a step of a commit: `COMMITTED`, `CHANGED` or `DELETED`. A second call changes nothing."""
     connection.execute(statement, {"day": commit.day, "attempt": commit.attempt, "manifest": commit.to_json()})
-
-
-def now(connection: Connection) -> datetime:
-    """Return the database's time."""
-    moment: datetime
-    [(moment,)] = connection.execute("SELECT clock_timestamp()").fetchall()
-    return moment

@@ -155,33 +155,34 @@ NOT_A_NUMBER = "their headers ce-lane and ce-number are not numbers"
 BEYOND_CALENDAR = "their {column} is before 1970 or after 9998"
 
 
-def _is_beyond(column: str) -> str:
+def is_beyond(column: str) -> str:
+    """Return an SQL condition: whether a time is not in the range that every reader supports."""
     return f"({column} > '{LAST_TIME}' OR {column} < '{FIRST_TIME}')"
 
 
 def _broken_times(table: str, column: str, *, stage: str, topic: str, message: str = "message_id::text") -> str:
     what = BEYOND_CALENDAR.format(column=column)
-    return f"SELECT '{stage}', {topic}, '{what}', {message} FROM {table} WHERE {_is_beyond(column)}"
+    return f"SELECT '{stage}', {topic}, '{what}', {message} FROM {table} WHERE {is_beyond(column)}"
 
 
 BROKEN_PLACES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")},
     'claimed_at, decided_at or sent_at of batch ' || b.id || ' is before 1970 or after 9998', u.id::text
 FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) u(id) LEFT JOIN outbox_topic t ON t.id = b.topic_id
-WHERE {" OR ".join(_is_beyond(f"b.{column}") for column in ("claimed_at", "decided_at", "sent_at"))}
+WHERE {" OR ".join(is_beyond(f"b.{column}") for column in ("claimed_at", "decided_at", "sent_at"))}
 UNION ALL
 SELECT 'outbox', {TOPIC.format(row="b")}, 'first_seq of batch ' || b.id || ' is ' || b.first_seq, u.id::text
 FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) u(id) LEFT JOIN outbox_topic t ON t.id = b.topic_id
 WHERE b.first_seq NOT BETWEEN 1 AND {HIGHEST}
 UNION ALL
 SELECT 'outbox', {TOPIC.format(row="d")}, '{BEYOND_CALENDAR.format(column="due_at")}', d.message_id::text
-FROM outbox_delayed d LEFT JOIN outbox_topic t ON t.id = d.topic_id WHERE {_is_beyond("d.due_at")}
+FROM outbox_delayed d LEFT JOIN outbox_topic t ON t.id = d.topic_id WHERE {is_beyond("d.due_at")}
 """
 BROKEN_MESSAGES = f"""
 SELECT 'outbox', {TOPIC.format(row="m")}, w.what, m.id::text
 FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id CROSS JOIN LATERAL (
     SELECT '{NOT_JSON}' WHERE m.headers !~ '{OBJECT}'
-    UNION ALL SELECT '{BEYOND_CALENDAR.format(column="created_at")}' WHERE {_is_beyond("m.created_at")}) w(what)
+    UNION ALL SELECT '{BEYOND_CALENDAR.format(column="created_at")}' WHERE {is_beyond("m.created_at")}) w(what)
 WHERE m.topic_id <> 0
 """
 BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at", stage="inbox", topic="topic")
@@ -201,7 +202,7 @@ FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     SELECT CASE WHEN m.headers !~ '{OBJECT}' THEN '{NOT_JSON}'
         WHEN NOT ({is_number(_LANE, "smallint")} AND {is_number(_NUMBER, "bigint")})
             AND coalesce({_LANE}, {_NUMBER}) IS NOT NULL THEN '{NOT_A_NUMBER}'
-        WHEN {_is_beyond("m.stored_at")} THEN '{BEYOND_CALENDAR.format(column="stored_at")}' END) w(what)
+        WHEN {is_beyond("m.stored_at")} THEN '{BEYOND_CALENDAR.format(column="stored_at")}' END) w(what)
 WHERE w.what IS NOT NULL
 """
 

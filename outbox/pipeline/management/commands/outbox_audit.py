@@ -24,7 +24,7 @@ from outbox.pipeline.management import JobCommand
 from outbox.pipeline.runs import run_and_store
 from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.jobs import run_job
+from outbox.pipeline.spark.jobs import AUDIT_KEY, run_job
 
 IDS_SHOWN = 3
 
@@ -92,7 +92,7 @@ class Command(JobCommand):
 
             options["html"].write_text(report_html(run, site, base=options["site"]))
         if not run.signature:
-            self.log(f"Run {run.pk} is not signed: {verdict.VARIABLE} is not set.")
+            self.log(f"Run {run.pk} is not signed: {AUDIT_KEY} is not set.")
         return {**report, "run": run.pk}
 
     def _verify(self, path: Path) -> None:
