@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.stories import handle, relay
 
 
 def run(statement: str, arguments: Sequence[Any] = ()) -> None:

@@ -17,5 +17,5 @@ def log(line: str) -> None:
     sys.stderr.flush()
 
 
-jobs.MODULE = "tests.outbox.pipeline.audit_runs.stand_in"
+jobs.MODULE = "tests.outbox.pipeline.stand_in"
 runs.run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", log=log)
