@@ -61,17 +61,13 @@ class TestALoss:
         world = World().add(50).drop("business", "messages", "places", "broker", "inbox", number=[48, 49, 50])
         world.drop("business", about=[f"shop.order:orders-0-{number}" for number in (48, 49, 50)])
 
-        report = yield world
-
-        assert said(report) == [("lost", "outbox", "", 48, 50, 3)]
+        assert said((yield world)) == [("lost", "outbox", "", 48, 50, 3)]
 
     @together
     def test_of_a_whole_block_and_of_a_whole_lane_is_seen(self):
         world = World(config=World().set(business=[]).config).add(10).add(10, first=70_001).mark(5, lane=3)
 
-        report = yield world
-
-        assert said(report) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
+        assert said((yield world)) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
 
     @together
     def test_is_explained_by_a_dead_or_discarded_batch_or_a_dead_letter(self):
@@ -81,9 +77,7 @@ class TestALoss:
         dead = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "number": 4, "outcome": "dead"}
         world.frames["failed_deliveries"] = [{**dead, "message_id": message_id("orders", 0, 4), "at": START}]
 
-        report = yield world
-
-        assert said(report) == []
+        assert said((yield world)) == []
 
     @together
     def test_is_not_what_an_operator_discarded_which_is_counted_apart(self):
@@ -102,9 +96,7 @@ class TestALoss:
         world = World().add(9).change("places", {"at": young}, number=8).change("broker", {"at": young}, number=9)
         world.drop("broker", "inbox", number=8).drop("inbox", number=9)
 
-        report = yield world
-
-        assert said(report) == []
+        assert said((yield world)) == []
 
     @together
     def test_is_not_what_the_broker_still_has_for_the_group(self):
@@ -112,18 +104,14 @@ class TestALoss:
         waiting = {"consumer_group": "points", "source": OURS, "topic": "orders", "lane": 0, "number": 9, "outcome": "waiting"}
         world.frames["failed_deliveries"] = [{**waiting, "message_id": message_id("orders", 0, 9), "at": START}]
 
-        report = yield world
-
-        assert said(report) == [("late", "inbox", "points", 9, 9, 1)]
+        assert said((yield world)) == [("late", "inbox", "points", 9, 9, 1)]
 
     @together
     def test_of_a_message_row_or_of_all_that_would_send_it_is_named_by_id(self):
         world = World().set(business=[]).add(5).mark(4)
         world.drop("places", "broker", "inbox", number=5).drop("messages", number=2)
 
-        report = yield world
-
-        found = {one.detail: one.ids for one in report.findings}
+        found = {one.detail: one.ids for one in (yield world).findings}
 
         assert found == {
             "no ticket, delayed row or batch refers to it, so no relay would send it": ids(5),
@@ -136,9 +124,7 @@ class TestAnOrphan:
     def test_is_in_the_inbox_or_at_the_broker_without_an_outbox_row(self):
         world = World().set(business=[]).add(20).drop("messages", "places", number=[3, 4]).drop("broker", number=4)
 
-        report = yield world
-
-        assert said(report) == [
+        assert said((yield world)) == [
             ("orphan", "broker", "", 3, 3, 1),
             ("orphan", "inbox", "cart", 4, 4, 1),
             ("orphan", "inbox", "points", 4, 4, 1),
@@ -178,9 +164,7 @@ class TestARepeat:
         world = World().add(9)
         world.frames["inbox"].append({**world.frames["inbox"][0], "message_id": message_id("orders", 0, 2)})
 
-        report = yield world
-
-        assert ("renumbered", "inbox", "cart", 1, 1, 2) in said(report)
+        assert ("renumbered", "inbox", "cart", 1, 1, 2) in said((yield world))
 
 
 class TestNumbers:
@@ -188,18 +172,14 @@ class TestNumbers:
     def test_above_the_mark_say_that_the_lane_went_back(self):
         world = World().add(9).mark(6)
 
-        report = yield world
-
-        assert said(report) == [("beyond the last number", "outbox", "", 7, 9, 3)]
+        assert said((yield world)) == [("beyond the last number", "outbox", "", 7, 9, 3)]
 
     @together
     def test_that_no_lane_gives_out_are_named(self):
         world = World().add(9)
         world.frames["broker"] += [{**world.frames["broker"][0], "number": number} for number in (0, -7, 2**62)]
 
-        report = yield world
-
-        assert ("no number", "broker", "", -7, 2**62, 3) in said(report)
+        assert ("no number", "broker", "", -7, 2**62, 3) in said((yield world))
 
     @together
     def test_of_a_lane_that_vanished_are_named(self):
@@ -207,9 +187,7 @@ class TestNumbers:
         world.frames["marks"] = [mark for mark in world.frames["marks"] if mark["lane"] != 2]
         world.drop("inbox", lane=2, number=3, consumer_group="cart")
 
-        report = yield world
-
-        assert said(report) == [("lost", "inbox", "cart", 3, 3, 1), ("unknown lane", "outbox", "", 1, 4, 4)]
+        assert said((yield world)) == [("lost", "inbox", "cart", 3, 3, 1), ("unknown lane", "outbox", "", 1, 4, 4)]
 
 
 class TestLateness:
@@ -235,9 +213,7 @@ class TestMessagesWithoutANumber:
         world.drop("broker", "inbox", message_id=gone[1]).drop("inbox", message_id=gone[2], consumer_group="cart")
         world.drop("messages", "places", message_id=gone[3]).drop("business", about="shop.order:orders-0-3")
 
-        report = yield world
-
-        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in report.findings}
+        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in (yield world).findings}
 
         assert found == {
             ("lost", "broker", ""): ids(1),
@@ -251,23 +227,17 @@ class TestOrder:
     def test_is_broken_by_what_comes_behind_a_later_message_of_its_key(self):
         world = World().set(ordered_topics=["orders"]).add(5).change("broker", {"pos": 99}, number=2)
 
-        report = yield world
-
-        assert said(report) == [("out of order", "broker", "", 2, 2, 1)]
+        assert said((yield world)) == [("out of order", "broker", "", 2, 2, 1)]
 
     @together
     def test_is_not_that_of_positions_where_a_broker_was_made_anew(self):
-        report = yield made_anew()
-
-        assert said(report) == [("out of order", "broker", "", 7, 7, 1)]
+        assert said((yield made_anew())) == [("out of order", "broker", "", 7, 7, 1)]
 
     @together
     def test_is_asked_of_ordered_topics_only(self):
         world = World().set(ordered_topics=["bills"]).add(5).change("broker", {"pos": 99}, number=2)
 
-        report = yield world
-
-        assert said(report) == []
+        assert said((yield world)) == []
 
 
 class TestClocks:
@@ -275,9 +245,7 @@ class TestClocks:
     def test_that_run_ahead_are_named(self):
         world = World().add(9).change("broker", {"at": NOW + timedelta(minutes=5)}, number=3)
 
-        report = yield world
-
-        assert "clock" in {kind for kind, *_ in said(report)}
+        assert "clock" in {kind for kind, *_ in said((yield world))}
 
 
 class TestAGroupThatBeganLate:
@@ -286,9 +254,7 @@ class TestAGroupThatBeganLate:
         world = World().set(groups=[AuditedGroup("late", ["orders"], is_from_start=False)]).add(9)
         world.drop("inbox", number=[1, 2, 6])
 
-        report = yield world
-
-        assert said(report) == [("lost", "inbox", "late", 6, 6, 1)]
+        assert said((yield world)) == [("lost", "inbox", "late", 6, 6, 1)]
 
 
 class TestAPrunedHistory:

@@ -105,9 +105,7 @@ class TestNumbers:
             row = next(row for row in world.frames[name] if row["number"] == 2)
             world.frames[name].append({**row, "number": number})
 
-        report = yield world
-
-        found = {one for one in said(report) if one[0] == "no number"}
+        found = {one for one in said((yield world)) if one[0] == "no number"}
 
         assert found == {
             ("no number", "outbox", "", 0, 0, 1),
@@ -120,6 +118,4 @@ class TestNumbers:
         world = World().set(business=[], ordered_topics=["orders"]).add(9)
         world.frames["broker"] = [{**row, "pos": 10 - row["pos"]} for row in world.frames["broker"]]
 
-        report = yield world
-
-        assert {(kind, first) for kind, _, _, first, _, _ in said(report)} == {("out of order", n) for n in range(1, 9)}
+        assert {(kind, first) for kind, _, _, first, _, _ in said((yield world))} == {("out of order", n) for n in range(1, 9)}

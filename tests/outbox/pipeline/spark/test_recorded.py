@@ -72,9 +72,7 @@ class TestRecordedTopics:
         made.drop("broker", "inbox", message_id=[ids[1], ids[5], ids[9]])
         made.change("broker", {"at": None}, message_id=ids[2]).drop("inbox", message_id=ids[2])  # the broker delays it
 
-        report = yield made
-
-        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in report.findings}
+        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in (yield made).findings}
 
         assert found == {
             ("late", "broker", ""): (ids[9],),
