@@ -4,9 +4,8 @@ import pytest
 
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import AuditedGroup, Business
-from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.together import together
-from tests.outbox.pipeline.spark.worlds import NOW, OURS, START, World, made_anew, said
+from tests.outbox.pipeline.spark.worlds import NOW, OURS, START, World, made_anew, message_id, said
 
 
 def ids(*numbers):

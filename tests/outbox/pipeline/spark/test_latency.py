@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.latency import Latency, backlog_report, count_times, latency_report
 from outbox.pipeline.spark.measures import BACKWARDS, COUNTED, INSTANT
-from tests.outbox.pipeline.spark import ids
+from tests.outbox.pipeline.spark import worlds
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
 
 TOLERANCE = 5_000_000
@@ -137,7 +137,7 @@ class TestABacklog:
     def test_names_its_cause_and_the_messages_tried_most_often(self, spark):
         world = World().set(groups=[AuditedGroup("cart", ["orders"]), AuditedGroup("idle", ["orders"])])
         world.add(40).drop("inbox", consumer_group="idle")
-        stuck = [ids.message_id("orders", 0, number) for number in (31, 32, 33)]
+        stuck = [worlds.message_id("orders", 0, number) for number in (31, 32, 33)]
         world.drop("inbox", number=[31, 32, 33])
         tried = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "retry"}
         world.frames["failed_deliveries"] = [

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
-from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import judged_by_sql
-from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
+from tests.outbox.pipeline.spark.worlds import OURS, START, World, message_id, said
 
 STATES = ("sent", "dead", "discarded", "released", "claimed", "prepared")
 OUTCOMES = ("waiting", "deferred", "dead", "discarded", "retry", "dead letter")

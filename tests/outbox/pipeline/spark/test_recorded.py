@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from outbox.pipeline.spark.history import Recorded
-from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.together import together
-from tests.outbox.pipeline.spark.worlds import START, World
+from tests.outbox.pipeline.spark.worlds import START, World, message_id
 
 LONG_BEFORE = START - timedelta(hours=1)
 

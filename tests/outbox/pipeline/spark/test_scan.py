@@ -18,8 +18,7 @@ from outbox.pipeline.spark.history import History, open_history, write_metadata
 from outbox.pipeline.spark.keys import digest
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import FEW_CODES, FileReader, RowCounter, coded, distinct
-from tests.outbox.pipeline.spark.ids import message_id
-from tests.outbox.pipeline.spark.worlds import OURS, World
+from tests.outbox.pipeline.spark.worlds import OURS, World, message_id
 
 CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
 NEAR_CODES = st.lists(st.integers(-9, 9), max_size=20)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_OID, uuid5
 
 from outbox.pipeline.spark.config import AuditedGroup, Business, PipelineConfig, Source
-from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
 if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
@@ -26,6 +26,13 @@ CONFIG = PipelineConfig(
     seen_topics=["orders"],
     shuffle_partitions=2,
 )
+
+
+def message_id(topic: str, lane: int, number: int) -> str:
+    """Return a uuid7 of 1 March 2026, 12:00 UTC and a few seconds, as the number says."""
+    milliseconds = f"{1772366400000 + number * 10:012x}"
+    rest = uuid5(NAMESPACE_OID, f"{topic} {lane} {number}").hex
+    return f"{milliseconds[:8]}-{milliseconds[8:]}-7{rest[:3]}-8{rest[3:6]}-{rest[6:18]}"
 
 
 @dataclass
