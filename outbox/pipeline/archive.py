@@ -80,7 +80,7 @@ def archive_due(using: str) -> None:
 
     Raises:
         ConfigurationError: there is no archive.
-        ArchiveFailed: the job failed; days that were archived before that stay archived.
+        ArchiveFailed: the job failed.
     """
     try:
         report = archive(archive_config(using), log=logger.info)
@@ -94,9 +94,6 @@ def archive_due(using: str) -> None:
 def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
     """
     Archive what is due, in a child process. Return its report.
-
-    Args:
-        log: called with each line of the job's log.
 
     Raises:
         ArchiveRunning: another archive of this database is running.

@@ -41,7 +41,7 @@ GRACE_SECONDS = 60  # to delete temporary folders and stop the JVM
 
 FAILED = "{job} failed: "  # begins the line of the job's log that states the reason
 
-Log = Callable[[str], object]
+Log = Callable[[str], object]  # called with each line of a job's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,6 @@ def run_job(job: str, config: str, *arguments: str, at_most: timedelta | None = 
         job: a name in `JOBS`.
         config: its configuration as JSON, with passwords, so it is passed in a file without a name.
         at_most: the time limit.
-        log: called with each line of the job's log.
     """
     started = time.monotonic()
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
