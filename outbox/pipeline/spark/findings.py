@@ -145,10 +145,10 @@ def broken_row(stage: str, topic: str, detail: str, count: int, ids: Iterable[st
 
 def broken_rows(rows: Iterable[Sequence[Any]]) -> list[Breach]:
     """Group rows of (stage, topic, what is wrong, message id) into findings."""
-    ids: dict[tuple[str, ...], list[str]] = {}
-    for *place, message_id in rows:
-        ids.setdefault(tuple(place), []).append(str(message_id))
-    return [broken_row(*place, len(named), sorted(named)[:BROKEN_IDS]) for place, named in sorted(ids.items())]
+    ids: dict[tuple[str, str, str], list[str]] = {}
+    for stage, topic, detail, message_id in rows:
+        ids.setdefault((stage, topic, detail), []).append(str(message_id))
+    return [broken_row(*place, count=len(named), ids=sorted(named)[:BROKEN_IDS]) for place, named in sorted(ids.items())]
 
 
 @dataclass

@@ -98,7 +98,7 @@ class RangeResult(NamedTuple):
     what: str
     first: int
     last: int
-    count: int
+    n: int
 
 
 def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
