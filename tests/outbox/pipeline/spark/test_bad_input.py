@@ -6,8 +6,6 @@ import psycopg
 import pytest
 from pyspark.sql import functions as F
 
-from benchmarks.synthetic.plan import Plan
-from benchmarks.synthetic.write import write_history
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.cells import MAX_GROUPS
@@ -39,7 +37,7 @@ def config(transactional_db):
 def made(spark, tmp_path_factory):
     """A folder with a small history."""
     folder = tmp_path_factory.mktemp("made") / "history"
-    write_history(spark, Plan(8, topics=1, lanes=1), str(folder))
+    World().add(8).write(spark, str(folder))
     return folder
 
 
@@ -81,6 +79,23 @@ class TestAHistory:
         copytree(made, tmp_path, ignore=ignore_patterns("inbox"), dirs_exist_ok=True)
 
         with pytest.raises(HistoryError, match=r"The frame .*/inbox cannot be read"):
+            open_history(spark, str(tmp_path))
+
+    def test_that_is_none_is_named(self, spark, tmp_path):
+        with pytest.raises(HistoryError, match=r"There is no history in .*the writer may have been stopped"):
+            open_history(spark, str(tmp_path))
+
+    def test_of_another_version_names_the_column_that_is_missing(self, spark, made, tmp_path):
+        copytree(made, tmp_path, ignore=ignore_patterns("places"), dirs_exist_ok=True)
+        spark.read.parquet(str(made / "places")).drop("claimed_at").write.parquet(str(tmp_path / "places"))
+
+        with pytest.raises(HistoryError, match=r"frame 'places' in .* has no column 'claimed_at'"):
+            open_history(spark, str(tmp_path))
+
+    def test_is_an_error_where_it_is_empty(self, spark, tmp_path):
+        World().write(spark, str(tmp_path))
+
+        with pytest.raises(HistoryError, match=r"is empty: .* Nothing was proved"):
             open_history(spark, str(tmp_path))
 
     def test_with_two_marks_of_one_lane_was_put_together_of_two(self, spark):

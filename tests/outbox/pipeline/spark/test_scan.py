@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from outbox.pipeline.spark import history as files
 from outbox.pipeline.spark import scan
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.history import History, open_history, write_metadata
+from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.keys import digest
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.scan import FEW_CODES, FileReader, RowCounter, coded, distinct
-from tests.outbox.pipeline.spark.worlds import OURS, World, message_id
+from tests.outbox.pipeline.spark.worlds import World, message_id
 
 CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
 NEAR_CODES = st.lists(st.integers(-9, 9), max_size=20)
@@ -51,7 +51,7 @@ def batches_of(numbers):
 
 def count_rows(found, rows):
     batch = pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=False)) for row in rows], SCHEMA)
-    found.count_rows([coded(batch, "name"), coded(batch, "place")], [batch.column("number").to_numpy()])
+    found.add([coded(batch, "name"), coded(batch, "place")], [batch.column("number").to_numpy()])
 
 
 class TestRowCounter:
@@ -89,9 +89,7 @@ def world():
 def folder(spark, world, tmp_path_factory):
     """The same in Parquet; its name is not as simple as most."""
     found = str(tmp_path_factory.mktemp("history") / "größe 100% +1")
-    for name, frame in world.history(spark).frames.items():
-        frame.coalesce(1).write.parquet(f"{found}/{name}")
-    write_metadata(spark, found, [OURS], world.as_of)
+    world.write(spark, found)
     return found
 
 

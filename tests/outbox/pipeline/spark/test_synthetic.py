@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
-from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.history import open_history
@@ -79,24 +78,3 @@ class TestAMadeUpHistory:
 
         assert outcome.returncode == 1, outcome.stderr
         assert len(json.loads(output.read_text())["findings"]) >= len(truth["findings"])
-
-
-class TestAHistoryThatIsNoHistory:
-    def test_is_named(self, spark, tmp_path):
-        with pytest.raises(HistoryError, match=r"There is no history in .*the writer may have been stopped"):
-            open_history(spark, str(tmp_path))
-
-    def test_of_another_version_names_the_column(self, spark, made, tmp_path):
-        folder, _ = made
-        for name in ("history.json", "business", "messages"):
-            (tmp_path / name).symlink_to(Path(folder) / name)
-        spark.read.parquet(f"{folder}/places").limit(5).drop("claimed_at").write.parquet(str(tmp_path / "places"))
-
-        with pytest.raises(HistoryError, match=r"frame 'places' in .* has no column 'claimed_at'"):
-            open_history(spark, str(tmp_path))
-
-    def test_is_an_error_where_it_is_empty(self, spark, tmp_path):
-        write_history(spark, Plan(0), str(tmp_path))
-
-        with pytest.raises(HistoryError, match=r"is empty: .* Nothing was proved"):
-            open_history(spark, str(tmp_path))

@@ -98,6 +98,14 @@ class World:
             frames[name] = spark.createDataFrame(rows).coalesce(1)  # each task of Python costs 80 ms
         return History(frames, frozenset([OURS]), self.as_of, self.recorded)
 
+    def write(self, spark: Any, folder: str) -> None:
+        """Write the history to a folder."""
+        from outbox.pipeline.spark.history import write_metadata
+
+        for name, frame in self.history(spark).frames.items():
+            frame.write.parquet(f"{folder}/{name}")
+        write_metadata(spark, folder, [OURS], self.as_of)
+
     def audit(self, spark: Any) -> Report:
         """Return what Spark finds, when SQL has found the same: it does not judge recorded topics."""
         from outbox.pipeline.spark.audit import audit
