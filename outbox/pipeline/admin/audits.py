@@ -181,9 +181,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
-        counts: dict[str, int] = {}
-        for finding in chosen:
-            counts[finding.topic] = counts.get(finding.topic, 0) + 1
+        counts = Counter(finding.topic for finding in chosen)
         form = reason_form(request, count=len(chosen), at=as_of(request))
         if chosen and not form.is_valid():
             return impact_page(

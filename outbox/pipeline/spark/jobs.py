@@ -20,7 +20,7 @@ import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -118,7 +118,13 @@ def _path(inherited: IO[str]) -> str:
 def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log) -> tuple[str, timedelta | None]:
     """Pass on the job's log until it ends or is out of time. Return the last lines, and the time limit if it was exceeded."""
     last: deque[str] = deque(maxlen=OUTPUT_LINES)
-    listener = threading.Thread(target=_pass_on, args=(process.stderr or (), last, log), daemon=True)
+
+    def pass_on() -> None:
+        for line in process.stderr or ():
+            last.append(line.rstrip())
+            log(line.rstrip())
+
+    listener = threading.Thread(target=pass_on, daemon=True)
     listener.start()
     ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
     is_timed_out = False
@@ -129,12 +135,6 @@ def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log)
     _end(process)
     listener.join(GRACE_SECONDS)
     return "\n".join(last), at_most if is_timed_out else None
-
-
-def _pass_on(stream: Iterable[str], last: deque[str], log: Log) -> None:
-    for line in stream:
-        last.append(line.rstrip())
-        log(line.rstrip())
 
 
 def _end(process: subprocess.Popen[str]) -> None:
