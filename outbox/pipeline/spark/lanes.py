@@ -361,16 +361,8 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Breach]:
     for bucket in [*sorted(present), (end + BUCKET - 2) // BUCKET]:
         gap_end = min(bucket * BUCKET + 1, end)
         if gap_end > first:
-            yield Breach(
-                FindingKind.LOST,
-                Stage.OUTBOX,
-                mark.topic,
-                mark.source,
-                mark.lane,
-                first=first,
-                last=gap_end - 1,
-                count=gap_end - first,
-            )
+            place = FindingKind.LOST, Stage.OUTBOX, mark.topic, mark.source, mark.lane
+            yield Breach(*place, first=first, last=gap_end - 1, count=gap_end - first)
         first = max(first, (bucket + 1) * BUCKET + 1)
 
 
