@@ -12,8 +12,8 @@ def ids(*numbers):
     return tuple(message_id("orders", 0, number) for number in numbers)
 
 
+@together
 class TestAWholeHistory:
-    @together
     def test_has_no_findings(self):
         report = yield World().add(40).add(30, lane=1)
 
@@ -36,8 +36,8 @@ class TestAWholeHistory:
         }
 
 
+@together
 class TestALoss:
-    @together
     def test_is_named_at_the_first_hop_where_something_is_missing(self):
         world = World().add(60)
         world.drop("messages", "places", "broker", "inbox", number=[5, 6, 7])
@@ -55,20 +55,17 @@ class TestALoss:
         (without,) = [one for one in report.findings if one.lane < 0]
         assert without.about == ("shop.order:orders-0-5", "shop.order:orders-0-6", "shop.order:orders-0-7")
 
-    @together
     def test_of_the_last_numbers_is_seen(self):
         world = World().add(50).drop("business", "messages", "places", "broker", "inbox", number=[48, 49, 50])
         world.drop("business", about=[f"shop.order:orders-0-{number}" for number in (48, 49, 50)])
 
         assert said((yield world)) == [("lost", "outbox", "", 48, 50, 3)]
 
-    @together
     def test_of_a_whole_block_and_of_a_whole_lane_is_seen(self):
         world = World(config=World().set(business=[]).config).add(10).add(10, first=70_001).mark(5, lane=3)
 
         assert said((yield world)) == [("lost", "outbox", "", 11, 70_000, 69_990), ("lost", "outbox", "", 1, 5, 5)]
 
-    @together
     def test_is_explained_by_a_dead_or_discarded_batch_or_a_dead_letter(self):
         world = World().set(groups=[AuditedGroup("cart", ["orders"])]).add(8)
         world.change("places", {"state": "dead"}, number=1).change("places", {"state": "discarded"}, number=2)
@@ -78,7 +75,6 @@ class TestALoss:
 
         assert said((yield world)) == []
 
-    @together
     def test_is_not_what_an_operator_discarded_which_is_counted_apart(self):
         world = World().set(groups=[AuditedGroup("cart", ["orders"])]).add(8).drop("inbox", number=[3, 4])
         acted = {"consumer_group": "cart", "source": OURS, "topic": "orders", "lane": 0, "outcome": "discarded", "at": START}
@@ -89,7 +85,6 @@ class TestALoss:
         assert said(report) == []
         assert report.counts["orders"]["discarded by operators for cart"] == 2
 
-    @together
     def test_is_not_what_is_younger_than_the_settle_time(self):
         young = NOW - timedelta(seconds=10)
         world = World().add(9).change("places", {"at": young}, number=8).change("broker", {"at": young}, number=9)
@@ -97,7 +92,6 @@ class TestALoss:
 
         assert said((yield world)) == []
 
-    @together
     def test_is_not_what_the_broker_still_has_for_the_group(self):
         world = World().add(9).drop("inbox", number=9, consumer_group="points")
         waiting = {"consumer_group": "points", "source": OURS, "topic": "orders", "lane": 0, "number": 9, "outcome": "waiting"}
@@ -105,7 +99,6 @@ class TestALoss:
 
         assert said((yield world)) == [("late", "inbox", "points", 9, 9, 1)]
 
-    @together
     def test_of_a_message_row_or_of_all_that_would_send_it_is_named_by_id(self):
         world = World().set(business=[]).add(5).mark(4)
         world.drop("places", "broker", "inbox", number=5).drop("messages", number=2)
@@ -118,8 +111,8 @@ class TestALoss:
         }
 
 
+@together
 class TestAnOrphan:
-    @together
     def test_is_in_the_inbox_or_at_the_broker_without_an_outbox_row(self):
         world = World().set(business=[]).add(20).drop("messages", "places", number=[3, 4]).drop("broker", number=4)
 
@@ -129,7 +122,6 @@ class TestAnOrphan:
             ("orphan", "inbox", "points", 4, 4, 1),
         ]
 
-    @together
     def test_is_a_message_without_its_order(self):
         world = World().add(5).drop("business", about="shop.order:orders-0-2")
 
@@ -137,7 +129,6 @@ class TestAnOrphan:
 
         assert (str(found.kind), found.subject, found.about) == ("orphan", "orders", ("shop.order:orders-0-2",))
 
-    @together
     def test_is_none_of_other_databases(self):
         world = World().add(5)
         world.frames["inbox"].append({**world.frames["inbox"][0], "source": "urn:uuid:theirs", "message_id": "theirs"})
@@ -147,8 +138,8 @@ class TestAnOrphan:
         assert (said(report), report.foreign) == ([], 1)
 
 
+@together
 class TestARepeat:
-    @together
     def test_is_a_duplicate_where_the_message_is_the_same(self):
         world = World().add(9)
         world.frames["broker"] += [dict(row) for row in world.frames["broker"][3:5]]
@@ -158,7 +149,6 @@ class TestARepeat:
         assert (str(found.kind), str(found.stage), found.first, found.last, found.count) == ("duplicated", "broker", 4, 5, 2)
         assert found.ids == ids(4, 5)
 
-    @together
     def test_is_a_number_used_twice_where_the_messages_differ(self):
         world = World().add(9)
         world.frames["inbox"].append({**world.frames["inbox"][0], "message_id": message_id("orders", 0, 2)})
@@ -166,21 +156,19 @@ class TestARepeat:
         assert ("renumbered", "inbox", "cart", 1, 1, 2) in said((yield world))
 
 
+@together
 class TestNumbers:
-    @together
     def test_above_the_mark_say_that_the_lane_went_back(self):
         world = World().add(9).mark(6)
 
         assert said((yield world)) == [("beyond the last number", "outbox", "", 7, 9, 3)]
 
-    @together
     def test_that_no_lane_gives_out_are_named(self):
         world = World().add(9)
         world.frames["broker"] += [{**world.frames["broker"][0], "number": number} for number in (0, -7, 2**62)]
 
         assert ("no number", "broker", "", -7, 2**62, 3) in said((yield world))
 
-    @together
     def test_of_a_lane_that_vanished_are_named(self):
         world = World().add(9).add(4, lane=2)
         world.frames["marks"] = [mark for mark in world.frames["marks"] if mark["lane"] != 2]
@@ -189,8 +177,8 @@ class TestNumbers:
         assert said((yield world)) == [("lost", "inbox", "cart", 3, 3, 1), ("unknown lane", "outbox", "", 1, 4, 4)]
 
 
+@together
 class TestLateness:
-    @together
     def test_is_what_is_still_in_the_outbox(self):
         world = World().add(6)
         world.change("places", {"state": "prepared"}, number=2).change("places", {"state": "waiting", "number": None}, number=6)
@@ -201,8 +189,8 @@ class TestLateness:
         assert [(str(one.kind), one.first, one.ids) for one in late] == [("late", -1, ids(6)), ("late", 2, ids(2))]
 
 
+@together
 class TestMessagesWithoutANumber:
-    @together
     def test_are_joined_by_id(self):
         world = World().add(5)
         for name in ("places", "broker", "inbox"):
@@ -221,34 +209,32 @@ class TestMessagesWithoutANumber:
         }
 
 
+@together
 class TestOrder:
-    @together
     def test_is_broken_by_what_comes_behind_a_later_message_of_its_key(self):
         world = World().set(ordered_topics=["orders"]).add(5).change("broker", {"pos": 99}, number=2)
 
         assert said((yield world)) == [("out of order", "broker", "", 2, 2, 1)]
 
-    @together
     def test_is_not_that_of_positions_where_a_broker_was_made_anew(self):
         assert said((yield made_anew())) == [("out of order", "broker", "", 7, 7, 1)]
 
-    @together
     def test_is_asked_of_ordered_topics_only(self):
         world = World().set(ordered_topics=["bills"]).add(5).change("broker", {"pos": 99}, number=2)
 
         assert said((yield world)) == []
 
 
+@together
 class TestClocks:
-    @together
     def test_that_run_ahead_are_named(self):
         world = World().add(9).change("broker", {"at": NOW + timedelta(minutes=5)}, number=3)
 
         assert "clock" in {kind for kind, *_ in said((yield world))}
 
 
+@together
 class TestAGroupThatBeganLate:
-    @together
     def test_owes_nothing_that_was_there_before(self):
         world = World().set(groups=[AuditedGroup("late", ["orders"], is_from_start=False)]).add(9)
         world.drop("inbox", number=[1, 2, 6])

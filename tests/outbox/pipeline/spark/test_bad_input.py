@@ -112,8 +112,8 @@ class TestAHistory:
             audit(spark, world.config, World().history(spark))
 
 
+@together
 class TestNumbers:
-    @together
     def test_of_0_below_and_beyond_are_named_wherever_they_stand(self):
         world = World().set(business=[]).add(3)
         for name, number in (("places", 0), ("broker", -1), ("inbox", 1 << 60)):
@@ -128,7 +128,6 @@ class TestNumbers:
             ("no number", "inbox", "", 1 << 60, 1 << 60, 1),
         }
 
-    @together
     def test_that_run_backwards_are_out_of_order_where_order_was_promised(self):
         world = World().set(business=[], ordered_topics=["orders"]).add(9)
         world.frames["broker"] = [{**row, "pos": 10 - row["pos"]} for row in world.frames["broker"]]

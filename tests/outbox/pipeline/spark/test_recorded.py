@@ -32,8 +32,8 @@ def world(*topics: str) -> World:
     return made
 
 
+@together
 class TestRecordedTopics:
-    @together
     def test_are_judged_at_the_broker_as_far_as_the_recorder_had_come(self):
         made = world(*RECORDED)
         made.drop("broker", topic="orders", number=[1, 2, 3, 7, 8, 9]).drop("inbox", number=2, consumer_group="cart")
@@ -61,7 +61,6 @@ class TestRecordedTopics:
         assert by_topic["orders"][0].ids == (message_id("orders", 0, 8), message_id("orders", 0, 9))
         assert by_topic["unread"][0].detail == "not recorded yet; make sure that manage.py outbox_record is running"
 
-    @together
     def test_are_judged_alike_where_messages_carry_no_number(self):
         made = world("orders")
         for name in ("places", "broker", "inbox"):

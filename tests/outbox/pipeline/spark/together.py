@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from inspect import isgeneratorfunction
 from typing import Any
 
 import pytest
@@ -19,17 +20,22 @@ TESTS: dict[str, dict[str, Test]] = defaultdict(dict)  # module -> qualified nam
 MARKED = ("topic", "subject", "message_id")
 
 
-def together(test: Test) -> Callable[..., None]:
-    """Let a test yield its world, and go on with the report; the audit is one for all such tests of the file."""
-    TESTS[test.__module__][test.__qualname__] = test
+def together(tests: type) -> type:
+    """Let tests yield a world each, and go on with its report; the audit is one for all such classes of the file."""
+    for name, test in [*vars(tests).items()]:
+        if isgeneratorfunction(test):
+            TESTS[tests.__module__][test.__qualname__] = test
+            setattr(tests, name, _with_report(test))
+    return tests
 
-    def goes_on(self: object, reports: dict[str, tuple[Any, Report]]) -> None:
+
+def _with_report(test: Test) -> Callable[..., None]:
+    def with_report(self: object, reports: dict[str, tuple[Any, Report]]) -> None:
         given, report = reports[test.__qualname__]
         with pytest.raises(StopIteration):  # a test yields one world
             given.send(report)
 
-    goes_on.__name__ = test.__name__
-    return goes_on
+    return with_report
 
 
 def audit_together(spark: Any, worlds: Sequence[World]) -> list[Report]:
