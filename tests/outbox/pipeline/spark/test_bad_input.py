@@ -13,8 +13,7 @@ from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig, Source
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.postgres import copy_history
 from tests.database_url import url_of
-from tests.outbox.pipeline.spark.together import together
-from tests.outbox.pipeline.spark.worlds import World, said
+from tests.outbox.pipeline.spark.worlds import World
 
 END_SNAPSHOTS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -110,26 +109,3 @@ class TestAHistory:
 
         with pytest.raises(HistoryError, match=rf"There are {MAX_GROUPS + 1} consumer groups"):
             audit(spark, world.config, World().history(spark))
-
-
-@together
-class TestNumbers:
-    def test_of_0_below_and_beyond_are_named_wherever_they_stand(self):
-        world = World().set(business=[]).add(3)
-        for name, number in (("places", 0), ("broker", -1), ("inbox", 1 << 60)):
-            row = next(row for row in world.frames[name] if row["number"] == 2)
-            world.frames[name].append({**row, "number": number})
-
-        found = {one for one in said((yield world)) if one[0] == "no number"}
-
-        assert found == {
-            ("no number", "outbox", "", 0, 0, 1),
-            ("no number", "broker", "", -1, -1, 1),
-            ("no number", "inbox", "", 1 << 60, 1 << 60, 1),
-        }
-
-    def test_that_run_backwards_are_out_of_order_where_order_was_promised(self):
-        world = World().set(business=[], ordered_topics=["orders"]).add(9)
-        world.frames["broker"] = [{**row, "pos": 10 - row["pos"]} for row in world.frames["broker"]]
-
-        assert {(kind, first) for kind, _, _, first, _, _ in said((yield world))} == {("out of order", n) for n in range(1, 9)}
