@@ -21,7 +21,7 @@ MARKED = ("topic", "subject", "message_id")
 
 
 def together(tests: type) -> type:
-    """Let tests yield a world each, and go on with its report; the audit is one for all such classes of the file."""
+    """Return a class whose tests yield a world each, and go on with its report; all such classes of a file share an audit."""
     for name, test in [*vars(tests).items()]:
         if isgeneratorfunction(test):
             TESTS[tests.__module__][test.__qualname__] = test
