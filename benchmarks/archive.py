@@ -82,7 +82,7 @@ def measure(scale: float = 1.0) -> list[Figure]:
 
 def _archive(config: ArchiveConfig, writer: SparkWriter) -> ArchiveReport:
     with archive_lock(config.pipeline.outbox.url) as connection:
-        done = Archiver(config, connection, Lake(Path(config.lake)), writer).run()
+        done = Archiver(config, connection, Lake(Path(config.lake)), lambda: writer).run()
     assert not done.kept, done.kept
     return done
 

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
@@ -29,7 +29,6 @@ from benchmarks.memory import peak_mib
 from benchmarks.synthetic.plan import Plan
 from outbox import database
 from outbox.pipeline.job_config import database_source
-from outbox.pipeline.runs import JOB
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
 from outbox.pipeline.spark.jobs import run_job
 
@@ -98,7 +97,7 @@ def _sick(messages: int) -> Figure:
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
         config = config_of(plan, folder)
         truth = _elsewhere(_write, plan, config, folder)
-        result = run_job(JOB, config.to_json(), log=lambda line: None)
+        result = run_job("audit", config.to_json(), log=lambda line: None)
     if result.report is None:
         raise RuntimeError(result.log_tail)
     wrong = len(_shapes(result.report["findings"]) ^ _shapes(truth["findings"]))
@@ -145,7 +144,7 @@ def _audit(config: PipelineConfig, folder: str, truth: dict[str, Any]) -> dict[s
             "again": again,
             "mib": sum(peak_mib(pid) for pid in _with_workers(java)),
             "shuffled": _shuffled(spark) - before,
-            "wrong": len(_shapes(report.as_dict()["findings"]) ^ _shapes(truth["findings"])),
+            "wrong": len(_shapes(finding.as_dict() for finding in report.findings) ^ _shapes(truth["findings"])),
             "note": f"{cpu:.1f} s of CPU, Python's workers included; once more in the same session: {again:.1f} s; {load}",
         }
     finally:
@@ -182,7 +181,7 @@ def _shuffled(spark: Any) -> int:
     return sum(stages.apply(n).shuffleWriteBytes() for n in range(stages.size()))
 
 
-def _shapes(findings: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+def _shapes(findings: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
     """Return the findings about numbers of lanes, for comparison."""
     names = ("kind", "stage", "topic", "lane", "group", "first", "last", "count")
     return {tuple(finding[name] for name in names) for finding in findings if finding["lane"] is not None}

@@ -22,10 +22,6 @@ from outbox.pipeline.spark.lake import ArchivedMessage, Lake, find_message
 
 logger = get_logger(__name__)
 
-JOB = "outbox.pipeline.spark.jobs.archive"
-ERROR_PREFIX = "Archive failed: "  # begins the line of the job's log that states the reason
-
-
 HOLD = RetentionHold(
     "not archived yet",  # the archiver drops a day once it is in the lake
     lambda: (archive.after or conf.settings().retention) if (archive := settings().archive) else None,
@@ -45,9 +41,7 @@ HOLD = RetentionHold(
 """With an archive, only the archiver deletes days: it is the only one that compares them with the lake."""
 
 
-def archive_config(
-    using: str, *, reader: Reader = "jdbc", now: datetime | None = None, master: str = "local[2]", driver_memory: str = "2g"
-) -> ArchiveConfig:
+def archive_config(using: str, *, reader: Reader = "jdbc", master: str = "local[2]", driver_memory: str = "2g") -> ArchiveConfig:
     """
     Return the configuration of the archive job: which days of a database are due, and where the lake is.
 
@@ -59,21 +53,11 @@ def archive_config(
         raise ConfigurationError(
             "There is no archive.", hint='Set OUTBOX["PIPELINE"]["ARCHIVE"] = {"PATH": "/path/of/the/lake"}.'
         )
-    after = archive.after or conf.settings().retention
-    source = database_source(using, reader)
     return ArchiveConfig(
-        PipelineConfig(source, master=master, driver_memory=driver_memory),
-        lake=str(lake_of(using)),
-        before=((now or datetime.now(UTC)) - after).astimezone(UTC).date(),
+        PipelineConfig(database_source(using, reader), master=master, driver_memory=driver_memory),
+        lake=str(Path(archive.path, using)),
+        before=(datetime.now(UTC) - (archive.after or conf.settings().retention)).date(),
     )
-
-
-def lake_of(using: str) -> Path:
-    """Return the folder of a database's lake. Raises ConfigurationError if there is no archive."""
-    archive = settings().archive
-    if archive is None:
-        raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
-    return Path(archive.path, using)
 
 
 def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
@@ -84,7 +68,10 @@ def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
         ConfigurationError: there is no archive.
         LakeError: the lake cannot be read.
     """
-    return find_message(Lake(lake_of(using)), message_id)
+    archive = settings().archive
+    if archive is None:
+        raise ConfigurationError('There is no archive: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
+    return find_message(Lake(Path(archive.path, using)), message_id)
 
 
 def archive_due(using: str) -> None:
@@ -93,7 +80,7 @@ def archive_due(using: str) -> None:
 
     Raises:
         ConfigurationError: there is no archive.
-        ArchiveFailed: the job failed; days that were archived before that stay archived.
+        ArchiveFailed: the job failed.
     """
     try:
         report = archive(archive_config(using), log=logger.info)
@@ -108,15 +95,12 @@ def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
     """
     Archive what is due, in a child process. Return its report.
 
-    Args:
-        log: called with each line of the job's log.
-
     Raises:
         ArchiveRunning: another archive of this database is running.
         ArchiveFailed: the job failed; days that were archived before that stay archived.
     """
-    result = run_job(JOB, config.to_json(), log=log)
+    result = run_job("archive", config.to_json(), log=log)
     if result.report is None:
         kind = ArchiveRunning if result.exit_code == ArchiverBusy.exit_code else ArchiveFailed
-        raise kind(f"The archive did not finish{result.failure(ERROR_PREFIX)}")
+        raise kind(f"The archive did not finish{result.failure()}")
     return result.report

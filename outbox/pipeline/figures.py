@@ -7,11 +7,10 @@ The figures of a stored run: the counts of consumer groups, and percentiles of l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from outbox.database import Connection
-from outbox.pipeline.spark.bins import SHARES, add, percentile
+from outbox.pipeline.spark.measures import SHARES, percentile
 
 OF_GROUPS = {
     "handled": "handled by ",
@@ -49,6 +48,7 @@ def _parts(dead_letters: int, discarded: int) -> list[str]:
 
 
 BUCKETS = 96  # points of a chart's line
+SHARES_DRAWN = (0.5, 0.95, 0.99)
 SPAN = timedelta(days=1)  # the day before the newest minute
 
 Hop = tuple[str, str, str]  # topic, hop, consumer group
@@ -82,43 +82,28 @@ SELECT first, last, (at - first) * %(buckets)s / (last - first), count(*) FROM l
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Percentiles of a hop over `count` messages: share -> seconds, None if unknown."""
+def percentiles(connection: Connection, run: int) -> list[tuple[Hop, int, dict[float, float | None]]]:
+    """
+    Return the number of messages and the percentiles of all topics and hops of a run, the highest p99 first.
 
-    hop: Hop
-    count: int
-    seconds: dict[float, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySeries:
-    """Percentiles of a hop over time: share -> one value per bucket, None for a bucket without messages."""
-
-    hop: Hop
-    begins_at: datetime
-    ends_at: datetime
-    seconds: dict[float, list[float | None]]
-
-
-def percentiles(connection: Connection, run: int) -> list[Percentiles]:
-    """Return the percentiles of all topics and hops of a run, the highest p99 first."""
+    Percentiles: share -> seconds, None if unknown.
+    """
     bins: dict[Hop, dict[int, int]] = {}
     for topic, hop, group, place, n in connection.execute(WHOLE, {"run": run}).fetchall():
         bins.setdefault((topic, hop, group), {})[place] = n
-    found = [
-        Percentiles(hop, sum(counts.values()), {share: percentile(counts, share) for share in SHARES})
-        for hop, counts in bins.items()
+    latencies = [
+        (hop, sum(counts.values()), {share: percentile(counts, share) for share in SHARES}) for hop, counts in bins.items()
     ]
-    return sorted(found, key=lambda one: (-(one.seconds[0.99] or 0), one.hop))
+    return sorted(latencies, key=lambda latency: (-(latency[2][0.99] or 0), latency[0]))
 
 
-def latency_series(connection: Connection, run: int, hops: Sequence[Hop], *, shares: Sequence[float]) -> list[LatencySeries]:
-    """Return the percentiles of some hops on the last day of a run."""
-    (newest,) = connection.execute(NEWEST, [run]).fetchone() or (None,)
-    if newest is None:
-        return []
-    end = newest.astimezone(UTC) + timedelta(minutes=1)
+Series = tuple[Hop, dict[float, list[float | None]]]  # of a hop: share -> one value per bucket, None without messages
+
+
+def latency_series(connection: Connection, run: int, hops: Sequence[Hop]) -> tuple[datetime, datetime, list[Series]]:
+    """Return the begin and the end of the last day of a run, and percentiles of some hops between them."""
+    [(newest,)] = connection.execute(NEWEST, [run]).fetchall()
+    end = (newest or datetime.now(UTC)).astimezone(UTC) + timedelta(minutes=1)
     begin = end - SPAN
     width = SPAN.total_seconds() / BUCKETS
     topics, names, groups = ([hop[n] for hop in hops] for n in range(3))
@@ -126,17 +111,12 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop], *, sha
     buckets: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
     rows = connection.execute(OVER_TIME, {**arguments, "topics": topics, "hops": names, "groups": groups})
     for topic, hop, group, bucket, place, n in rows.fetchall():
-        counts = buckets[topic, hop, group]
-        counts[bucket] = add(counts.get(bucket, {}), {place: n})
-    return [
-        LatencySeries(
-            hop,
-            begin,
-            end,
-            {share: [percentile(counts.get(bucket, {}), share) for bucket in range(BUCKETS)] for share in shares},
-        )
+        buckets[topic, hop, group].setdefault(bucket, {})[place] = n
+    series = [
+        (hop, {share: [percentile(counts.get(bucket, {}), share) for bucket in range(BUCKETS)] for share in SHARES_DRAWN})
         for hop, counts in buckets.items()
     ]
+    return begin, end, series
 
 
 def losses(connection: Connection, run: int) -> tuple[datetime | None, datetime | None, list[int]]:

@@ -235,20 +235,20 @@ def pipeline_config(
         ConfigurationError: an entry of `OUTBOX["PIPELINE"]["AUDIT"]` is wrong, by its names or for the database; or there is no
             archive.
     """
-    databases = {alias: database_source(alias, reader) for alias in {using, *readable_brokers().values()}}
+    readable = readable_brokers()
+    databases = {alias: database_source(alias, reader) for alias in {using, *readable.values()}}
     if archived:
         more["archived"] = _archived(using)
     else:
         more.setdefault("since", _complete_since(using))
-    seen = [topic for broker in readable_brokers() for topic in _topics_of(broker)]
+    seen = [topic for broker in readable for topic in _topics_of(broker)]
     recorded = _recorded(using, but=seen)
-    kafka = [_kafka_cluster(alias, client, using, but=recorded) for alias, client in kafka_brokers().items()]
-    kafka = [cluster for cluster in kafka if cluster.topics]
-    seen += [topic for cluster in kafka for topic in cluster.topics]
+    clusters = [_kafka_cluster(alias, client, using, but=recorded) for alias, client in kafka_brokers().items()]
+    seen += [topic for cluster in clusters for topic in cluster.topics]
     return PipelineConfig(
         outbox=databases[using],
-        brokers=[databases[alias] for alias in sorted(set(readable_brokers().values()))],
-        kafka=kafka,
+        brokers=[databases[alias] for alias in sorted({*readable.values()})],
+        kafka=[cluster for cluster in clusters if cluster.topics],
         kafka_jars=settings().kafka_jars,
         business=[_business(using, name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
@@ -310,13 +310,11 @@ def _kafka_cluster(alias: str, client: dict[str, Any], using: str, *, but: Colle
 def _recorded(using: str, *, but: Sequence[str]) -> dict[str, float]:
     """Return the recorded topics -> the maximum delay of their messages at the broker, in seconds."""
     names = RecordedTopic.objects.using(using).exclude(topic__in=but).order_by("topic").values_list("topic", flat=True)
-    return {name: _max_delay_seconds(name) for name in names if name in conf.settings().topics}
-
-
-def _max_delay_seconds(topic: str) -> float:
-    settings = conf.topic_settings(topic)
-    is_delayed = settings.type is TopicType.DELAY
-    return conf.broker_class(settings.broker).max_delay.total_seconds() if is_delayed else 0.0
+    topics = {name: conf.topic_settings(name) for name in names if name in conf.settings().topics}
+    return {
+        name: conf.broker_class(topic.broker).max_delay.total_seconds() if topic.type is TopicType.DELAY else 0.0
+        for name, topic in topics.items()
+    }
 
 
 def _topics_of(broker: str) -> Sequence[str]:
@@ -344,36 +342,30 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
 
 def _groups(using: str) -> list[AuditedGroup]:
     """Return the groups whose inbox is in this database."""
-    audited_groups = []
-    for group in groups().values():
-        if group.using == using:
-            audited_groups.append(
-                AuditedGroup(group.name, sorted(group.topics), is_from_start=not _starts_at_latest(group.topics))
-            )
-    return audited_groups
 
+    def starts_at_latest(topic: str) -> bool:
+        return conf.settings().brokers[conf.topic_settings(topic).broker].options.get("START") == "latest"
 
-def _starts_at_latest(topics: Any) -> bool:
-    brokers = [conf.settings().brokers[conf.topic_settings(topic).broker] for topic in topics]
-    return any(broker.options.get("START") == "latest" for broker in brokers)
+    return [
+        AuditedGroup(group.name, sorted(group.topics), is_from_start=not any(map(starts_at_latest, group.topics)))
+        for group in groups().values()
+        if group.using == using
+    ]
 
 
 def _complete_since(using: str) -> datetime | None:
     """Return from when on the history is complete. None: it has never been pruned."""
     all_settings = conf.settings()
-    now, installed_at, oldest = datetime.now(UTC), _installed_at(using), _oldest_day(using)
+    now, installed_at = datetime.now(UTC), _installed_at(using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(FIND_OLDEST_DAY)
+        [day] = cursor.fetchone()
+    oldest = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) if day else None
     kept = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
     if installed_at and oldest and oldest.date() > installed_at.date():  # days were dropped, maybe by a shorter retention
         kept = min(kept, now - oldest)
     since = now - kept + min(kept / 4, timedelta(days=1))
     return None if installed_at is None or installed_at > since else since
-
-
-def _oldest_day(using: str) -> datetime | None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(FIND_OLDEST_DAY)
-        name: str | None = cursor.fetchone()[0]
-    return datetime.strptime(name, "%Y%m%d").replace(tzinfo=UTC) if name else None
 
 
 def _installed_at(using: str) -> datetime | None:
@@ -387,7 +379,5 @@ def _archived(using: str) -> Archived:
     archive = settings().archive
     if archive is None:
         raise ConfigurationError('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')
-    path = Path(archive.path, using)
-    return Archived(
-        str(path), _installed_at(using) or datetime.now(UTC), conf.settings().retention.total_seconds(), _complete_since(using)
-    )
+    born, kept = _installed_at(using) or datetime.now(UTC), conf.settings().retention
+    return Archived(str(Path(archive.path, using)), born, kept.total_seconds(), _complete_since(using))

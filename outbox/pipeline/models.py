@@ -131,8 +131,8 @@ class AuditFinding(models.Model):
 
 class AuditLatency(models.Model):
     """
-    A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.bins`. If that was
-    more than two days before the audit, `minute` begins a day, and the histogram is of the whole day.
+    A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.measures`. If that
+    was more than two days before the audit, `minute` begins a day, and the histogram is of the whole day.
     """
 
     id = models.BigAutoField(primary_key=True)

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import psycopg
@@ -77,14 +76,6 @@ def recorder_group(using: str) -> str:
     return GROUP if using == DEFAULT_DB_ALIAS else f"{GROUP}-{using}"
 
 
-@dataclass(slots=True)
-class RecorderTotals:
-    """How many deliveries were received, and how many of them were new rows."""
-
-    received: int = 0
-    written: int = 0
-
-
 class Recorder:
     """
     Records topics of one broker, in the thread that calls `run_once`.
@@ -105,7 +96,8 @@ class Recorder:
         self.group = group
         self.using = using
         self.topics = sorted(topics) or [topic.name for topic in conf.topics_of(alias)]
-        self.total = RecorderTotals()
+        self.received = 0  # deliveries
+        self.written = 0  # those of them that were new rows
         self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._invisible_for = conf.settings().consumer.invisible
         self._opened: tuple[Receives, database.Connection] | None = None
@@ -143,7 +135,8 @@ class Recorder:
             broker, connection = self._opened
             began = began or _now(connection)
             refusals = self._refusals(broker)
-            if _has_read(connection, began, [topic for topic in self.topics if topic not in refusals]):
+            topics = [topic for topic in self.topics if topic not in refusals]
+            if connection.execute(COUNT_READ, [topics, began]).fetchone() == (len(topics),):
                 if refusals:
                     raise BrokerUnavailable(next(iter(refusals.values())))
                 return
@@ -196,8 +189,8 @@ class Recorder:
 
     def _write(self, connection: database.Connection, deliveries: Sequence[Delivery]) -> None:
         rows = [_row(delivery, is_fifo=delivery.topic in self._fifo_topics) for delivery in deliveries]
-        self.total.received += len(rows)
-        self.total.written += connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
+        self.received += len(rows)
+        self.written += connection.execute(RECORD, [list(column) for column in zip(*rows, strict=True)]).rowcount
 
     def _restart_settling(self) -> None:
         self._empty.clear()
@@ -240,10 +233,6 @@ class Recorder:
     def _refusals(self, broker: Receives) -> dict[str, str]:
         """Return the topics to record that the broker cannot receive from as configured, each with the reason."""
         return {topic: reason for topic, reason in broker.refusals.items() if topic in self.topics}
-
-
-def _has_read(connection: database.Connection, moment: datetime, topics: Sequence[str]) -> bool:
-    return connection.execute(COUNT_READ, [topics, moment]).fetchone() == (len(topics),)
 
 
 def _now(connection: database.Connection) -> datetime:

@@ -8,6 +8,7 @@ the broker is dropped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,12 +67,12 @@ class ResendPlan:
 
     finding: AuditFinding
     ids: list[UUID] = field(default_factory=list)
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, reason: str, count: int) -> None:
         """Note that a number of messages cannot be sent, and why."""
         if count:
-            self.refused[reason] = self.refused.get(reason, 0) + count
+            self.refused[reason] += count
 
 
 def plan(finding: AuditFinding, using: str) -> ResendPlan:
@@ -168,18 +169,17 @@ def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> N
 
 def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages to send, by a description of topic and stage."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for planned in plans:
         where = _("group {}").format(planned.finding.consumer_group) if planned.finding.consumer_group else planned.finding.stage
         place = _("{}, lost at {}").format(planned.finding.topic, where)
-        sums[place] = sums.get(place, 0) + len(planned.ids)
-    return {place: count for place, count in sums.items() if count}
+        sums[place] += len(planned.ids)
+    return dict(+sums)
 
 
 def refusals(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages that cannot be sent again, by reason."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for planned in plans:
-        for reason, count in planned.refused.items():
-            sums[reason] = sums.get(reason, 0) + count
-    return sums
+        sums.update(planned.refused)
+    return dict(sums)

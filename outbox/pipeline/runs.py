@@ -32,10 +32,10 @@ from outbox.pipeline.conf import settings
 from outbox.pipeline.errors import AuditFailed, AuditRunning
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditLatency, AuditRun
-from outbox.pipeline.spark import PipelineError, jobs
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig, Reader
 from outbox.pipeline.spark.findings import FindingKind
-from outbox.pipeline.spark.jobs import Log
+from outbox.pipeline.spark.jobs import Log, run_job
 from outbox.pipeline.spark.session import find_jar
 from outbox.pipeline.spark.statements import keep_alive
 
@@ -88,14 +88,10 @@ def _mark_dead(using: str) -> None:
 
 def state_of(run: AuditRun) -> str:
     """Return the state of a run: DIED if it says RUNNING and no audit holds the lock."""
-    if run.state == AuditRun.RunState.RUNNING and not is_running(run._state.db or "default"):
-        return AuditRun.RunState.DIED
-    return run.state
-
-
-def is_running(using: str) -> bool:
-    """Return whether an audit of a database is running."""
-    return database.raw(using).execute(IS_LOCKED).fetchone() == (True,)
+    if run.state != AuditRun.RunState.RUNNING:
+        return run.state
+    is_locked = database.raw(run._state.db or DEFAULT_DB_ALIAS).execute(IS_LOCKED).fetchone() == (True,)
+    return AuditRun.RunState.RUNNING if is_locked else AuditRun.RunState.DIED
 
 
 def begin(
@@ -218,27 +214,6 @@ def _prune(run: AuditRun) -> None:
     AuditLatency.objects.using(run._state.db).filter(run__in=runs.filter(started_at__lt=now - DETAILS_KEPT)).delete()
 
 
-JOB = "outbox.pipeline.spark.jobs.audit"
-ERROR_PREFIX = "Audit failed: "  # begins the line of the job's log that states the reason
-
-
-def run_job(config: PipelineConfig, *, history: str = "", at_most: timedelta | None = None, log: jobs.Log) -> jobs.JobResult:
-    """
-    Run the audit's job and wait for it.
-
-    Args:
-        history: a folder to keep the history in that was read; empty: do not keep it.
-        at_most: the time limit.
-        log: called with each line of the job's log.
-    """
-    return jobs.run_job(JOB, config.to_json(), "--history", history, at_most=at_most, log=log)
-
-
-def explain(result: jobs.JobResult) -> str:
-    """Return the reason of a failure in one line."""
-    return f"The audit failed{result.failure(ERROR_PREFIX)}"
-
-
 # These kinds are about each message by itself, others about several.
 OF_EACH = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
 
@@ -292,8 +267,6 @@ def _has_all(one: AuditFinding, first: int, last: int) -> bool:
     return one.first_number <= first and last <= one.last_number
 
 
-logger = get_logger(__name__)
-
 SETTLE = timedelta(minutes=5)  # the command's default, too
 
 MAX_OUTPUT_CHARACTERS = 20_000  # characters
@@ -320,10 +293,10 @@ def run_and_store(
     with audit_lock(using):
         run = begin(using, asked_by=asked_by, since=config.since, settle_seconds=config.settle_seconds)
         try:
-            result = run_job(config, history=history, at_most=at_most, log=log)
+            result = run_job("audit", config.to_json(), "--history", history, at_most=at_most, log=log)
             database.drop_if_lost(using)  # it may have been closed as idle
             if result.report is None:
-                raise AuditFailed(explain(result))
+                raise AuditFailed(f"The audit failed{result.failure()}")
             finish(run, result.report, result.exit_code)
         except AuditFailed as error:
             fail(run, f"{error}\n\n{result.log_tail[-MAX_OUTPUT_CHARACTERS:]}", result.exit_code)

@@ -20,7 +20,6 @@ from outbox.errors import ConfigurationError
 from outbox.pipeline.errors import InvalidVerdict
 from outbox.pipeline.spark.jobs import AUDIT_KEY
 
-VARIABLE = AUDIT_KEY
 MIN_KEY_CHARACTERS = 32
 SALT = "outbox.audit.verdict"  # part of every signature, so it must never change
 HOW_TO_MAKE_A_KEY = """python -c 'import secrets; print(secrets.token_urlsafe(32))'"""
@@ -59,10 +58,10 @@ def keys() -> list[str]:
     Raises:
         ConfigurationError: a key is too short.
     """
-    keys_of_variable = os.environ.get(VARIABLE, "").split()
+    keys_of_variable = os.environ.get(AUDIT_KEY, "").split()
     if any(len(key) < MIN_KEY_CHARACTERS for key in keys_of_variable):
         raise ConfigurationError(
-            f"{VARIABLE} holds a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
+            f"{AUDIT_KEY} holds a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
         )
     return keys_of_variable
 
@@ -88,7 +87,7 @@ def verify(content: str) -> dict[str, Any]:
     """
     found = keys()
     if not found:
-        raise ConfigurationError("There is no key to verify with.", hint=f"Set {VARIABLE} to the key that signed.")
+        raise ConfigurationError("There is no key to verify with.", hint=f"Set {AUDIT_KEY} to the key that signed.")
     try:
         parts = json.loads(content)
         verdict, signature = parts["verdict"], parts["signature"]

@@ -23,8 +23,8 @@ from project.celery import app
 from project.celery_files import Transport
 from tests.database_url import url_of
 from tests.factories import message_id
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
 from tests.outbox.pipeline.conftest import KEY
+from tests.outbox.pipeline.stories import handle, relay
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]

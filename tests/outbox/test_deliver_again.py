@@ -13,7 +13,7 @@ from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group
 from outbox.deliver_again import GONE, IN_ANOTHER_OUTBOX, NO_GROUP, ON_ITS_WAY, deliver_again, ignored, lost
 from outbox.models import Batch, Deferred, Gap, Inbox, MessageRow, OperatorAct, State
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.stories import handle, relay
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -34,10 +34,10 @@ from outbox.admin.text import Text, badge, moment, number, shown
 from outbox.database import guarded
 from outbox.monitoring.text import age
 from outbox.pipeline import repair, runs, verdict
-from outbox.pipeline.figures import OF_GROUPS, LatencySeries, by_group, given_up, latency_series, losses, percentiles
+from outbox.pipeline.figures import OF_GROUPS, Series, by_group, given_up, latency_series, losses, percentiles
 from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
-from outbox.pipeline.spark.bins import SHARES
 from outbox.pipeline.spark.findings import FindingKind, Stage
+from outbox.pipeline.spark.measures import SHARES
 
 AT_ONCE = 200  # findings
 RUNS_OFFERED = 20
@@ -181,9 +181,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
-        counts: dict[str, int] = {}
-        for finding in chosen:
-            counts[finding.topic] = counts.get(finding.topic, 0) + 1
+        counts = Counter(finding.topic for finding in chosen)
         form = reason_form(request, count=len(chosen), at=as_of(request))
         if chosen and not form.is_valid():
             return impact_page(
@@ -230,7 +228,6 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
 DRAWN = 6  # charts of each
 POINTS = 96  # of a chart
-SHARES_DRAWN = (0.5, 0.95, 0.99)
 
 
 def format_seconds(seconds: float) -> str:
@@ -258,15 +255,16 @@ def _backlog(nth: int, row: AuditBacklog) -> dict[str, Any]:
     )
 
 
-def _latency(nth: int, series: LatencySeries) -> dict[str, Any]:
-    title = _("Latency of {}: {}, group {}") if series.hop[2] else _("Latency of {}: {}")
+def _latency(nth: int, begin: datetime, end: datetime, series: Series) -> dict[str, Any]:
+    hop, seconds = series
+    title = _("Latency of {}: {}, group {}") if hop[2] else _("Latency of {}: {}")
     return drawing(
         f"outbox-latency-{nth}",
-        title.format(*series.hop),
+        title.format(*hop),
         _("Logarithmic scale; gaps where there was no message."),
-        {f"p{share * 100:g}": series.seconds[share] for share in SHARES_DRAWN},
-        begins_at=series.begins_at,
-        ends_at=series.ends_at,
+        {f"p{share * 100:g}": values for share, values in seconds.items()},
+        begins_at=begin,
+        ends_at=end,
         say=format_seconds,
         by_decades=True,
     )
@@ -403,7 +401,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
 
     connection = database.raw(router.db_for_read(AuditRun))
     latencies = percentiles(connection, run.pk)
-    series = latency_series(connection, run.pk, [latency.hop for latency in latencies[:DRAWN]], shares=SHARES_DRAWN)
+    begin, end, series = latency_series(connection, run.pk, [hop for hop, _, _ in latencies[:DRAWN]])
     backlogs = list(AuditBacklog.objects.filter(run=run).order_by("-backlog", "consumer_group", "topic"))
     findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
     listed = url("outbox_pipeline_auditfinding_changelist")
@@ -437,10 +435,10 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
         "backlog_drawings": [_backlog(nth, row) for nth, row in enumerate(backlogs[:DRAWN]) if row.minutes],
         "shares": [f"p{share * 100:g}" for share in SHARES],
         "latencies": [
-            (latency.hop, latency.count, ["" if known is None else format_seconds(known) for known in latency.seconds.values()])
-            for latency in latencies
+            (hop, count, ["" if known is None else format_seconds(known) for known in seconds.values()])
+            for hop, count, seconds in latencies
         ],
-        "latency_drawings": [_latency(nth, hop) for nth, hop in enumerate(series)],
+        "latency_drawings": [_latency(nth, begin, end, of_hop) for nth, of_hop in enumerate(series)],
         "hidden_hops": max(0, len(latencies) - len(series)),
     }
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
 from outbox.pipeline.spark.lake import (
     DUPLICATE,
+    EPOCH,
     FAILED_DELIVERY,
     FRAMES,
     INBOX,
@@ -189,7 +190,6 @@ def copies(rows: DataFrame) -> DataFrame:
     return rows.where("delivery_count = 1").unionAll(unexplained.select(*rows.columns))
 
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LANE = ["source", "topic", "lane"]
 
 
@@ -340,7 +340,8 @@ def _add_rows(
         log("adding recorded messages")
         there = spark.read.parquet(f"{folder}/{RECORDED.name}")
         seen = there.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
-        _append(_broker(once(seen)), folder, "broker")
+        place = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
+        _append(copies(once(seen)).withColumns(place), folder, "broker")
     if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
@@ -349,7 +350,7 @@ def _add_rows(
     found = {
         "messages": _messages(messages),
         "places": _places(messages),
-        "inbox": _inbox(rows_of(INBOX)),
+        "inbox": rows_of(INBOX).withColumnRenamed("handled_at", "at"),
         "failed_deliveries": failed,
     }
     for name, rows in found.items():
@@ -358,9 +359,8 @@ def _add_rows(
 
 
 def _append(rows: DataFrame, folder: str, name: str) -> None:
-    extra = [column for column in rows.columns if column not in OF_HISTORY[name].names]
     typed = [F.col(column.name).cast(column.dataType) for column in OF_HISTORY[name]]
-    rows.select(*typed, *extra).write.mode("append").parquet(f"{folder}/{name}")
+    rows.select(*typed).write.mode("append").parquet(f"{folder}/{name}")
 
 
 def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFrame, end: Span) -> DataFrame:
@@ -395,10 +395,6 @@ def _places(rows: DataFrame) -> DataFrame:
     return rows.where(~F.col("state").isin("tombstone", "lost")).select(*place)
 
 
-def _inbox(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("at", F.col("handled_at")).select(*OF_HISTORY["inbox"].names)
-
-
 def _failed(rows: DataFrame) -> DataFrame:
     return rows.withColumn("at", F.col("failed_at")).select(*OF_HISTORY["failed_deliveries"].names)
 
@@ -415,8 +411,3 @@ def _duplicates(rows: DataFrame) -> DataFrame:
     nothing: dict[str, Column] = {name: F.lit(None) for name in ("lane", "number")}
     more = {"source": F.lit(""), "outcome": F.lit("duplicate"), "at": F.col("dropped_at"), **nothing}
     return rows.withColumns(more).select(*OF_HISTORY["failed_deliveries"].names)
-
-
-def _broker(rows: DataFrame) -> DataFrame:
-    place = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
-    return copies(rows).withColumns(place).select(*OF_HISTORY["broker"].names)

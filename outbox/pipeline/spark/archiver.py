@@ -11,11 +11,14 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psycopg
 from psycopg import errors
 
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
@@ -35,11 +38,9 @@ from outbox.pipeline.spark.lake import (
     digest_query,
     require_own_lake,
 )
-from outbox.pipeline.spark.statements import FIRST_TIME, HIGHEST, LAST_TIME, exported_snapshot
+from outbox.pipeline.spark.statements import HIGHEST, NOW, exported_snapshot, is_beyond
 
 if TYPE_CHECKING:
-    import psycopg
-
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -82,17 +83,15 @@ class ArchiveConfig:
 
 NAMED = 3  # the maximum number of values in the text
 
-IS_BEYOND = f"({{value}} > '{LAST_TIME}' OR {{value}} < '{FIRST_TIME}')"
-
 OF_MESSAGES = f"""
 SELECT 'created_at of message ' || id || ' is ' || created_at FROM outbox_message
-WHERE id >= %(first)s AND id < %(end)s AND {IS_BEYOND.format(value="created_at")}
+WHERE id >= %(first)s AND id < %(end)s AND {is_beyond("created_at")}
 UNION ALL
 SELECT w.name || ' of batch ' || b.id || ' with message ' || b.message_ids[1] || ' is ' || w.value
 FROM outbox_batch b CROSS JOIN LATERAL (
     SELECT name, value::text FROM (
         VALUES ('claimed_at', b.claimed_at), ('decided_at', b.decided_at), ('sent_at', b.sent_at)) t(name, value)
-    WHERE {IS_BEYOND.format(value="value")}
+    WHERE {is_beyond("value")}
     UNION ALL SELECT 'first number', b.first_seq::text WHERE b.first_seq NOT BETWEEN -{HIGHEST} AND {HIGHEST}) w(name, value)
 WHERE outbox_newest(b.message_ids) >= %(first)s
     AND EXISTS (SELECT FROM unnest(b.message_ids) u(id) WHERE u.id >= %(first)s AND u.id < %(end)s)
@@ -112,7 +111,7 @@ def _of_frame(frame: Frame, span: Span) -> str:
     times = [column.sql for column in frame.columns if column.kind == "time"]
     return " UNION ALL ".join(
         f"SELECT '{time} of message ' || coalesce({message}, '') || ' in outbox_{frame.name} is ' || {time} "
-        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {IS_BEYOND.format(value=time)}"
+        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {is_beyond(time)}"
         for time in times
     )
 
@@ -164,7 +163,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
             if deleted != wanted:
                 raise DayChanged(f"outbox_{name} has {deleted} rows from before {span.end}, the lake {wanted}")
         drop(connection, span, commit, time.monotonic() + patience_seconds)
-        records.mark_deleted(connection, commit)
+        records.mark(connection, records.DELETED, commit)
         failpoint("archive.in_delete")
 
 
@@ -259,14 +258,23 @@ class ArchiveReport:
 
 @dataclass
 class Archiver:
-    """Archives a database's days; the caller holds the archive lock."""
+    """
+    Archives a database's days; the caller holds the archive lock.
+
+    Args:
+        open_writer: called when there is something to write.
+    """
 
     config: ArchiveConfig
     connection: Connection
     lake: Lake
-    writer: Writer
+    open_writer: Callable[[], Writer]
     log: Log = lambda text: None
     done: ArchiveReport = field(default_factory=ArchiveReport)
+
+    @cached_property
+    def writer(self) -> Writer:
+        return self.open_writer()
 
     def run(self) -> ArchiveReport:
         """
@@ -298,15 +306,15 @@ class Archiver:
                 return
             except DayChanged as error:
                 self._keep(span, f"it changed while it was archived: {error}")
-                records.mark_changed(self.connection, commit)
+                records.mark(self.connection, records.CHANGED, commit)
 
     def _committed(self, span: Span) -> Commit | None:
         """Return the commit of an earlier run that did not delete the day."""
-        record = records.read(self.connection, span.day)
-        if record is None or record.state in ("changed", "deleted"):
+        state, attempt = records.read(self.connection, span.day)
+        if state in ("", "changed", "deleted"):
             return None
-        for commit in self._commits(span.day):
-            if commit.attempt == record.attempt:
+        for commit in self.lake.committed(str(span.day)):
+            if commit.attempt == attempt:
                 self.log(f"{span.day}: already committed, continuing")
                 self.lake.require_files(commit)
                 return commit
@@ -314,15 +322,15 @@ class Archiver:
 
     def _commit(self, span: Span) -> Commit | None:
         """Plan, write, verify and commit a day. None: it is not finished, or cannot be archived."""
-        record = records.read(self.connection, span.day)
-        attempt = 1 + max([record.attempt if record else 0, *self._attempts(span.day)])
+        state, last = records.read(self.connection, span.day)
+        attempt = 1 + max([last, *self._attempts(span.day)])
         with exported_snapshot(self.config.pipeline.outbox.url) as (reading, snapshot):
             reason = find_holder(reading, span.first_id, span.end_id) or find_unreadable(reading, span)
             if reason:
                 self._keep(span, reason)
                 return None
-            if record and record.state == "planned":
-                self._remove_abandoned(span, record.attempt)
+            if state == "planned":
+                self._remove_abandoned(span, last)
             reading.execute("SET LOCAL jit = off")
             self.log(f"{span.day}: counting")
             planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
@@ -331,18 +339,18 @@ class Archiver:
             failpoint("archive.after_plan")
             others = sum(day.rows for day in planned.values()) - rows
             self.log(f"{span.day}: writing {rows} messages and {others} rows of other tables")
-            largest = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchone() or (0,)
+            [(largest,)] = reading.execute(LARGEST, [span.first_id, span.end_id]).fetchall()
             cuts = _cuts(reading, span, rows, self.config.rows_per_part)
             for name, frame in FRAMES.items():
                 if planned[name].rows:
                     queries = [frame.query(span, *part) for part in cuts] if frame.id else [frame.query(span)]
-                    self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), *largest)
+                    self.writer.write(frame, queries, snapshot, self._folder(span, name, attempt), largest)
         failpoint("archive.after_write")
         self.log(f"{span.day}: reading back")
         frames = {name: self._verified(span, FRAMES[name], attempt, planned[name]) for name in FRAMES}
         failpoint("archive.after_verify")
-        source, now = records.source(self.connection), records.now(self.connection)
-        commit = Commit(str(span.day), attempt, source, frames, now.isoformat())
+        [(now,)] = self.connection.execute(NOW).fetchall()
+        commit = Commit(str(span.day), attempt, records.source(self.connection), frames, now.isoformat())
         self.lake.commit(commit)
         failpoint("archive.after_commit")
         return commit
@@ -362,7 +370,7 @@ class Archiver:
         return Written(rows, digest, sizes)
 
     def _delete(self, span: Span, commit: Commit) -> None:
-        records.mark_committed(self.connection, commit, commit.to_json())
+        records.mark(self.connection, records.COMMITTED, commit)
         failpoint("archive.before_delete")
         self.log(f"{span.day}: deleting")
         delete_day(self.connection, span, commit, patience_seconds=self.config.patience_seconds)
@@ -374,16 +382,16 @@ class Archiver:
         self.log(f"{span.day}: kept: {reason}")
         self.done.kept[str(span.day)] = reason
 
-    def _commits(self, day: date) -> list[Commit]:
-        return self.lake.committed(str(day))
-
     def _folder(self, span: Span, frame: str, attempt: int) -> Path:
         return self.lake.root / frame / str(span.day) / f"a{attempt}"
 
     def _attempts(self, day: date) -> list[int]:
         """Return the attempts that have a manifest or a folder in the lake. They are never overwritten."""
         folders = [path.name for frame in FRAMES for path in (self.lake.root / frame / str(day)).glob("a*")]
-        return [*(commit.attempt for commit in self._commits(day)), *(int(name[1:]) for name in folders if name[1:].isdigit())]
+        return [
+            *(commit.attempt for commit in self.lake.committed(str(day))),
+            *(int(name[1:]) for name in folders if name[1:].isdigit()),
+        ]
 
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
         """Remove the folders of an interrupted attempt. Others are kept: they may be committed, with a lost manifest."""
@@ -391,6 +399,22 @@ class Archiver:
             self.log(f"{span.day}: removing {folder}, the incomplete archive of an archiver that was stopped")
             self.done.abandoned.append(str(folder))
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def archive_due(config: ArchiveConfig, log: Log) -> ArchiveReport:
+    """Archive what is due, while holding the database's archive lock. Raises PipelineError."""
+    try:
+        with ExitStack() as stack, records.archive_lock(config.pipeline.outbox.url) as connection:
+
+            def open_writer() -> Writer:
+                # A run in which nothing is due needs neither PySpark nor Java.
+                from outbox.pipeline.spark.readers import SparkWriter
+
+                return stack.enter_context(closing(SparkWriter(config, log)))
+
+            return Archiver(config, connection, Lake(Path(config.lake)), open_writer, log).run()
+    except psycopg.Error as error:
+        raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
 
 
 def _planned(reading: Connection, frame: Frame, span: Span) -> Written:

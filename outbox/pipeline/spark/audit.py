@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +28,14 @@ from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.cells import COLUMNS as OF_ROLES
 from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAITING, Roles, Seen, micros, roles_of
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Stage, as_finding, unknown_topic
+from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Report, Stage, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
-from outbox.pipeline.spark.jobs import Steps
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
-from outbox.pipeline.spark.lanes import Result, audit_lanes, with_messages
+from outbox.pipeline.spark.lanes import audit_lanes, with_messages
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.scan import Bools, coded, may_have_null, micros_of, scan
-from outbox.pipeline.spark.session import code_version
+from outbox.pipeline.spark.scan import coded, may_have_null, micros_of, scan
+from outbox.pipeline.spark.session import Steps, code_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,7 +175,7 @@ class Observations:
                 sent = np.array([SENT_AS[role] for role in roles])
                 yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
                 for index, is_not_owed in self.roles.not_owed(batch):
-                    yield self._not_for(index, is_not_owed)
+                    yield [f"not for {self.roles.groups[index].name}" if flag else None for flag in is_not_owed]
             case "broker":
                 is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
                 yield np.where(is_shown, "stored", "stored young").tolist()
@@ -186,9 +184,6 @@ class Observations:
             case "failed_deliveries":
                 outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
                 yield [_known(*row) for row in zip(outcome, group, strict=True)]
-
-    def _not_for(self, group: int, those: Bools) -> list[str | None]:
-        return [f"not for {self.roles.groups[group].name}" if flag else None for flag in those]
 
 
 def _known(outcome: str | None, group: str) -> str | None:
@@ -239,31 +234,6 @@ def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) 
     return [unknown_topic(row.topic, row.n, row.ids) for row in rows.collect()]
 
 
-@dataclass(frozen=True)
-class Report:
-    """
-    The result of an audit.
-
-    Args:
-        counts: topic -> name of the count -> number of messages.
-        foreign: rows of other databases' messages, which are not audited.
-    """
-
-    as_of: datetime
-    findings: list[Breach] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    foreign: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as a dict for JSON."""
-        return {
-            "as_of": self.as_of.isoformat(),
-            "findings": [finding.as_dict() for finding in self.findings],
-            "counts": self.counts,
-            "foreign": self.foreign,
-        }
-
-
 def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: Steps | None = None) -> Report:
     """
     Compare business rows, outbox, broker and inbox.
@@ -276,10 +246,11 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     steps = steps or Steps()
     recent = history.since(first_id_at(config.since)) if config.since else history
 
-    def judge_numbers() -> tuple[Result, list[Breach]]:
-        lanes = audit_lanes(spark, config, history)
+    def judge_numbers() -> Report:
+        report = audit_lanes(spark, config, history)
         steps.log("messages of findings")
-        return lanes, with_messages(spark, config, history, lanes.findings)
+        report.findings = with_messages(spark, config, history, report.findings)
+        return report
 
     def judge_ids() -> list[Breach]:
         return [breach for check in CHECKS for breach in check(spark, config, recent)]
@@ -287,10 +258,9 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     # Run both at the same time, so that one works while the other plans, waits for its last task or reads results here.
     with steps("comparing the stages"), ThreadPoolExecutor(2) as pool:
         numbers, ids = pool.submit(judge_numbers), pool.submit(judge_ids)
-    lanes, findings = numbers.result()
-    findings += ids.result()
-    findings += [as_finding(broken) for broken in history.broken]
-    return Report(history.as_of, sorted(findings, key=IN_ORDER), lanes.counts, lanes.foreign)
+    report = numbers.result()
+    report.findings = sorted([*report.findings, *ids.result(), *history.broken], key=IN_ORDER)
+    return report
 
 
 # The short one first: at the end it would leave a core idle.
@@ -316,12 +286,21 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
     live = history  # latency and backlog leave out archived days: earlier runs have reported them
     if config.archived and config.archived.live_since:
         live = history.since(first_id_at(config.archived.live_since))
-    report = audit(spark, config, history, steps).as_dict()
+    report = audit(spark, config, history, steps)
     with steps("latency and backlog"):
         times = count_times(spark, config, live)
         latency, backlog = latency_report(config, times), backlog_report(config, live, times)
-    report["findings"] += latency.pop("findings")
     with steps("digest"):
-        judged = {"sources": sorted(history.sources), "digest": digest(spark, history), "code_version": code_version()}
-    report["since"] = config.since.isoformat() if config.since else None
-    return {**report, "latency": latency, "backlog": backlog, **judged}
+        history_digest = digest(spark, history)
+    return {
+        "as_of": history.as_of.isoformat(),
+        "since": config.since.isoformat() if config.since else None,
+        "findings": [finding.as_dict() for finding in report.findings] + latency.pop("findings"),
+        "counts": report.counts,
+        "foreign": report.foreign,
+        "latency": latency,
+        "backlog": backlog,
+        "sources": sorted(history.sources),
+        "digest": history_digest,
+        "code_version": code_version(),
+    }

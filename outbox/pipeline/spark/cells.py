@@ -121,7 +121,8 @@ class Roles:
                 for index, is_not_owed in self.not_owed(batch):
                     yield np.where(is_not_owed, of_group(index, InGroup.NOT_OWED), NONE)
             case "broker":
-                yield self._of_broker(batch)
+                is_old = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
+                yield np.where(is_old, Seen.STORED, Seen.STORED_YOUNG)
             case "inbox":
                 yield self._by_group(batch, InGroup.HANDLED)
             case "failed_deliveries":
@@ -162,18 +163,14 @@ class Roles:
         otherwise = np.where(state.is_("dead", "discarded"), Seen.GONE, under_way)
         return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
-    def _of_broker(self, batch: pa.RecordBatch) -> Ints:
-        return np.where(micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros, Seen.STORED, Seen.STORED_YOUNG)
-
     def _of_failed_deliveries(self, batch: pa.RecordBatch) -> Ints:
         outcome = coded(batch, "outcome")
-        by_group = {role: self._by_group(batch, role) for role in (InGroup.DEAD_LETTER, InGroup.DISCARDED, InGroup.WAITING)}
         cases = {
             InGroup.DEAD_LETTER: outcome.is_(DEAD),
             InGroup.DISCARDED: outcome.is_(DISCARDED),
             InGroup.WAITING: outcome.is_(*WAITING),
         }
-        roles = np.select([*cases.values()], [by_group[role] for role in cases], NONE)
+        roles = np.select([*cases.values()], [self._by_group(batch, role) for role in cases], NONE)
         return np.where(roles == Seen.FOREIGN_GROUP, NONE, roles)
 
     def _by_group(self, batch: pa.RecordBatch, role: InGroup) -> Ints:
@@ -222,22 +219,18 @@ HIGHEST = BUCKET << 34  # so that lane, role and bucket fit into one integer
 CELLS_AT_ONCE = 256  # limits memory: each needs a byte per number for a moment
 
 LANE = ("source", "topic", "lane")
+OF_LANE = [("source", pa.string()), ("topic", pa.string()), ("lane", pa.int16())]
 LaneName = tuple[str | None, str | None, int | None]
 
 CELL = pa.schema(
-    {
-        "source": pa.string(),
-        "topic": pa.string(),
-        "lane": pa.int16(),
-        "role": pa.int32(),
-        "bucket": pa.int64(),
-        "bits": pa.binary(),
-        "repeated": pa.binary(),
-        "n": pa.int64(),
-        "lowest": pa.int64(),
-        "highest": pa.int64(),
-        "future": pa.int64(),
-    }
+    [
+        *OF_LANE,
+        ("role", pa.int32()),
+        ("bucket", pa.int64()),
+        ("bits", pa.binary()),
+        ("repeated", pa.binary()),
+        *((name, pa.int64()) for name in ("n", "lowest", "highest", "future")),
+    ]
 )
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"

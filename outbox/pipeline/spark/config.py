@@ -23,14 +23,12 @@ class Source:
     Args:
         url: `postgresql://…`, or the folder of a history in Parquet.
         reader: for PostgreSQL: `jdbc` (needs the driver's jar) or `python` (psycopg, needs no jar).
-        jar: path of the JDBC driver; empty: the paths of Debian's package are tried.
         partitions: the number of connections that read a table concurrently.
         fetch_rows: rows fetched at once, per connection. 0 is not allowed: it would read outside of the snapshot.
     """
 
     url: str
     reader: Reader = "jdbc"
-    jar: str = ""
     partitions: int = 4
     fetch_rows: int = 10_000
 

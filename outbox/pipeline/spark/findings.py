@@ -22,6 +22,7 @@ NO_ROW = "its business row is missing"
 NOT_SENT = "not sent yet"
 NO_TOPIC = "#"  # begins the placeholder of a topic whose row is missing: its number, as `#7`
 NO_SUCH_TOPIC = "they refer to topic {number}, whose row in outbox_topic is missing: restore it from a backup"
+BROKEN_IDS = 100  # of one finding about broken rows
 NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
 NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"
 
@@ -137,25 +138,29 @@ def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Breach:
     return Breach(FindingKind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
 
-@dataclass(frozen=True)
-class Broken:
-    """Rows that no release of the outbox writes, and what is wrong with them. `stage`: a value of `Stage`."""
-
-    stage: str
-    topic: str
-    detail: str
-    count: int
-    ids: tuple[str, ...]
+def broken_row(stage: str, topic: str, detail: str, count: int, ids: Iterable[str]) -> Breach:
+    """Return a finding about rows that no release of the outbox writes."""
+    return Breach(FindingKind.BROKEN_ROW, Stage(stage), topic, count=count, detail=detail, ids=tuple(ids))
 
 
-def grouped(rows: Iterable[Sequence[Any]], *, names: int = 100) -> list[Broken]:
-    """Group rows of (stage, topic, what is wrong, message id); keep at most `names` ids of each."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+def broken_rows(rows: Iterable[Sequence[Any]]) -> list[Breach]:
+    """Group rows of (stage, topic, what is wrong, message id) into findings."""
+    ids: dict[tuple[str, str, str], list[str]] = {}
     for stage, topic, detail, message_id in rows:
-        found.setdefault((stage, topic, detail), []).append(str(message_id))
-    return [Broken(*what, len(ids), tuple(sorted(ids)[:names])) for what, ids in sorted(found.items())]
+        ids.setdefault((stage, topic, detail), []).append(str(message_id))
+    return [broken_row(*place, count=len(named), ids=sorted(named)[:BROKEN_IDS]) for place, named in sorted(ids.items())]
 
 
-def as_finding(one: Broken) -> Breach:
-    """Return broken rows as a finding."""
-    return Breach(FindingKind.BROKEN_ROW, Stage(one.stage), one.topic, count=one.count, detail=one.detail, ids=one.ids)
+@dataclass
+class Report:
+    """
+    The result of an audit.
+
+    Args:
+        counts: topic -> name of the count -> number of messages.
+        foreign: rows of other databases' messages, which are not audited.
+    """
+
+    findings: list[Breach] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    foreign: int = 0

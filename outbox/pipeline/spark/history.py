@@ -4,7 +4,7 @@ A history: what all stages had at one moment, as frames in Parquet. Every source
     folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
     folder/history.json: sources, time, what is known of brokers; it is written last
 
-Times are UTC. Lane and number are NULL for messages without a number: they are waiting, or were sent half first.
+Times are UTC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, ShortType, StringType, StructField, StructType, TimestampType
 
 from outbox.pipeline.spark import HistoryError
-from outbox.pipeline.spark.findings import Broken
+from outbox.pipeline.spark.findings import Breach, broken_row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +35,9 @@ def _schema(**columns: type) -> StructType:
     return StructType([StructField(name, kind()) for name, kind in columns.items()])
 
 
+# The place of a message at a stage. Lane and number are NULL for messages without a number, which wait or were sent half first.
+NUMBERED = {"source": StringType, "topic": StringType, "lane": ShortType, "number": LongType, "message_id": StringType}
+
 # Rows that must have a message. subject: name of the entry in settings; about: `shop.order:4711`.
 BUSINESS = _schema(subject=StringType, about=StringType, at=TimestampType)
 
@@ -43,54 +46,18 @@ MESSAGES = _schema(message_id=StringType, topic=StringType, key=StringType, type
 
 # The place of each message: a position in a batch, a ticket, a delayed row. state: as in outbox_message_state;
 # at: when it entered that state, as far as that is stored.
-PLACES = _schema(
-    source=StringType,
-    topic=StringType,
-    lane=ShortType,
-    number=LongType,
-    message_id=StringType,
-    state=StringType,
-    claimed_at=TimestampType,
-    at=TimestampType,
-)
+PLACES = _schema(**NUMBERED, state=StringType, claimed_at=TimestampType, at=TimestampType)
 
 # Messages that a broker has stored and made visible.
-BROKER = _schema(
-    source=StringType,
-    topic=StringType,
-    lane=ShortType,
-    number=LongType,
-    message_id=StringType,
-    key=StringType,
-    queue=IntegerType,
-    pos=LongType,
-    at=TimestampType,
-)
+BROKER = _schema(**NUMBERED, key=StringType, queue=IntegerType, pos=LongType, at=TimestampType)
 
 # Messages that groups have handled.
-INBOX = _schema(
-    consumer_group=StringType,
-    source=StringType,
-    topic=StringType,
-    lane=ShortType,
-    number=LongType,
-    message_id=StringType,
-    delivery_count=IntegerType,
-    at=TimestampType,
-)
+INBOX = _schema(consumer_group=StringType, **NUMBERED, delivery_count=IntegerType, at=TimestampType)
 
 # Messages that a group has not handled, by state (outcome): waiting at the broker, deferred, dead, discarded. And the log of
 # deliveries that failed or were dropped: retry, dead letter, duplicate.
 FAILED_DELIVERIES = _schema(
-    consumer_group=StringType,
-    source=StringType,
-    topic=StringType,
-    lane=ShortType,
-    number=LongType,
-    message_id=StringType,
-    delivery_count=IntegerType,
-    outcome=StringType,
-    at=TimestampType,
+    consumer_group=StringType, **NUMBERED, delivery_count=IntegerType, outcome=StringType, at=TimestampType
 )
 
 # The numbers that each lane has assigned, first to last.
@@ -187,7 +154,7 @@ class History:
     first_id: str = ""
     judged_since: datetime | None = None
     owed: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
-    broken: Sequence[Broken] = ()
+    broken: Sequence[Breach] = ()
 
     def __getattr__(self, name: str) -> DataFrame:
         """Return the frame with this name."""
@@ -240,19 +207,16 @@ def open_history(spark: SparkSession, folder: str) -> History:
         topic: Recorded(_time(began), _time(until), why) for topic, (began, until, why) in metadata.get("recorded", {}).items()
     }
     files = {name: paths for name, frame in frames.items() if can_be_opened(paths := frame.inputFiles())}
-    whose = frozenset(metadata["sources"]), datetime.fromisoformat(metadata["as_of"])
-    owed = {(group, topic): datetime.fromisoformat(time) for group, topic, time in metadata.get("owed", [])}
-    broken = [Broken(**{**entry, "ids": tuple(entry["ids"])}) for entry in metadata.get("broken", [])]
-    judged_since = _time(metadata.get("judged_since"))
     history = History(
         frames,
-        *whose,
+        frozenset(metadata["sources"]),
+        _time(metadata["as_of"]),
         recorded,
         brokers_as_of=_time(metadata.get("brokers_as_of")),
         files=files,
-        judged_since=judged_since,
-        owed=owed,
-        broken=broken,
+        judged_since=_time(metadata.get("judged_since")),
+        owed={(group, topic): _time(time) for group, topic, time in metadata.get("owed", [])},
+        broken=[broken_row(*row) for row in metadata.get("broken", [])],
     )
     _require_rows(history, folder)
     return history
@@ -295,7 +259,7 @@ def write_metadata(
     brokers_as_of: datetime | None = None,
     judged_since: datetime | None = None,
     owed: Mapping[tuple[str, str], datetime] | None = None,
-    broken: Iterable[Broken] = (),
+    broken: Iterable[Breach] = (),
 ) -> None:
     """Write the metadata of a history, after its frames. Without it the folder is not a history."""
     times = {
@@ -309,7 +273,7 @@ def write_metadata(
         "recorded": times,
         "judged_since": _text(judged_since),
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
-        "broken": [asdict(row) for row in broken],
+        "broken": [[row.stage, row.topic, row.detail, row.count, row.ids] for row in broken],
     }
     _write_text(spark, folder, json.dumps(metadata))
 

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import KafkaCluster
 from outbox.pipeline.spark.history import ALWAYS, FRAMES, Recorded
+from outbox.pipeline.spark.lake import EPOCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 1.0
 NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 URN = "urn:uuid:"  # begins the header with the id of the outbox
 OPEN = (
     "behind a transaction in partition {partition} that was begun at {time} and is still open, so readers of committed records "

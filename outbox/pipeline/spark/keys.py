@@ -213,7 +213,6 @@ def different(table: pa.Table) -> pa.Table:  # Spark needs the annotations
     return pa.table([np.full(len(found), table["pair"][0].as_py(), np.int8), found], schema=DIFFERENT)
 
 
-LOW_BITS = np.uint64(0xFFFFFFFF)  # the part of each hash that is summed, so that the sum of 10^9 rows fits a bigint
 NULL = np.uint64(0x9E3779B97F4A7C15)
 
 DIGESTED = {
@@ -243,7 +242,7 @@ def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
         hashes = row_hashes(frame, batch)
         n += len(hashes)
         once ^= int(np.bitwise_xor.reduce(hashes))
-        total += int((hashes & LOW_BITS).sum())
+        total += int((hashes & LOW).sum())  # so that the sum of 10^9 rows fits a bigint
     signed = once - (1 << 64) if once >> 63 else once
     yield pa.RecordBatch.from_pydict({"name": [frame], "n": [n], "once": [signed], "total": [total]}, schema=SUMS)
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ from outbox.pipeline.spark.cells import (
     HIGHEST,
     LANE,
     NONE,
+    OF_LANE,
     PLACES_OF,
     SENT_OF,
     Cell,
@@ -56,7 +57,7 @@ from outbox.pipeline.spark.cells import (
     unread,
 )
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Stage, merge
+from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Report, Stage, merge
 from outbox.pipeline.spark.history import History, Mark, Recorded
 from outbox.pipeline.spark.scan import Bools, Ints, collected, ddl, integers, micros_of, scan
 
@@ -89,8 +90,7 @@ class ExpectedLane:
     groups: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RangeResult:
+class RangeResult(NamedTuple):
     """A result about a range of numbers. With `kind` None it is a count named `what`, from the number `first` on."""
 
     kind: FindingKind | None
@@ -98,7 +98,7 @@ class RangeResult:
     what: str
     first: int
     last: int
-    count: int
+    n: int
 
 
 def roles_in(cells: Iterable[Mapping[str, Any]]) -> dict[int, Cell]:
@@ -205,17 +205,11 @@ def _count(stage: Stage, what: str, found: Bools) -> RangeResult:
 
 
 RESULT = pa.schema(
-    {
-        "source": pa.string(),
-        "topic": pa.string(),
-        "lane": pa.int16(),
-        "kind": pa.string(),
-        "stage": pa.string(),
-        "what": pa.string(),
-        "first": pa.int64(),
-        "last": pa.int64(),
-        "n": pa.int64(),
-    }
+    [
+        *OF_LANE,
+        *((name, pa.string()) for name in ("kind", "stage", "what")),
+        *((name, pa.int64()) for name in ("first", "last", "n")),
+    ]
 )
 IS_SEEN = "bucket"  # a result of this kind says only that the bucket has rows
 IS_UNKNOWN = "unknown"  # the lane has no mark; `what` is a role
@@ -228,24 +222,10 @@ NO_NUMBER = {
 }
 
 
-@dataclass
-class Result:
-    """
-    Args:
-        findings: merged; without ids. DUPLICATED means a repeated number, whatever its messages are.
-        counts: topic -> name of the count -> number of messages.
-        foreign: rows of other databases' messages, which are not audited.
-    """
-
-    findings: list[Breach] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    foreign: int = 0
-
-
-def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -> Result:
-    """Compare all stages of all lanes."""
+def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -> Report:
+    """Compare all stages of all lanes. Findings have no ids; DUPLICATED means a repeated number, whatever its messages are."""
     marks = history.marks_list()
-    result = Result()
+    result = Report()
     rows = _judge_lanes(spark, config, history, marks)
     if unknown := _unknown_lanes(history, rows, result):
         marks = [*marks, *unknown]
@@ -310,11 +290,11 @@ def _judge_bucket(
             yield *name, IS_UNKNOWN, "", str(cell["role"]), cell["lowest"], cell["highest"], cell["n"]
         return
     yield *name, IS_SEEN, "", "", bucket, bucket, sum(cell["n"] for cell in cells)
-    for finding in judge(lanes[name], bucket, roles_in(cells)):
-        yield *name, finding.kind, finding.stage, finding.what, finding.first, finding.last, finding.count
+    for result in judge(lanes[name], bucket, roles_in(cells)):
+        yield *name, *result
 
 
-def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Mark]:
+def _unknown_lanes(history: History, rows: list[Any], result: Report) -> list[Mark]:
     """Return marks for the lanes without one. Those of this database are findings, and audited up to their highest number."""
     found: dict[tuple[str, str, int | None], list[Any]] = defaultdict(list)
     for row in rows:
@@ -340,9 +320,9 @@ def _unknown_lanes(history: History, rows: list[Any], result: Result) -> list[Ma
     return unknown
 
 
-def _collect(result: Result, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
+def _collect(result: Report, config: PipelineConfig, history: History, marks: Sequence[Mark], rows: list[Any]) -> None:
     by_lane = {(mark.source, mark.topic, mark.lane): mark for mark in marks}
-    counts: dict[str, dict[str, int]] = {mark.topic: {} for mark in marks}
+    counts: dict[str, Counter[str]] = {mark.topic: Counter() for mark in marks}
     buckets: dict[Mark, set[int]] = {mark: set() for mark in marks}
     findings = []
     for row in rows:
@@ -352,13 +332,13 @@ def _collect(result: Result, config: PipelineConfig, history: History, marks: Se
         if row.kind == IS_SEEN:
             buckets[mark].add(row.first)
         elif row.kind is None:
-            counts[mark.topic][row.what] = counts[mark.topic].get(row.what, 0) + row.n
+            counts[mark.topic][row.what] += row.n
         else:
             findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
     for mark in marks:
-        counts[mark.topic]["assigned"] = counts[mark.topic].get("assigned", 0) + max(0, mark.last - mark.first + 1)
+        counts[mark.topic]["assigned"] += max(0, mark.last - mark.first + 1)
         findings += _absent_buckets(mark, buckets[mark])
-    result.counts = counts
+    result.counts = {topic: dict(of_topic) for topic, of_topic in counts.items()}
     result.findings += _of_groups_that_began_late(config, rows, merge(findings))
 
 
@@ -381,16 +361,8 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Breach]:
     for bucket in [*sorted(present), (end + BUCKET - 2) // BUCKET]:
         gap_end = min(bucket * BUCKET + 1, end)
         if gap_end > first:
-            yield Breach(
-                FindingKind.LOST,
-                Stage.OUTBOX,
-                mark.topic,
-                mark.source,
-                mark.lane,
-                first=first,
-                last=gap_end - 1,
-                count=gap_end - first,
-            )
+            place = FindingKind.LOST, Stage.OUTBOX, mark.topic, mark.source, mark.lane
+            yield Breach(*place, first=first, last=gap_end - 1, count=gap_end - first)
         first = max(first, (bucket + 1) * BUCKET + 1)
 
 
@@ -416,22 +388,13 @@ LANE_SHIFT = 49
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
-@dataclass
-class NumberRanges:
-    """Ranges of numbers by lane."""
-
-    _spans: dict[LaneName, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, lane: LaneName, first: int, last: int) -> None:
-        self._spans[lane].append((first, last))
-
-    def index(self) -> Index:
-        """Return an index for look-ups of millions of numbers."""
-        codes = {lane: code for code, lane in enumerate(self._spans)}
-        spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(self._spans[lane])]
-        starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
-        ends = np.array([(code << LANE_SHIFT) + last - 1 for code, _, last in spans], np.int64)
-        return Index(codes, starts, ends)
+def index_of(ranges: Mapping[LaneName, Iterable[tuple[int, int]]]) -> Index:
+    """Return an index of ranges of numbers, first to last, for look-ups of millions of numbers."""
+    codes = {lane: code for code, lane in enumerate(ranges)}
+    spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(ranges[lane])]
+    starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
+    ends = np.array([(code << LANE_SHIFT) + last - 1 for code, _, last in spans], np.int64)
+    return Index(codes, starts, ends)
 
 
 @dataclass(frozen=True)
@@ -490,7 +453,10 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
                     "first": first,
                     "last": last,
                     "numbers": len(of_span),
-                    "n": sum(_too_many(kind, row) for row in of_span),
+                    "n": sum(
+                        row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"])
+                        for row in of_span
+                    ),
                     "ids": [message_id for row in of_span[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
                 }
 
@@ -508,11 +474,8 @@ def _spans(found: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[dict[st
         at += many
 
 
-def _too_many(kind: FindingKind, row: dict[str, Any]) -> int:
-    return int(row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"]))
-
-
 NumberKey = tuple[str, str, int, int]
+Ranges = dict[str, dict[LaneName, list[tuple[int, int]]]]  # frame -> lane -> first and last numbers
 
 FRAME_OF = {Stage.OUTBOX: "places", Stage.BROKER: "broker", Stage.INBOX: "inbox"}
 NAMELESS = (FindingKind.UNKNOWN_LANE, FindingKind.NO_NUMBER, FindingKind.CLOCK)
@@ -520,33 +483,23 @@ BUCKETS_AT_ONCE = 8  # a group costs Spark more than its rows cost, but the rows
 NAMED, REPEATED = 1, 2  # why a row is looked up; the sum means both
 
 ROW = pa.schema(
-    {
-        "frame": pa.string(),
-        "source": pa.string(),
-        "topic": pa.string(),
-        "lane": pa.int16(),
-        "number": pa.int64(),
-        "part": pa.int64(),
-        "consumer_group": pa.string(),
-        "message_id": pa.string(),
-        "why": pa.int8(),
-    }
+    [
+        ("frame", pa.string()),
+        *OF_LANE,
+        *((name, pa.int64()) for name in ("number", "part")),
+        *((name, pa.string()) for name in ("consumer_group", "message_id")),
+        ("why", pa.int8()),
+    ]
 )
 
 FOUND = pa.schema(
-    {
-        "frame": pa.string(),
-        "source": pa.string(),
-        "topic": pa.string(),
-        "lane": pa.int16(),
-        "consumer_group": pa.string(),
-        "kind": pa.string(),
-        "first": pa.int64(),
-        "last": pa.int64(),
-        "numbers": pa.int64(),
-        "n": pa.int64(),
-        "ids": pa.list_(pa.string()),
-    }
+    [
+        ("frame", pa.string()),
+        *OF_LANE,
+        *((name, pa.string()) for name in ("consumer_group", "kind")),
+        *((name, pa.int64()) for name in ("first", "last", "numbers", "n")),
+        ("ids", pa.list_(pa.string())),
+    ]
 )
 
 
@@ -564,10 +517,8 @@ def with_messages(spark: SparkSession, config: PipelineConfig, history: History,
         return findings
     if "inbox" in columns:
         columns["inbox"] = (*columns["inbox"], "consumer_group")
-    select = _row_filter(
-        {frame: ranges.index() for frame, ranges in named.items()}, {frame: ranges.index() for frame, ranges in repeated.items()}
-    )
-    rows = scan(spark, history, columns, select, ROW)
+    indexes = ({frame: index_of(ranges) for frame, ranges in wanted.items()} for wanted in (named, repeated))
+    rows = scan(spark, history, columns, _row_filter(*indexes), ROW)
     looked_up = rows.groupBy("frame", *LANE, "part").applyInArrow(_look_up(config.ids_per_finding), ddl(FOUND)).toArrow()
     dirty = {_where(finding) for finding in findings if _is_repeated(finding)}
     found = [finding for finding in findings if not _is_repeated(finding)]
@@ -588,21 +539,20 @@ def _where(one: Breach) -> tuple[Any, ...]:
     return one.stage, one.source, one.topic, one.lane, one.group
 
 
-def _wanted(config: PipelineConfig, findings: Iterable[Breach]) -> tuple[dict[str, NumberRanges], dict[str, NumberRanges]]:
-    """Return the numbers to look up, by frame: those whose ids are wanted, and repeated ones."""
-    named: dict[str, NumberRanges] = {}
-    repeated: dict[str, NumberRanges] = {}
+def _wanted(config: PipelineConfig, findings: Iterable[Breach]) -> tuple[Ranges, Ranges]:
+    """Return the numbers to look up, by frame and lane: those whose ids are wanted, and repeated ones."""
+    named: Ranges = defaultdict(lambda: defaultdict(list))
+    repeated: Ranges = defaultdict(lambda: defaultdict(list))
     for finding in findings:
         lane = (finding.source, finding.topic, finding.lane)
         if _is_repeated(finding):
-            repeated.setdefault(FRAME_OF[finding.stage], NumberRanges()).add(lane, finding.first, finding.last)
+            repeated[FRAME_OF[finding.stage]][lane].append((finding.first, finding.last))
         elif not (
             finding.lane < 0 or finding.kind in NAMELESS or (finding.kind is FindingKind.LOST and finding.stage is Stage.OUTBOX)
         ):
+            last = min(finding.last, finding.first + config.ids_per_finding - 1)
             for frame in _where_to_look(finding):
-                named.setdefault(frame, NumberRanges()).add(
-                    lane, finding.first, min(finding.last, finding.first + config.ids_per_finding - 1)
-                )
+                named[frame][lane].append((finding.first, last))
     return named, repeated
 
 

@@ -12,8 +12,7 @@ How long messages take for each hop, and the backlog of each group and topic by 
     10:01       100      100        0
     10:02       400      120      280    production faster
 
-The time of publishing is in the message id, so no hop needs a join. Histograms can be added; `bins` defines their bins. `cause`
-has the causes of backlog.
+The time of publishing is in the message id, so no hop needs a join. `measures` defines the bins, and has the causes of backlogs.
 """
 
 from __future__ import annotations
@@ -30,12 +29,21 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, COUNTED, INSTANT, SHARES, percentile
-from outbox.pipeline.spark.cause import BacklogMinute, backlog_states, up_to
 from outbox.pipeline.spark.cells import micros
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
+from outbox.pipeline.spark.measures import (
+    BACKWARDS,
+    BINS_PER_DOUBLING,
+    COUNTED,
+    INSTANT,
+    SHARES,
+    BacklogMinute,
+    backlog_states,
+    percentile,
+    up_to,
+)
 from outbox.pipeline.spark.scan import Bools, Coded, Ints, RowCounter, coded, constant, published_micros, scan, times_of
 
 if TYPE_CHECKING:

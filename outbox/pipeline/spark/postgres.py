@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from outbox.pipeline.spark import HistoryError, PipelineError, statements
 from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.findings import Broken, grouped
+from outbox.pipeline.spark.findings import Breach, broken_rows
 from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake import RECORDED
 from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
@@ -45,19 +45,11 @@ NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # errors that are not caused by 
 
 @dataclass(frozen=True)
 class FramePart:
-    """
-    The source of a frame, or of a part of it.
-
-    Args:
-        opened: a connection in the snapshot, and the snapshot's name.
-        statement: the query; None: `rows` are given instead.
-    """
+    """A query for a frame, or for a part of it. `opened`: a connection in the snapshot, and the snapshot's name."""
 
     source: Source
     opened: tuple[Any, str]
-    statement: Statement | None
-    schema: StructType
-    rows: DataFrame | None = None
+    statement: Statement
 
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
@@ -88,19 +80,16 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
             recorded = {topic: Recorded(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
-        broken = grouped(connection.execute(BROKEN_BATCHES.format(only="true")))
+        broken = broken_rows(connection.execute(BROKEN_BATCHES))
         invalidate_history(spark, folder)
         for name, of_frame in parts.items():
             log(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
-    if lake is None:
-        known = recorded | of_kafka
-        write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken)
-        return
-    known = known_at_the_broker(config, lake, recorded) | of_kafka
-    owed = add_archived(spark, config, folder, lake, log)
-    of_lake: dict[str, Any] = {"judged_since": lake.since, "owed": owed}
-    write_metadata(spark, folder, sources, now, known, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
+    of_lake: dict[str, Any] = {}
+    if lake is not None:
+        recorded = known_at_the_broker(config, lake, recorded)
+        of_lake = {"judged_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+    write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 
 
 def _now(url: str) -> datetime:
@@ -123,36 +112,38 @@ def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
 
 def _parts(
     spark: SparkSession, config: PipelineConfig, opened: Opened, clusters: Sequence[KafkaSnapshot], *, is_archived: bool
-) -> dict[str, list[FramePart]]:
+) -> dict[str, list[FramePart | DataFrame]]:
     """Return the parts of each frame. With an archive: all numbers of lanes, and recorded rows in the form of the lake."""
-    parts: dict[str, list[FramePart]] = {name: [] for name in FRAMES}
+    parts: dict[str, list[FramePart | DataFrame]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
-            parts[name].append(FramePart(source, opened[source.url], statement, FRAMES[name]))
+            parts[name].append(FramePart(source, opened[source.url], statement))
     ours = opened[config.outbox.url]
     for cluster in clusters:
-        for name, frames in {"broker": cluster.messages(spark), "failed_deliveries": cluster.waiting(spark)}.items():
-            parts[name].extend(FramePart(config.outbox, ours, None, rows.schema, rows) for rows in frames)
+        parts["broker"] += cluster.messages(spark)
+        parts["failed_deliveries"] += cluster.waiting(spark)
     marks = statements.of_marks(None if is_archived else config.since)
     wanted = [
         *(statements.OUTBOX | {"marks": marks}).items(),
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
-        rows = read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])
-        parts[RECORDED.name] = [FramePart(config.outbox, ours, None, rows.schema, rows)]
+        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     for name, statement in wanted:
-        parts[name].append(FramePart(config.outbox, ours, statement, FRAMES[name]))
+        parts[name].append(FramePart(config.outbox, ours, statement))
     return parts
 
 
-def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str, log: Log) -> list[Broken]:
+def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
     """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
+    queries = [part for part in parts if isinstance(part, FramePart)]
 
     def write(*, with_care: bool) -> None:
-        frames = [_read(spark, part, with_care=with_care) for part in parts] or [spark.createDataFrame([], FRAMES[name])]
+        frames = [part for part in parts if isinstance(part, DataFrame)]
+        frames += [_read(spark, part, FRAMES[name], with_care=with_care) for part in queries]
+        frames = frames or [spark.createDataFrame([], FRAMES[name])]
         reduce(DataFrame.unionByName, frames).write.mode("overwrite").parquet(path)
 
     try:
@@ -160,20 +151,18 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart], path: str
             write(with_care=False)
             return []
         except Exception as error:  # tasks raise errors of PySpark or py4j
-            is_careful = any(part.statement is not None and part.statement.careful for part in parts)
+            is_careful = any(part.statement.careful for part in queries)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
-        wanted = [(part.opened[0], part.statement.broken) for part in parts if part.statement is not None]
-        return [row for connection, statement in wanted if statement for row in grouped(connection.execute(statement))]
+        wanted = [(part.opened[0], part.statement.broken) for part in queries if part.statement.broken]
+        return [row for connection, statement in wanted for row in broken_rows(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 
 
-def _read(spark: SparkSession, part: FramePart, *, with_care: bool) -> DataFrame:
-    if part.rows is not None or part.statement is None:
-        return part.rows
+def _read(spark: SparkSession, part: FramePart, schema: StructType, *, with_care: bool) -> DataFrame:
     connection, snapshot = part.opened
     query = (part.statement.careful if with_care else "") or part.statement.query
     low, high = connection.execute(part.statement.bounds).fetchone()
@@ -181,8 +170,8 @@ def _read(spark: SparkSession, part: FramePart, *, with_care: bool) -> DataFrame
     if part.source.reader == "jdbc":
         frame = read_by_jdbc(spark, part.source, query, bounds, snapshot)
     else:
-        frame = read_by_psycopg(spark, part.source, query, bounds, snapshot, part.schema)
-    return frame.select(*(F.col(column.name).cast(column.dataType) for column in part.schema))
+        frame = read_by_psycopg(spark, part.source, query, bounds, snapshot, schema)
+    return frame.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 
 def _explained(name: str, error: Exception) -> HistoryError:

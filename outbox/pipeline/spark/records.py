@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -57,18 +56,11 @@ WHERE day = %(day)s AND state = 'planned' AND attempt = %(attempt)s
 # The day's rows in the database differ from the lake: the day is archived again.
 CHANGED = "UPDATE outbox_archived_day SET state = 'changed' WHERE day = %(day)s AND attempt = %(attempt)s"
 
+# Part of the transaction that deletes the day.
 DELETED = """
 UPDATE outbox_archived_day SET state = 'deleted', deleted_at = clock_timestamp()
 WHERE day = %(day)s AND state = 'committed' AND attempt = %(attempt)s
 """
-
-
-@dataclass(frozen=True)
-class DayRecord:
-    """The record of a day. `state`: planned, committed, changed or deleted."""
-
-    state: str
-    attempt: int
 
 
 @contextmanager
@@ -104,10 +96,11 @@ def days(connection: Connection, before: date) -> list[date]:
     return [day for (day,) in connection.execute(LIST_DAYS) if day < before]
 
 
-def read(connection: Connection, day: date) -> DayRecord | None:
-    """Return the record of a day."""
-    row = connection.execute(READ, [day]).fetchone()
-    return None if row is None else DayRecord(*row)
+def read(connection: Connection, day: date) -> tuple[str, int]:
+    """Return the state of a day (planned, committed, changed, deleted) and its attempt; "" and 0 if it has no record."""
+    for state, attempt in connection.execute(READ, [day]):
+        return state, attempt
+    return "", 0
 
 
 def deleted(connection: Connection) -> dict[str, int]:
@@ -129,27 +122,9 @@ def source(connection: Connection) -> str:
 
 def plan(connection: Connection, day: date, attempt: int, rows: int, digest: str) -> None:
     """Record that a day is being archived."""
-    fields = {"day": day, "attempt": attempt, "rows": rows, "digest": digest}
-    connection.execute(PLAN, fields)
+    connection.execute(PLAN, {"day": day, "attempt": attempt, "rows": rows, "digest": digest})
 
 
-def mark_committed(connection: Connection, commit: Commit, manifest: str) -> None:
-    """Record that a day is committed in the lake. A second call changes nothing."""
-    connection.execute(COMMITTED, {"day": commit.day, "attempt": commit.attempt, "manifest": manifest})
-
-
-def mark_changed(connection: Connection, commit: Commit) -> None:
-    """Record that a day must be archived again."""
-    connection.execute(CHANGED, {"day": commit.day, "attempt": commit.attempt})
-
-
-def mark_deleted(connection: Connection, commit: Commit) -> None:
-    """Record that a day is only in the lake, in the transaction that deletes it."""
-    connection.execute(DELETED, {"day": commit.day, "attempt": commit.attempt})
-
-
-def now(connection: Connection) -> datetime:
-    """Return the database's time."""
-    moment: datetime
-    [(moment,)] = connection.execute("SELECT clock_timestamp()").fetchall()
-    return moment
+def mark(connection: Connection, statement: str, commit: Commit) -> None:
+    """Record a step of a commit: `COMMITTED`, `CHANGED` or `DELETED`. A second call changes nothing."""
+    connection.execute(statement, {"day": commit.day, "attempt": commit.attempt, "manifest": commit.to_json()})

@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module, metadata
 from importlib.abc import Traversable
@@ -29,6 +31,27 @@ from outbox.pipeline.spark.config import PipelineConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class Steps:
+    """
+    Measures the steps of a job by the wall clock, one after the other.
+
+    Args:
+        log: called with the name of each step, and by the step with lines about its progress.
+    """
+
+    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
+        self.log = log
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Measure a step: the block."""
+        self.log(name)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 2)
 
 
 PACKAGE = "django-transactional-outbox"
@@ -176,17 +199,12 @@ def require_user() -> None:
         ) from None
 
 
-def find_jar(given: str = "") -> str:
-    """
-    Return the path of the PostgreSQL JDBC driver.
-
-    Raises:
-        PipelineError: it is neither at the given path nor where Debian installs it.
-    """
-    for path in [given] if given else JARS:
+def find_jar() -> str:
+    """Return the path of the PostgreSQL JDBC driver. Raises PipelineError if it is not where Debian installs it."""
+    for path in JARS:
         if Path(path).is_file():
             return path
-    raise PipelineError(f"The PostgreSQL JDBC driver is not at {given or ' or '.join(JARS)}. {INSTALL_JAR}")
+    raise PipelineError(f"The PostgreSQL JDBC driver is not at {' or '.join(JARS)}. {INSTALL_JAR}")
 
 
 def find_kafka_jars(folder: str) -> list[str]:
@@ -197,13 +215,7 @@ def find_kafka_jars(folder: str) -> list[str]:
     return jars
 
 
-def needs_jar(config: PipelineConfig) -> bool:
-    return any(source.is_postgres and source.reader == "jdbc" for source in (config.outbox, *config.brokers))
-
-
-def build_session(
-    config: PipelineConfig, *, name: str = "outbox", is_light: bool = False, is_for_tests: bool = False
-) -> SparkSession:
+def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: bool = False) -> SparkSession:
     """
     Return the Spark session of this process; start it if necessary.
 
@@ -211,7 +223,6 @@ def build_session(
 
     Args:
         is_light: the JVM has little to do, because workers read the files; so optimize for a fast start.
-        is_for_tests: the same, with a single-threaded garbage collector.
 
     Raises:
         JavaMissing: there is no suitable Java.
@@ -238,9 +249,8 @@ def build_session(
             add_package_to_workers()
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # avoids a warning about the host name
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-        jars = []
-        if needs_jar(config):
-            jars = sorted({find_jar(source.jar) for source in (config.outbox, *config.brokers) if source.is_postgres})
+        sources = (config.outbox, *config.brokers)
+        jars = [find_jar()] if any(source.is_postgres and source.reader == "jdbc" for source in sources) else []
         if config.kafka and config.kafka_jars:
             jars += find_kafka_jars(config.kafka_jars)
         elif config.kafka:
@@ -248,9 +258,7 @@ def build_session(
             builder = builder.config("spark.jars.packages", package)
         if jars:
             builder = builder.config("spark.jars", ",".join(jars))
-        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", METASPACE]
-        options += [*FAST_START] if is_light or is_for_tests else []
-        options += [SERIAL_GC] if is_for_tests else []
+        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", METASPACE, *(FAST_START if is_light else ())]
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
@@ -272,7 +280,7 @@ def build_session(
 
 def add_package_to_workers() -> None:
     """Add this package to PYTHONPATH for Spark's Python workers, which do not inherit sys.path."""
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(ROOT)
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
@@ -280,7 +288,6 @@ def add_package_to_workers() -> None:
 
 METASPACE = "-XX:MetaspaceSize=256m"  # the default of 21 MB causes garbage collections at the start
 FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:InitiatingHeapOccupancyPercent=80")  # few collections in a short life
-SERIAL_GC = "-XX:+UseSerialGC"
 
 SETTINGS = {
     "spark.ui.enabled": "false",

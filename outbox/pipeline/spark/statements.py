@@ -155,33 +155,34 @@ NOT_A_NUMBER = "their headers ce-lane and ce-number are not numbers"
 BEYOND_CALENDAR = "their {column} is before 1970 or after 9998"
 
 
-def _is_beyond(column: str) -> str:
+def is_beyond(column: str) -> str:
+    """Return an SQL condition: whether a time is not in the range that every reader supports."""
     return f"({column} > '{LAST_TIME}' OR {column} < '{FIRST_TIME}')"
 
 
 def _broken_times(table: str, column: str, *, stage: str, topic: str, message: str = "message_id::text") -> str:
     what = BEYOND_CALENDAR.format(column=column)
-    return f"SELECT '{stage}', {topic}, '{what}', {message} FROM {table} WHERE {_is_beyond(column)}"
+    return f"SELECT '{stage}', {topic}, '{what}', {message} FROM {table} WHERE {is_beyond(column)}"
 
 
 BROKEN_PLACES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")},
     'claimed_at, decided_at or sent_at of batch ' || b.id || ' is before 1970 or after 9998', u.id::text
 FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) u(id) LEFT JOIN outbox_topic t ON t.id = b.topic_id
-WHERE {" OR ".join(_is_beyond(f"b.{column}") for column in ("claimed_at", "decided_at", "sent_at"))}
+WHERE {" OR ".join(is_beyond(f"b.{column}") for column in ("claimed_at", "decided_at", "sent_at"))}
 UNION ALL
 SELECT 'outbox', {TOPIC.format(row="b")}, 'first_seq of batch ' || b.id || ' is ' || b.first_seq, u.id::text
 FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) u(id) LEFT JOIN outbox_topic t ON t.id = b.topic_id
 WHERE b.first_seq NOT BETWEEN 1 AND {HIGHEST}
 UNION ALL
 SELECT 'outbox', {TOPIC.format(row="d")}, '{BEYOND_CALENDAR.format(column="due_at")}', d.message_id::text
-FROM outbox_delayed d LEFT JOIN outbox_topic t ON t.id = d.topic_id WHERE {_is_beyond("d.due_at")}
+FROM outbox_delayed d LEFT JOIN outbox_topic t ON t.id = d.topic_id WHERE {is_beyond("d.due_at")}
 """
 BROKEN_MESSAGES = f"""
 SELECT 'outbox', {TOPIC.format(row="m")}, w.what, m.id::text
 FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id CROSS JOIN LATERAL (
     SELECT '{NOT_JSON}' WHERE m.headers !~ '{OBJECT}'
-    UNION ALL SELECT '{BEYOND_CALENDAR.format(column="created_at")}' WHERE {_is_beyond("m.created_at")}) w(what)
+    UNION ALL SELECT '{BEYOND_CALENDAR.format(column="created_at")}' WHERE {is_beyond("m.created_at")}) w(what)
 WHERE m.topic_id <> 0
 """
 BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at", stage="inbox", topic="topic")
@@ -201,11 +202,11 @@ FROM outbox_embedded_message m JOIN outbox_embedded_topic t ON t.id = m.topic_id
     SELECT CASE WHEN m.headers !~ '{OBJECT}' THEN '{NOT_JSON}'
         WHEN NOT ({is_number(_LANE, "smallint")} AND {is_number(_NUMBER, "bigint")})
             AND coalesce({_LANE}, {_NUMBER}) IS NOT NULL THEN '{NOT_A_NUMBER}'
-        WHEN {_is_beyond("m.stored_at")} THEN '{BEYOND_CALENDAR.format(column="stored_at")}' END) w(what)
+        WHEN {is_beyond("m.stored_at")} THEN '{BEYOND_CALENDAR.format(column="stored_at")}' END) w(what)
 WHERE w.what IS NOT NULL
 """
 
-# Batches whose columns contradict each other. `only`: a condition on the batch, b.
+# Batches whose columns contradict each other.
 BROKEN_BATCHES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")}, 'batch ' || b.id || ' ' || w.what, u.id::text
 FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LATERAL (
@@ -220,7 +221,7 @@ FROM outbox_batch b LEFT JOIN outbox_topic t ON t.id = b.topic_id CROSS JOIN LAT
     UNION ALL SELECT 'has numbers, but no lane' WHERE b.lane IS NULL AND b.first_seq IS NOT NULL
     UNION ALL SELECT 'has a lane, but no numbers' WHERE b.first_seq IS NULL AND b.lane IS NOT NULL
     UNION ALL SELECT 'has state ' || b.state || ', which does not exist' WHERE b.state NOT BETWEEN 0 AND 5) w(what)
-CROSS JOIN LATERAL unnest(b.message_ids) u(id) WHERE {{only}}
+CROSS JOIN LATERAL unnest(b.message_ids) u(id)
 """
 
 
@@ -335,12 +336,9 @@ FIRST = """
 1 + coalesce(
     (SELECT max({seq} + cardinality(b.message_ids) - 1) FROM outbox_batch b
      WHERE b.topic_id = l.topic_id AND b.lane = l.lane AND b.claimed_at < '{since}'),
-    {older})
+    (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane),
+    l.last_seq)
 """
-# If rows were pruned, a missing number may have been pruned. If none were, no number may be missing.
-PRUNED = """
-    (SELECT min({seq}) - 1 FROM outbox_batch b WHERE b.topic_id = l.topic_id AND b.lane = l.lane), l.last_seq"""
-NEVER_PRUNED = "0"
 
 OUTBOX = {"places": PLACES, "messages": MESSAGES, "inbox": INBOX, "failed_deliveries": FAILED_DELIVERIES}
 
@@ -410,18 +408,12 @@ def of_recorded(topics: Iterable[str]) -> Statement:
     return Statement(RECORDED.format(topics=quoted), RECORDED_BOUNDS)
 
 
-def of_marks(since: datetime | None, *, was_pruned: bool = True) -> Statement:
-    """
-    Return the query for the numbers that each lane has assigned since a time.
-
-    Args:
-        was_pruned: earlier batches may have been pruned. False: the history is complete.
-    """
+def of_marks(since: datetime | None) -> Statement:
+    """Return the query for the numbers that each lane has assigned since a time; earlier batches may have been pruned."""
 
     def query(sql: Sql) -> str:
         seq = sql.number("b.first_seq")
-        older = PRUNED.format(seq=seq) if was_pruned else NEVER_PRUNED
-        first = FIRST.format(since=since.isoformat(), seq=seq, older=older) if since else "1::bigint"
+        first = FIRST.format(since=since.isoformat(), seq=seq) if since else "1::bigint"
         return MARKS.format(topic=TOPIC.format(row="l"), first=first, last=sql.number("l.last_seq"))
 
     return Statement(query(PLAIN), careful=query(CAREFUL))

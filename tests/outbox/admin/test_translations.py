@@ -16,7 +16,7 @@ from django.urls import reverse
 import outbox
 from outbox.models import Topic
 from outbox.pipeline import runs
-from tests.outbox.pipeline.audit_runs.stand_in import REPORT
+from tests.outbox.pipeline.stand_in import REPORT
 
 CODE = Path(outbox.__file__).parent
 CATALOGUE = CODE / "locale/de/LC_MESSAGES/django"

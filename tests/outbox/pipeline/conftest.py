@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox.models import State
-from outbox.pipeline import runs
+from outbox.pipeline.spark import jobs
 from tests.factories import BatchFactory, MessageRowFactory, message_id
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, SECOND, ids
 
@@ -24,7 +24,7 @@ def job_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that puts a stand-in for the job in place, which does what it is told; see `stand_in`."""
 
     def job_that(does: str) -> None:
-        monkeypatch.setattr(runs, "JOB", "tests.outbox.pipeline.audit_runs.stand_in")
+        monkeypatch.setattr(jobs, "MODULE", "tests.outbox.pipeline.stand_in")
         monkeypatch.setenv("OUTBOX_TEST_JOB", does)
 
     return job_that

@@ -11,7 +11,7 @@ from outbox.models import Deferred, Duplicate, Inbox, MessageState, State
 from outbox.pipeline import repair
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.stories import handle, relay
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 
 import psycopg
-from django.core.management.base import BaseCommand
 
 from outbox import database
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.pipeline.archive import archive, archive_config
+from outbox.pipeline.management import JobCommand
 from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.relay.hosts import databases
 
 
-class Command(BaseCommand):
+class Command(JobCommand):
     help = (
         "Move finished days that are due to the lake in OUTBOX['PIPELINE']['ARCHIVE'], with Spark in a child process. It can be "
         "stopped and started again at any time. Exit code: 0 done, 1 some days that are due were kept, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
-        parser.add_argument("--json", action="store_true", help="print one line of JSON")
-        parser.add_argument(
-            "--reader",
-            choices=["jdbc", "python"],
-            default="jdbc",
-            help="how to read PostgreSQL; python needs no JDBC driver (default: jdbc)",
-        )
-        parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
-        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="memory of Spark's driver (default: 2g)")
-        parser.add_argument(
-            "--write-config",
-            type=Path,
-            metavar="FILE",
-            help="write the job's configuration, with passwords, to a file that only you can read, and exit",
-        )
 
     def handle(self, **options: Any) -> None:
         try:
@@ -49,7 +34,7 @@ class Command(BaseCommand):
             if options["write_config"]:
                 write_privately(options["write_config"], "\n".join(config.to_json() for config in configs.values()))
                 return
-            done = {alias: archive(config, log=self._log) for alias, config in configs.items()}
+            done = {alias: archive(config, log=self.log) for alias, config in configs.items()}
         except (OutboxError, psycopg.Error, OSError) as error:
             raise unable(error) from error
         if options["json"]:
@@ -59,9 +44,6 @@ class Command(BaseCommand):
                 self.stdout.write(_as_text(alias, report))
         if any(report["kept"] for report in done.values()):
             raise SystemExit(1)
-
-    def _log(self, line: str) -> None:
-        self.stderr.write(line, style_func=str)  # progress, not an error
 
 
 def _config(alias: str, options: dict[str, Any]) -> ArchiveConfig:

@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 from django.apps import apps
-from django.core.management.base import BaseCommand
 from django.db import Error as DatabaseError
 
 from outbox.errors import OutboxError
@@ -21,36 +20,30 @@ from outbox.pipeline import verdict
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.figures import OF_GROUPS, by_group, given_up
 from outbox.pipeline.job_config import pipeline_config
-from outbox.pipeline.runs import explain, run_and_store, run_job
+from outbox.pipeline.management import JobCommand
+from outbox.pipeline.runs import run_and_store
 from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.jobs import AUDIT_KEY, run_job
 
 IDS_SHOWN = 3
 
 
-class Command(BaseCommand):
+class Command(JobCommand):
     help = (
         "Compare business rows, outbox, broker and inbox over the whole history, with Spark in a child process. Findings are "
         "stored, and shown in the admin. Exit code: 0 no findings, 1 findings, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("--database", default="default", metavar="ALIAS", help="whose outbox (default: default)")
-        parser.add_argument("--json", action="store_true", help="print one line of JSON")
         parser.add_argument(
             "--settle", type=float, default=300.0, metavar="SECONDS", help="younger messages count as in flight (default: 300)"
         )
         parser.add_argument("--since", type=_time, metavar="TIME", help="audit messages since then (default: all not pruned)")
         parser.add_argument("--archived", action="store_true", help="also audit the lake in OUTBOX['PIPELINE']['ARCHIVE']")
-        parser.add_argument(
-            "--reader",
-            choices=["jdbc", "python"],
-            default="jdbc",
-            help="how to read PostgreSQL; python needs no JDBC driver (default: jdbc)",
-        )
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
-        parser.add_argument("--master", default="local[2]", help="Spark's master (default: local[2])")
-        parser.add_argument("--driver-memory", default="2g", metavar="SIZE", help="memory of Spark's driver (default: 2g)")
         parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the job after this time (default: never)")
         parser.add_argument("--no-store", action="store_true", help="do not store the run in the database")
         parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
@@ -59,12 +52,6 @@ class Command(BaseCommand):
             "--site", default="", metavar="URL", help="the server of the admin, for links in --html (default: none)"
         )
         parser.add_argument("--verify", type=Path, metavar="FILE", help="verify a verdict's signature, and exit")
-        parser.add_argument(
-            "--write-config",
-            type=Path,
-            metavar="FILE",
-            help="write the job's configuration, with passwords, to a file that only you can read, and exit",
-        )
 
     def handle(self, **options: Any) -> None:
         try:
@@ -89,12 +76,12 @@ class Command(BaseCommand):
         if options["no_store"]:
             if options["verdict"] or options["html"]:
                 raise unable("Only a stored run has a verdict and a page. Leave out --no-store, or --verdict and --html.")
-            result = run_job(config, history=options["history"], at_most=limit, log=self._log)
+            result = run_job("audit", config.to_json(), "--history", options["history"], at_most=limit, log=self.log)
             if result.report is None:
-                raise AuditFailed(explain(result))
+                raise AuditFailed(f"The audit failed{result.failure()}")
             return result.report
         run, report = run_and_store(
-            options["database"], config, asked_by="command", log=self._log, history=options["history"], at_most=limit
+            options["database"], config, asked_by="command", log=self.log, history=options["history"], at_most=limit
         )
         if options["verdict"]:
             options["verdict"].write_text(verdict.as_file(run.verdict, run.signature))
@@ -105,11 +92,8 @@ class Command(BaseCommand):
 
             options["html"].write_text(report_html(run, site, base=options["site"]))
         if not run.signature:
-            self._log(f"Run {run.pk} is not signed: {verdict.VARIABLE} is not set.")
+            self.log(f"Run {run.pk} is not signed: {AUDIT_KEY} is not set.")
         return {**report, "run": run.pk}
-
-    def _log(self, line: str) -> None:
-        self.stderr.write(line, style_func=str)  # progress, not an error
 
     def _verify(self, path: Path) -> None:
         try:

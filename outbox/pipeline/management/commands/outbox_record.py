@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from argparse import ArgumentParser
-from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -49,10 +48,12 @@ class Command(BaseCommand):
             raise unable(error) from error
         greet(self, options, f"Recording {'; '.join(map(_describe, recorders))}.")
         try:
+            caught = _catch_signals()
             if options["until_read"]:
-                _run_until_read(recorders)
+                for recorder in recorders:
+                    recorder.run(lambda: bool(caught))
             else:
-                _run_until_signal(recorders)
+                _run_until_signal(recorders, caught)
         except (BrokerUnavailable, psycopg.Error) as error:
             raise unable(error) from error
         finally:
@@ -62,10 +63,11 @@ class Command(BaseCommand):
 
     def _report(self, recorders: list[Recorder], *, as_json: bool) -> None:
         if as_json:
-            self.stdout.write(json.dumps({recorder.alias: asdict(recorder.total) for recorder in recorders}))
+            totals = {recorder.alias: {"received": recorder.received, "written": recorder.written} for recorder in recorders}
+            self.stdout.write(json.dumps(totals))
             return
         for recorder in recorders:
-            self.stdout.write(f"Broker {recorder.alias!r}: recorded {recorder.total.written}")
+            self.stdout.write(f"Broker {recorder.alias!r}: recorded {recorder.written}")
 
 
 def _recorders(options: dict[str, Any]) -> list[Recorder]:
@@ -103,15 +105,8 @@ def _catch_signals() -> list[int]:
     return caught
 
 
-def _run_until_read(recorders: list[Recorder]) -> None:
-    caught = _catch_signals()
-    for recorder in recorders:
-        recorder.run(lambda: bool(caught))
-
-
-def _run_until_signal(recorders: list[Recorder]) -> None:
+def _run_until_signal(recorders: list[Recorder], caught: list[int]) -> None:
     """Record until a signal comes, also through outages of brokers and database."""
-    caught = _catch_signals()
     threads = [
         RepeatingThread(f"Recorder of {recorder.alias!r}", recorder.run_once, pause=STAND_BY_SECONDS) for recorder in recorders
     ]

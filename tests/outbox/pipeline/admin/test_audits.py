@@ -9,8 +9,8 @@ from outbox.models import Batch, MessageState, State
 from outbox.pipeline import runs, verdict
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
-from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, FINDING, REPORT
 from tests.outbox.pipeline.conftest import KEY
+from tests.outbox.pipeline.stand_in import CLEAN, FINDING, REPORT
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from tests.outbox.pipeline.audit_runs.stories import handle, relay
+from tests.outbox.pipeline.stories import handle, relay
 
 
 def run(statement: str, arguments: Sequence[Any] = ()) -> None:
@@ -16,27 +16,28 @@ def run(statement: str, arguments: Sequence[Any] = ()) -> None:
         cursor.execute(statement, arguments)
 
 
-def play(count: int = 5) -> list[Any]:
-    """Publish so many orders, relay them and have every group handle them."""
-    ids = relay(count)
+def play(batches: int = 1) -> None:
+    """Publish batches of five orders, relay them and have every group handle them."""
+    for _ in range(batches):
+        relay(5)
     for group in ("cart", "points", "shipment"):
         handle(group)
-    return ids
 
 
-# What is broken -> statements that break it, and the finding that names it. The second message is the one.
-SECOND = "(SELECT message_id FROM outbox_inbox WHERE number = 2 LIMIT 1)"
+# What is broken -> statements that break it, and the finding that names it.
+SECOND, THIRD = (f"(SELECT message_id FROM outbox_inbox WHERE number = {number} LIMIT 1)" for number in (2, 3))
+OF_BATCH = "WHERE id = (SELECT id FROM outbox_batch ORDER BY id OFFSET {} LIMIT 1)"
 BROKEN: dict[str, tuple[list[str], str]] = {
     "a topic row that is gone": (
         ["DELETE FROM outbox_topic WHERE name = 'orders'"],
         r"unknown topic: 5 x topic '#.*whose row in outbox_topic is missing",
     ),
     "a batch without a lane": (
-        ["UPDATE outbox_batch SET lane = NULL"],
+        [f"UPDATE outbox_batch SET lane = NULL {OF_BATCH.format(0)}"],
         r"broken row: .*has numbers, but no lane",
     ),
     "a batch without numbers": (
-        ["UPDATE outbox_batch SET first_seq = NULL"],
+        [f"UPDATE outbox_batch SET first_seq = NULL {OF_BATCH.format(1)}"],
         r"broken row: .*has a lane, but no numbers",
     ),
     "headers that are not JSON": (
@@ -61,7 +62,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
     "a number that no integer holds": (
         [
             'UPDATE outbox_embedded_message SET headers = (headers::jsonb || \'{"ce-number": "99999999999999999999"}\')::text '
-            f"WHERE message_id = {SECOND}::text"
+            f"WHERE message_id = {THIRD}::text"
         ],
         r"broken row: 1 x topic 'orders', at broker.*ce-lane and ce-number are not numbers",
     ),
@@ -70,7 +71,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         r"no number: 1 x topic 'orders'.*at inbox",
     ),
     "the highest number there is": (
-        ["UPDATE outbox_batch SET first_seq = 9223372036854775807"],
+        [f"UPDATE outbox_batch SET first_seq = 9223372036854775807 {OF_BATCH.format(2)}"],
         r"broken row: .*first_seq of batch ",
     ),
     "a lane that has given out all numbers": (
@@ -86,7 +87,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         r"broken row: .*refers to a position that it does not have",
     ),
     "a state that there is not": (
-        ["UPDATE outbox_batch SET state = 9"],
+        [f"UPDATE outbox_batch SET state = 9 {OF_BATCH.format(3)}"],
         r"broken row: .*has state 9, which does not exist",
     ),
     "times that never end": (
@@ -105,7 +106,7 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         r"broken row: 3 x topic 'orders', at inbox.*handled_at is before 1970 or after 9998",
     ),
     "times far ahead": (
-        ["UPDATE outbox_inbox SET handled_at = '2999-01-01' WHERE number = 2"],
+        ["UPDATE outbox_inbox SET handled_at = '2999-01-01' WHERE number = 3"],
         r"clock: .*at inbox of group",
     ),
     "everything gone but the lanes": (

@@ -52,11 +52,21 @@ def spark(jar: str, kafka_jars: str, django_db_setup: None) -> Iterator[object]:
     kafka = [KafkaCluster("any", {}, {}, [])] if kafka_jars else []
     config = PipelineConfig(source, kafka=kafka, kafka_jars=kafka_jars, driver_memory="1g", shuffle_partitions=2)
     try:
-        session = build_session(config, is_for_tests=True)
+        session = build_session(config, is_light=True)
     except PipelineError as error:
         pytest.skip(str(error))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def reports(request: pytest.FixtureRequest, spark: object) -> dict[str, object]:
+    """Return the tests of a file that are audited together, by name, each with its report; see `together`."""
+    from tests.outbox.pipeline.spark.together import TESTS, audit_together
+
+    given = {name: test(None) for name, test in TESTS[request.module.__name__].items()}
+    reports = audit_together(spark, [next(test) for test in given.values()])
+    return {name: (test, report) for (name, test), report in zip(given.items(), reports, strict=True)}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 COUNT = 30
 NUMBERS = st.sets(st.integers(1, COUNT), max_size=4)
+GONE = st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS))
 
 
 def lose(world, gone):

@@ -97,7 +97,7 @@ def archive(url, lake):
     def archive(before, writer=None):
         config = ArchiveConfig(PipelineConfig(Source(url)), str(lake.root), before, patience_seconds=0.0, rows_per_part=400)
         with archive_lock(url) as own:
-            return Archiver(config, own, lake, writer or ArrowWriter(url)).run()
+            return Archiver(config, own, lake, lambda: writer or ArrowWriter(url)).run()
 
     return archive
 

@@ -1,13 +1,11 @@
 """Histories that are not what they should be: an error that names what and where, never a silent pass."""
 
-from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import psycopg
 import pytest
 from pyspark.sql import functions as F
 
-from benchmarks.synthetic.plan import Plan
-from benchmarks.synthetic.write import write_history
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.cells import MAX_GROUPS
@@ -15,7 +13,7 @@ from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig, Source
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.postgres import copy_history
 from tests.database_url import url_of
-from tests.outbox.pipeline.spark.worlds import World, said
+from tests.outbox.pipeline.spark.worlds import World
 
 END_SNAPSHOTS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -34,6 +32,14 @@ def config(transactional_db):
     return PipelineConfig(Source(url_of(connection.settings_dict), reader="python"), shuffle_partitions=2)
 
 
+@pytest.fixture(scope="module")
+def made(spark, tmp_path_factory):
+    """A folder with a small history."""
+    folder = tmp_path_factory.mktemp("made") / "history"
+    World().add(8).write(spark, str(folder))
+    return folder
+
+
 class TestACopy:
     def test_whose_snapshot_dies_is_an_error(self, spark, config, tmp_path):
         def log(text):
@@ -44,8 +50,8 @@ class TestACopy:
         with pytest.raises(HistoryError, match=r"frame 'inbox' cannot be read: .*The snapshot is gone.* Run the job again"):
             copy_history(spark, config, str(tmp_path), log)
 
-    def test_that_is_stopped_at_any_step_leaves_no_history_not_even_an_older_one(self, spark, config, tmp_path):
-        write_history(spark, Plan(8, topics=1, lanes=1), str(tmp_path))
+    def test_that_is_stopped_at_any_step_leaves_no_history_not_even_an_older_one(self, spark, config, made, tmp_path):
+        copytree(made, tmp_path, dirs_exist_ok=True)
         assert open_history(spark, str(tmp_path)).places.count() == 8
 
         def log(text):
@@ -60,23 +66,35 @@ class TestACopy:
 
 
 class TestAHistory:
-    def test_of_another_version_names_the_column_that_is_of_another_type(self, spark, tmp_path):
-        made, other = tmp_path / "made", tmp_path / "other"
-        write_history(spark, Plan(8, topics=1, lanes=1), str(made))
-        other.mkdir()
-        for path in made.iterdir():
-            if path.name != "inbox":
-                (other / path.name).symlink_to(path)
-        spark.read.parquet(str(made / "inbox")).withColumn("lane", F.col("lane").cast("int")).write.parquet(str(other / "inbox"))
+    def test_of_another_version_names_the_column_that_is_of_another_type(self, spark, made, tmp_path):
+        copytree(made, tmp_path, ignore=ignore_patterns("inbox"), dirs_exist_ok=True)
+        inbox = spark.read.parquet(str(made / "inbox")).withColumn("lane", F.col("lane").cast("int"))
+        inbox.write.parquet(str(tmp_path / "inbox"))
 
         with pytest.raises(HistoryError, match=r"column 'lane' of 'inbox' in .* is int, not smallint"):
-            open_history(spark, str(other))
+            open_history(spark, str(tmp_path))
 
-    def test_that_lost_a_frame_names_it(self, spark, tmp_path):
-        write_history(spark, Plan(8, topics=1, lanes=1), str(tmp_path))
-        Path(tmp_path, "inbox").rename(tmp_path / "elsewhere")
+    def test_that_lost_a_frame_names_it(self, spark, made, tmp_path):
+        copytree(made, tmp_path, ignore=ignore_patterns("inbox"), dirs_exist_ok=True)
 
         with pytest.raises(HistoryError, match=r"The frame .*/inbox cannot be read"):
+            open_history(spark, str(tmp_path))
+
+    def test_that_is_none_is_named(self, spark, tmp_path):
+        with pytest.raises(HistoryError, match=r"There is no history in .*the writer may have been stopped"):
+            open_history(spark, str(tmp_path))
+
+    def test_of_another_version_names_the_column_that_is_missing(self, spark, made, tmp_path):
+        copytree(made, tmp_path, ignore=ignore_patterns("places"), dirs_exist_ok=True)
+        spark.read.parquet(str(made / "places")).drop("claimed_at").write.parquet(str(tmp_path / "places"))
+
+        with pytest.raises(HistoryError, match=r"frame 'places' in .* has no column 'claimed_at'"):
+            open_history(spark, str(tmp_path))
+
+    def test_is_an_error_where_it_is_empty(self, spark, tmp_path):
+        World().write(spark, str(tmp_path))
+
+        with pytest.raises(HistoryError, match=r"is empty: .* Nothing was proved"):
             open_history(spark, str(tmp_path))
 
     def test_with_two_marks_of_one_lane_was_put_together_of_two(self, spark):
@@ -91,27 +109,3 @@ class TestAHistory:
 
         with pytest.raises(HistoryError, match=rf"There are {MAX_GROUPS + 1} consumer groups"):
             audit(spark, world.config, World().history(spark))
-
-
-class TestNumbers:
-    def test_of_0_below_and_beyond_are_named_wherever_they_stand(self, spark):
-        world = World().set(business=[]).add(3)
-        for name, number in (("places", 0), ("broker", -1), ("inbox", 1 << 60)):
-            row = next(row for row in world.frames[name] if row["number"] == 2)
-            world.frames[name].append({**row, "number": number})
-
-        found = {one for one in said(world.audit(spark)) if one[0] == "no number"}
-
-        assert found == {
-            ("no number", "outbox", "", 0, 0, 1),
-            ("no number", "broker", "", -1, -1, 1),
-            ("no number", "inbox", "", 1 << 60, 1 << 60, 1),
-        }
-
-    def test_that_run_backwards_are_out_of_order_where_order_was_promised(self, spark):
-        world = World().set(business=[], ordered_topics=["orders"]).add(9)
-        world.frames["broker"] = [{**row, "pos": 10 - row["pos"]} for row in world.frames["broker"]]
-
-        assert {(kind, first) for kind, _, _, first, _, _ in said(world.audit(spark))} == {
-            ("out of order", n) for n in range(1, 9)
-        }

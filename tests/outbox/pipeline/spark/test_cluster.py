@@ -27,8 +27,7 @@ from outbox.models import Batch, CheckBack, FailedSend, Inbox, Lane, MessageRow,
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.spark.audit import make_report
 from outbox.pipeline.spark.config import PipelineConfig, Source
-from outbox.pipeline.spark.jobs import Steps
-from outbox.pipeline.spark.session import find_faults, source_digest
+from outbox.pipeline.spark.session import Steps, find_faults, source_digest
 from project.servers.spark import Cluster, Master, Worker
 from tests.database_url import url_of
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND

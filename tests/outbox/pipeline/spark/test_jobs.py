@@ -1,10 +1,10 @@
 """Exit codes of jobs, where no Spark need start."""
 
-import importlib
 from datetime import date
 
 import pytest
 
+from outbox.pipeline.spark import jobs
 from outbox.pipeline.spark.archiver import ArchiveConfig
 from outbox.pipeline.spark.config import PipelineConfig, Source
 
@@ -20,11 +20,10 @@ def run(tmp_path, monkeypatch):
     """Run a job whose work is what is given; return the exit code."""
 
     def run(job, work, *arguments):
-        module = importlib.import_module(f"outbox.pipeline.spark.jobs.{job}")
-        monkeypatch.setattr(module, "run", work)
+        monkeypatch.setitem(jobs.JOBS, job, (work, "findings"))
         config = tmp_path / "config.json"
         config.write_text(CONFIGS[job])
-        return module.main(["--config", str(config), *arguments])
+        return jobs.main([job, "--config", str(config), *arguments])
 
     return run
 

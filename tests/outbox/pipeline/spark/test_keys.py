@@ -1,15 +1,34 @@
-"""Which key of which pair a row has, held to plain Python. No session is needed."""
+"""Keys of rows, their digests, and the digest of a history, held to plain Python. No session is needed."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.config import Business
-from outbox.pipeline.spark.keys import ABOUT, PLACE, Keys
+from outbox.pipeline.spark.history import FRAMES
+from outbox.pipeline.spark.keys import (
+    ABOUT,
+    BUCKETS,
+    DIGESTED,
+    LAST_BIT,
+    PLACE,
+    Candidates,
+    Digest,
+    Keys,
+    bucket_of,
+    candidates,
+    different,
+    hashed,
+    row_hashes,
+    sliced,
+)
+from outbox.pipeline.spark.keys import TEXTS as TEXT_COLUMNS
 
 ALL = SimpleNamespace(has=lambda hashes: np.ones(len(hashes), bool))
 ENTRIES = [
@@ -90,3 +109,113 @@ class TestColumns:
     )
     def test_are_those_of_the_pairs_that_are_looked_at(self, pairs, since, expected):
         assert keys_of(*pairs, since=since).columns() == expected
+
+
+SALT = np.uint64(7)
+TEXTS = st.lists(st.text(max_size=40), min_size=1, max_size=30)
+KEYS = st.lists(st.integers(0, 5), max_size=12)
+
+
+def hashes_of(keys):
+    return hashed(pa.array([f"shop.order:{key}" for key in keys], pa.string()), SALT)
+
+
+def differing(left, right):
+    """Return the keys, of both sides, that differ."""
+    sums = Counter()
+    for sign, keys in (-1, left), (1, right):
+        digest = Digest()
+        digest.add(0, sign, hashes_of(keys))
+        for batch in digest.batches():
+            for row in batch.to_pylist():
+                sums.update({(row["bucket"], name): row[name] for name in ("n", "high", "low", "check")})
+    buckets = {bucket for (bucket, _), value in sums.items() if value}
+    names = ("n", "high", "low", "check")
+    rows = [SimpleNamespace(pair=0, bucket=bucket, **{name: sums[bucket, name] for name in names}) for bucket in buckets]
+    hashes, dirty = candidates(rows)
+    if dirty:
+        old, new = (side[dirty[0][bucket_of(side)]] for side in (hashes_of(left), hashes_of(right)))
+        table = pa.Table.from_batches([sliced(0, old & ~LAST_BIT), sliced(0, new | LAST_BIT)])
+        for part in set(table["slice"].to_pylist()):
+            hashes[0] += different(table.filter(pc.equal(table["slice"], part)))["hash"].to_numpy().view(np.uint64).tolist()
+    found = Candidates(np.unique(np.array(hashes[0], np.uint64) | LAST_BIT))
+    both = sorted({*left, *right})
+    return {key for key, differs in zip(both, found.has(hashes_of(both)), strict=True) if differs}
+
+
+class TestTheHash:
+    @settings(deadline=None)
+    @given(TEXTS)
+    def test_is_of_the_text_alone(self, texts):
+        together = hashed(pa.array(texts), SALT)
+
+        assert [int(one) for one in together] == [int(hashed(pa.array([text]), SALT)[0]) for text in texts]
+        assert len(set(together.tolist())) == len(set(texts))
+
+    def test_reads_a_slice_as_it_stands(self):
+        texts = pa.array([str(n) * (n % 13) for n in range(100)])
+
+        assert (hashed(texts.slice(31, 40), SALT) == hashed(texts, SALT)[31:71]).all()
+
+    @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 36])
+    def test_takes_the_length_for_a_part_of_it(self, size):
+        texts = ["\0" * n for n in range(40)]
+
+        assert len({int(one) for one in hashed(pa.array(texts), SALT)}) == len(texts)
+        assert hashed(pa.array([texts[size]] * 3), SALT).tolist() == [hashed(pa.array(texts), SALT)[size]] * 3
+
+    def test_differs_with_the_salt(self):
+        assert hashed(pa.array(["a"]), SALT) != hashed(pa.array(["a"]), np.uint64(8))
+
+
+class TestCandidates:
+    @settings(deadline=None)
+    @given(KEYS, KEYS)
+    def test_are_the_keys_that_differ(self, left, right):
+        unequal = {key for key in {*left, *right} if left.count(key) != right.count(key)}
+
+        assert differing(left, right) == unequal
+
+    def test_are_those_of_a_bucket_in_which_several_differ(self):
+        buckets = bucket_of(hashes_of(range(3 * BUCKETS))).tolist()
+        fullest, _ = Counter(buckets).most_common(1)[0]
+        first, second, third, *_ = (key for key, bucket in enumerate(buckets) if bucket == fullest)
+
+        assert differing([first, second, third], [first]) == {second, third}
+        assert differing([first, second, third], [first, first, second, second]) == {first, second, third}
+        assert differing([first, second, third], [first, second]) == {third}
+
+
+def rows_of(frame, *rows):
+    """Make rows in which a text is its column's name and a number its place, but for what is given."""
+    names = DIGESTED[frame]
+    usual = {name: name if name in TEXT_COLUMNS else place for place, name in enumerate(names)}
+    schema = pa.schema({name: pa.string() if name in TEXT_COLUMNS else pa.int64() for name in names})
+    return pa.RecordBatch.from_pylist([{**usual, **row} for row in rows], schema)
+
+
+class TestTheHashOfARow:
+    @pytest.mark.parametrize("frame", FRAMES)
+    def test_is_another_where_any_column_is(self, frame):
+        others = [
+            {name: other}
+            for name in DIGESTED[frame]
+            for other in ((None, "", "another") if name in TEXT_COLUMNS else (None, 0, 1 << 40, -1))
+            if other != rows_of(frame, {}).to_pylist()[0][name]
+        ]
+
+        found = row_hashes(frame, rows_of(frame, {}, *others))
+
+        assert len(set(found.tolist())) == 1 + len(others)
+
+    def test_is_another_where_two_columns_change_places(self):
+        one, other = {"key": "a", "type": "b"}, {"key": "b", "type": "a"}
+
+        assert len(set(row_hashes("messages", rows_of("messages", one, other)).tolist())) == 2
+
+    def test_is_of_the_row_alone(self):
+        rows = [{"about": f"shop.order:{n}"} for n in range(5)]
+
+        assert row_hashes("business", rows_of("business", *rows)).tolist() == [
+            row_hashes("business", rows_of("business", row))[0] for row in rows
+        ]

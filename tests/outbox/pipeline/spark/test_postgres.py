@@ -1,5 +1,8 @@
 """Real tables, read by both readers, within one snapshot."""
 
+from __future__ import annotations
+
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,10 +15,12 @@ from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import business_of, pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark import HistoryError
+from outbox.pipeline.spark.archived import copies, once
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.history import FRAMES, open_history
+from outbox.pipeline.spark.lake import RECORDED
 from outbox.pipeline.spark.postgres import copy_history
-from outbox.pipeline.spark.readers import jdbc_url, read_by_jdbc, read_by_psycopg
+from outbox.pipeline.spark.readers import jdbc_url, read_by_jdbc, read_by_psycopg, spark_schema
 from outbox.pipeline.spark.statements import exported_snapshot
 from project.shop.models import Customer, Order
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
@@ -109,17 +114,18 @@ class TestAHistoryFromPostgreSQL:
             ("lost", "cart", 4, (str(outbox[3]),)),
         ]
 
-    @pytest.mark.parametrize("where", ["b.invoice LIKE '5363%'", "b.invoice ~ '^5' OR b.total > 5 -- paid"])
-    def test_has_the_business_rows_that_a_condition_selects(self, spark, config, tmp_path, reader, where):
+    def test_has_the_business_rows_that_a_condition_selects(self, spark, config, tmp_path, reader):
         customer = Customer.objects.create(number="17850", country="France")
         for invoice in ("536365", "636365"):
             Order.objects.create(invoice=invoice, customer=customer, country="France", invoiced_at=BEFORE, total=1)
-        entry = AuditSettings("shop.Order", "OrderPlaced", where, "placed_at")
+        conditions = {"like": "b.invoice LIKE '5363%'", "either": "b.invoice ~ '^5' OR b.total > 5 -- paid"}
+        entries = {name: AuditSettings("shop.Order", "OrderPlaced", where, "placed_at") for name, where in conditions.items()}
 
-        history = copied(spark, replace(config, business=[business_of("orders", entry)]), tmp_path, reader)
+        history = copied(spark, replace(config, business=list(map(business_of, entries, entries.values()))), tmp_path, reader)
 
-        order = Order.objects.get(invoice="536365")
-        assert [row.about for row in history.frames["business"].collect()] == [f"shop.order:{order.pk}"]
+        about = f"shop.order:{Order.objects.get(invoice='536365').pk}"
+        rows = history.frames["business"].collect()
+        assert sorted((row.subject, row.about) for row in rows) == [("either", about), ("like", about)]
 
     def test_names_a_column_that_an_older_schema_has_not(self, spark, config, tmp_path):
         with connection.cursor() as cursor:
@@ -200,3 +206,39 @@ class TestWhatTheRecorderWroteDown:
         assert {row.number: row["count"] for row in rows} == {n: copies for n, (_, _, copies) in enumerate(self.COPIES, start=1)}
         assert history.broker.count() == sum(copies for *_, copies in self.COPIES)
         assert history.recorded["bills"].until == BEFORE
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class TestCopies:
+    def test_are_those_that_postgresql_counts_with_each_place_once_however_late_it_comes_again(self, spark):
+        rows = []
+
+        def see(number, queue, pos, delivery_count, times=1):
+            for _ in range(times):
+                of = {"id": len(rows), "message_id": f"m{number}", "topic": "bills", "number": number, "lane": 1}
+                rows.append(
+                    {
+                        **of,
+                        "queue": queue,
+                        "pos": pos,
+                        "delivery_count": delivery_count,
+                        "recorded_at": AT + timedelta(days=len(rows)),
+                    }
+                )
+
+        for number, (_, deliveries, _) in enumerate(TestWhatTheRecorderWroteDown.COPIES, start=1):
+            for place in deliveries:
+                see(number, *place)
+        see(7, "q", 8, 1, times=3)  # its row left the table, and it was handed out again
+        see(8, "", None, 1, times=2)  # by a broker that does not say where a message lies
+        see(9, "", None, 1)
+        rows.append(rows[-1])  # in the database and in the lake
+        schema = spark_schema(RECORDED)
+        frame = spark.createDataFrame([tuple(row.get(name) for name in schema.names) for row in rows], schema).coalesce(1)
+
+        found = Counter(row.number for row in copies(once(frame)).collect())
+
+        expected = {number: many for number, (_, _, many) in enumerate(TestWhatTheRecorderWroteDown.COPIES, start=1)}
+        assert found == {**expected, 7: 1, 8: 2, 9: 1}

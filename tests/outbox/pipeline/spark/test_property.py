@@ -7,17 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
-from tests.outbox.pipeline.spark.ids import message_id
+from tests.outbox.pipeline.spark.faults import COUNT, GONE, NUMBERS, by_sets, lose
+from tests.outbox.pipeline.spark.together import audit_together
 from tests.outbox.pipeline.spark.twins import judged_by_sql
-from tests.outbox.pipeline.spark.worlds import OURS, START, World, said
+from tests.outbox.pipeline.spark.worlds import OURS, START, World, message_id, said
 
 STATES = ("sent", "dead", "discarded", "released", "claimed", "prepared")
 OUTCOMES = ("waiting", "deferred", "dead", "discarded", "retry", "dead letter")
 
 FAULTS = st.fixed_dictionaries(
     {
-        "gone": st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)),
+        "gone": GONE,
         "states": st.dictionaries(st.integers(1, COUNT), st.sampled_from(STATES), max_size=4),
         "young": NUMBERS,
         "twice": NUMBERS,
@@ -59,15 +59,15 @@ def spoil(faults):
 
 class TestSpark:
     @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(gone=st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)))
-    def test_finds_what_plain_sets_find(self, spark, gone):
-        world = lose(World().set(business=[]).add(COUNT), gone)
+    @given(st.lists(GONE, min_size=8, max_size=8))
+    def test_finds_what_plain_sets_find(self, spark, losses):
+        reports = audit_together(spark, [lose(World().set(business=[]).add(COUNT), gone) for gone in losses])
 
-        found = defaultdict(set)
-        for kind, stage, group, first, last, _ in said(world.audit(spark)):
-            found[kind, stage, group].update(range(first, last + 1))
-
-        assert dict(found) == by_sets(gone)
+        for gone, report in zip(losses, reports, strict=True):
+            found = defaultdict(set)
+            for kind, stage, group, first, last, _ in said(report):
+                found[kind, stage, group].update(range(first, last + 1))
+            assert dict(found) == by_sets(gone)
 
     @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(faults=FAULTS)

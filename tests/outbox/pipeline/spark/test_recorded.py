@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from outbox.pipeline.spark.history import Recorded
-from tests.outbox.pipeline.spark.ids import message_id
-from tests.outbox.pipeline.spark.worlds import START, World
+from tests.outbox.pipeline.spark.together import together
+from tests.outbox.pipeline.spark.worlds import START, World, message_id
 
 LONG_BEFORE = START - timedelta(hours=1)
 
@@ -32,14 +32,15 @@ def world(*topics: str) -> World:
     return made
 
 
+@together
 class TestRecordedTopics:
-    def test_are_judged_at_the_broker_as_far_as_the_recorder_had_come(self, spark):
+    def test_are_judged_at_the_broker_as_far_as_the_recorder_had_come(self):
         made = world(*RECORDED)
         made.drop("broker", topic="orders", number=[1, 2, 3, 7, 8, 9]).drop("inbox", number=2, consumer_group="cart")
         made.drop("broker", topic="delayed", number=[5, 6, 7, 8])  # shown 20 ms later than sent, perhaps
         made.drop("broker", topic="unread", number=[4])
 
-        report = made.audit(spark)
+        report = yield made
 
         by_topic = {topic: [one for one in report.findings if one.topic == topic] for topic in RECORDED}
         found = {
@@ -60,7 +61,7 @@ class TestRecordedTopics:
         assert by_topic["orders"][0].ids == (message_id("orders", 0, 8), message_id("orders", 0, 9))
         assert by_topic["unread"][0].detail == "not recorded yet; make sure that manage.py outbox_record is running"
 
-    def test_are_judged_alike_where_messages_carry_no_number(self, spark):
+    def test_are_judged_alike_where_messages_carry_no_number(self):
         made = world("orders")
         for name in ("places", "broker", "inbox"):
             made.change(name, {"number": None, "lane": None})
@@ -69,7 +70,7 @@ class TestRecordedTopics:
         made.drop("broker", "inbox", message_id=[ids[1], ids[5], ids[9]])
         made.change("broker", {"at": None}, message_id=ids[2]).drop("inbox", message_id=ids[2])  # the broker delays it
 
-        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in made.audit(spark).findings}
+        found = {(str(one.kind), str(one.stage), one.group): one.ids for one in (yield made).findings}
 
         assert found == {
             ("late", "broker", ""): (ids[9],),

@@ -1,26 +1,77 @@
-"""FileReader by the workers themselves gives what Spark's own reading gives."""
+"""Columns, counts of rows and files as workers read them, held to plain Python and to Spark's own reading."""
 
 import dataclasses
+from collections import Counter
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outbox.pipeline.spark import history as files
 from outbox.pipeline.spark import scan
 from outbox.pipeline.spark.audit import audit
-from outbox.pipeline.spark.history import History, open_history, write_metadata
+from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.keys import digest
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.scan import FileReader
-from tests.outbox.pipeline.spark.ids import message_id
-from tests.outbox.pipeline.spark.worlds import OURS, World
+from outbox.pipeline.spark.scan import FEW_CODES, FileReader, RowCounter, coded, distinct
+from tests.outbox.pipeline.spark.worlds import World, message_id
+
+CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
+NEAR_CODES = st.lists(st.integers(-9, 9), max_size=20)
 
 
-@pytest.fixture
-def world():
-    """Something of everything."""
+class TestDistinct:
+    @settings(deadline=None)
+    @given(CODES | NEAR_CODES)
+    def test_gives_each_integer_once_and_says_where_it_stands(self, codes):
+        keys, rows = distinct(np.array(codes, np.int64))
+
+        assert sorted(keys.tolist()) == sorted(set(codes))
+        assert keys[rows].tolist() == codes
+
+    @pytest.mark.parametrize("last", [FEW_CODES - 1, FEW_CODES, FEW_CODES + 1])
+    def test_knows_those_at_the_end_of_its_table(self, last):
+        keys, rows = distinct(np.array([last, 0, last], np.int64))
+
+        assert keys[rows].tolist() == [last, 0, last]
+
+
+SCHEMA = pa.schema({"name": pa.string(), "place": pa.string(), "number": pa.int64(), "n": pa.int64()})
+TEXT = st.none() | st.sampled_from(["", "a", "b"])
+NEAR, FAR = st.integers(-3, 3), st.integers(-(1 << 40), 1 << 40)
+
+
+def batches_of(numbers):
+    return st.lists(st.lists(st.tuples(TEXT, TEXT, numbers), max_size=20), max_size=4)
+
+
+def count_rows(found, rows):
+    batch = pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=False)) for row in rows], SCHEMA)
+    found.add([coded(batch, "name"), coded(batch, "place")], [batch.column("number").to_numpy()])
+
+
+class TestRowCounter:
+    @settings(deadline=None)
+    @given(batches_of(NEAR) | batches_of(FAR))
+    def test_counts_what_has_all_in_common(self, batches):
+        found = RowCounter(SCHEMA)
+        for rows in batches:
+            count_rows(found, rows)
+
+        counted = {tuple(row.values())[:-1]: row["n"] for batch in found.batches() for row in batch.to_pylist()}
+
+        assert counted == Counter(row for rows in batches for row in rows)
+
+    def test_refuses_numbers_that_no_key_can_name(self):
+        with pytest.raises(ValueError, match="dim"):
+            count_rows(RowCounter(SCHEMA), [("a", "b", np.iinfo(np.int64).min), ("a", "b", np.iinfo(np.int64).max)])
+
+
+def something_of_everything():
     made = World().add(30).add(9, lane=1).drop("broker", "inbox", number=5).drop("inbox", number=7, consumer_group="cart")
     made.frames["inbox"] += [dict(row) for row in made.frames["inbox"] if row["number"] in (8, 9)]
     made.drop("business", about="shop.order:orders-0-3").drop("messages", number=12)
@@ -29,13 +80,16 @@ def world():
     return made.drop("inbox", number=None, consumer_group="points").change("places", {"at": None, "claimed_at": None}, number=2)
 
 
-@pytest.fixture
-def folder(spark, world, tmp_path):
+@pytest.fixture(scope="module")
+def world():
+    return something_of_everything()
+
+
+@pytest.fixture(scope="module")
+def folder(spark, world, tmp_path_factory):
     """The same in Parquet; its name is not as simple as most."""
-    found = str(tmp_path / "größe 100% +1")
-    for name, frame in world.history(spark).frames.items():
-        frame.coalesce(1).write.parquet(f"{found}/{name}")
-    write_metadata(spark, found, [OURS], world.as_of)
+    found = str(tmp_path_factory.mktemp("history") / "größe 100% +1")
+    world.write(spark, found)
     return found
 
 
@@ -61,7 +115,7 @@ class TestFiles:
             found[name] = digest(spark, one), latencies, backlog_report(world.config, one, times)
 
         assert found["workers"] == found["spark"]
-        assert found["spark"][0] != digest(spark, world.drop("inbox", number=9).history(spark))
+        assert found["spark"][0] != digest(spark, something_of_everything().drop("inbox", number=9).history(spark))
 
     def test_are_left_to_spark_where_pyarrow_cannot_open_them(self, spark, folder, monkeypatch):
         monkeypatch.setattr(files, "SCHEMES", {"file": "nowhere"})

@@ -68,9 +68,11 @@ class TestSparkConnect:
 
 
 class TestTheDriver:
-    def test_is_named_where_it_is_missing(self):
+    def test_is_named_where_it_is_missing(self, monkeypatch):
+        monkeypatch.setattr(session, "JARS", ("/nowhere.jar",))
+
         with pytest.raises(PipelineError, match=r'not at /nowhere\.jar\. .*Or read with reader="python"'):
-            session.find_jar("/nowhere.jar")
+            session.find_jar()
 
 
 class TestWorkers:

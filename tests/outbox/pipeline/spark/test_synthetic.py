@@ -1,4 +1,4 @@
-"""A made-up history with known faults, audited by the job itself, as spark-submit runs it."""
+"""Made-up histories with known faults, audited by the job itself, as spark-submit runs it, and from the tables of a database."""
 
 import json
 import os
@@ -8,14 +8,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
+from benchmarks.synthetic.database import write_database
 from benchmarks.synthetic.plan import Plan
 from benchmarks.synthetic.write import write_history
-from outbox.pipeline.spark import HistoryError
+from outbox.models import Lane
+from outbox.pipeline.spark import PipelineError
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.latency import count_times, latency_report
+from outbox.pipeline.spark.postgres import copy_history
+from tests.database_url import url_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +36,16 @@ def made(spark, tmp_path_factory):
     return folder, write_history(spark, PLAN, folder)
 
 
+def shape(one):
+    return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
+
+
 class TestAMadeUpHistory:
     def test_has_exactly_the_faults_it_says(self, spark, made):
         folder, truth = made
         config = PipelineConfig.from_json(truth["config"])
 
         report = audit(spark, config, open_history(spark, folder))
-
-        def shape(one):
-            return one["kind"], one["stage"], one["topic"], one["lane"], one["group"], one["first"], one["last"], one["count"]
 
         numbered = [one.as_dict() for one in report.findings if one.lane >= 0]
         assert sorted(map(shape, numbered)) == sorted(map(shape, truth["findings"]))
@@ -64,10 +70,9 @@ class TestAMadeUpHistory:
         with zipfile.ZipFile(tmp_path / "outbox.zip", "w") as package:
             for path in (ROOT / "outbox" / "__init__.py", PIPELINE / "__init__.py", *(PIPELINE / "spark").rglob("*.py")):
                 package.write(path, path.relative_to(ROOT))
-        job = (PIPELINE / "spark" / "jobs" / "audit.py").read_text()
-        (tmp_path / "job.py").write_text(job)
+        (tmp_path / "job.py").write_text((PIPELINE / "spark" / "jobs.py").read_text())
         submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", "--driver-memory", "1g"]
-        command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py")]
+        command = [*submit, "--py-files", str(tmp_path / "outbox.zip"), str(tmp_path / "job.py"), "audit"]
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TZ": "UTC"}
 
         outcome = subprocess.run(
@@ -82,22 +87,36 @@ class TestAMadeUpHistory:
         assert len(json.loads(output.read_text())["findings"]) >= len(truth["findings"])
 
 
-class TestAHistoryThatIsNoHistory:
-    def test_is_named(self, spark, tmp_path):
-        with pytest.raises(HistoryError, match=r"There is no history in .*the writer may have been stopped"):
-            open_history(spark, str(tmp_path))
+SMALL_PLAN = Plan(6_000, lost=24, duplicated=6, orphans=6, topics=2, lanes=2, groups=2, seed=5)
 
-    def test_of_another_version_names_the_column(self, spark, made, tmp_path):
-        folder, _ = made
-        for name in ("history.json", "business", "messages"):
-            (tmp_path / name).symlink_to(Path(folder) / name)
-        spark.read.parquet(f"{folder}/places").limit(5).drop("claimed_at").write.parquet(str(tmp_path / "places"))
 
-        with pytest.raises(HistoryError, match=r"frame 'places' in .* has no column 'claimed_at'"):
-            open_history(spark, str(tmp_path))
+@pytest.fixture
+def url(transactional_db):
+    return url_of(connection.settings_dict)
 
-    def test_is_an_error_where_it_is_empty(self, spark, tmp_path):
-        write_history(spark, Plan(0), str(tmp_path))
 
-        with pytest.raises(HistoryError, match=r"is empty: .* Nothing was proved"):
-            open_history(spark, str(tmp_path))
+class TestADatabase:
+    def test_has_exactly_the_faults_it_says(self, spark, url, tmp_path):
+        truth = write_database(spark, SMALL_PLAN, url)
+
+        config = PipelineConfig.from_json(truth["config"])
+        copy_history(spark, config, str(tmp_path))
+        report = audit(spark, config, open_history(spark, str(tmp_path)))
+        found = [one.as_dict() for one in report.findings]
+        assert sorted(map(shape, found)) == sorted(map(shape, truth["findings"]))
+        assert {one["kind"] for one in found} == {"lost", "duplicated", "orphan"}
+        assert sum(counts["assigned"] for counts in report.counts.values()) == SMALL_PLAN.messages
+
+    def test_is_refused_where_it_has_rows(self, spark, url):
+        Lane.objects.create(topic_id=1, lane=1, last_seq=1)
+
+        with pytest.raises(PipelineError, match=r"The table outbox_lane has rows\. .* nothing was written"):
+            write_database(spark, SMALL_PLAN, url)
+
+    def test_is_refused_where_it_has_no_tables(self, spark, url):
+        with pytest.raises(PipelineError, match=r"no table outbox_message: run manage\.py migrate"):
+            write_database(spark, SMALL_PLAN, f"{url}&options=-csearch_path%3Dpg_catalog")
+
+    def test_is_refused_where_nobody_answers(self, spark):
+        with pytest.raises(PipelineError, match="The database cannot be filled"):
+            write_database(spark, SMALL_PLAN, "postgresql://nobody@127.0.0.1:1/nothing")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_OID, uuid5
 
 from outbox.pipeline.spark.config import AuditedGroup, Business, PipelineConfig, Source
-from tests.outbox.pipeline.spark.ids import message_id
 from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
 if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
-    from outbox.pipeline.spark.audit import Report
+    from outbox.pipeline.spark.findings import Report
     from outbox.pipeline.spark.history import History, Recorded
 
 FRAMES = ("business", "messages", "places", "broker", "inbox", "failed_deliveries", "marks")
@@ -26,6 +26,13 @@ CONFIG = PipelineConfig(
     seen_topics=["orders"],
     shuffle_partitions=2,
 )
+
+
+def message_id(topic: str, lane: int, number: int) -> str:
+    """Return a uuid7 of 1 March 2026, 12:00 UTC and a few seconds, as the number says."""
+    milliseconds = f"{1772366400000 + number * 10:012x}"
+    rest = uuid5(NAMESPACE_OID, f"{topic} {lane} {number}").hex
+    return f"{milliseconds[:8]}-{milliseconds[8:]}-7{rest[:3]}-8{rest[3:6]}-{rest[6:18]}"
 
 
 @dataclass
@@ -90,6 +97,14 @@ class World:
             rows = pa.Table.from_pylist(self.frames[name], to_arrow_schema(schema, timezone="UTC"))
             frames[name] = spark.createDataFrame(rows).coalesce(1)  # each task of Python costs 80 ms
         return History(frames, frozenset([OURS]), self.as_of, self.recorded)
+
+    def write(self, spark: Any, folder: str) -> None:
+        """Write the history to a folder."""
+        from outbox.pipeline.spark.history import write_metadata
+
+        for name, frame in self.history(spark).frames.items():
+            frame.write.parquet(f"{folder}/{name}")
+        write_metadata(spark, folder, [OURS], self.as_of)
 
     def audit(self, spark: Any) -> Report:
         """Return what Spark finds, when SQL has found the same: it does not judge recorded topics."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from outbox.pipeline.spark.bins import BACKWARDS, add
-from outbox.pipeline.spark.cause import BacklogMinute, BacklogState, backlog_states, up_to
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
+from outbox.pipeline.spark.measures import BACKWARDS, BacklogMinute, BacklogState, backlog_states, up_to
 from tests.outbox.pipeline.sql import standing
 from tests.outbox.pipeline.sql.frames import Check
 from tests.outbox.pipeline.sql.ids import judge_ids
@@ -64,16 +64,16 @@ def _to_the_end(minutes: list[BacklogMinute], as_of: datetime) -> list[BacklogMi
 
 
 def _jumps(histograms: list[standing.Histogram], config: PipelineConfig) -> list[Breach]:
-    whole: dict[tuple[str, str, str], dict[int, int]] = {}
+    backwards: Counter[tuple[str, str, str]] = Counter()
     for topic, hop, group, _, place, count in histograms:
-        whole[topic, hop, group] = add(whole.get((topic, hop, group), {}), {place: count})
+        if place == BACKWARDS:
+            backwards[topic, hop, group] += count
     return [
         Breach(
             *(FindingKind.CLOCK, STAGE_OF[hop], topic),
             group=group,
-            count=bins[BACKWARDS],
+            count=count,
             detail=clock_has_jumped(config.clock_tolerance_seconds),
         )
-        for (topic, hop, group), bins in whole.items()
-        if BACKWARDS in bins
+        for (topic, hop, group), count in backwards.items()
     ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from outbox.pipeline.spark.bins import BACKWARDS, BINS_PER_DOUBLING, INSTANT
-from outbox.pipeline.spark.cause import BacklogMinute
+from outbox.pipeline.spark.measures import BACKWARDS, BINS_PER_DOUBLING, INSTANT, BacklogMinute
 from tests.outbox.pipeline.sql.frames import Check
 
 Histogram = tuple[str, str, str, int, int, int]  # topic, hop, consumer group, minute (seconds since 1970), bin, n

@@ -4,9 +4,8 @@ from collections import defaultdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.outbox.pipeline.spark.faults import COUNT, NUMBERS, by_sets, lose
+from tests.outbox.pipeline.spark.faults import COUNT, GONE, by_sets, lose
 from tests.outbox.pipeline.spark.twins import judged_by_sql
 from tests.outbox.pipeline.spark.worlds import World, made_anew
 
@@ -22,7 +21,7 @@ def _tables(django_db_setup):
 
 class TestSql:
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(gone=st.fixed_dictionaries(dict.fromkeys(("everywhere", "places", "broker", "cart", "points"), NUMBERS)))
+    @given(GONE)
     def test_finds_what_plain_sets_find(self, gone):
         world = lose(World().set(business=[]).add(COUNT), gone)
 

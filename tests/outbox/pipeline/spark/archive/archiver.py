@@ -15,5 +15,5 @@ if __name__ == "__main__":
     url, lake, before = sys.argv[1:]
     config = ArchiveConfig(PipelineConfig(Source(url)), lake, date.fromisoformat(before), rows_per_part=3)
     with archive_lock(url) as connection:
-        done = Archiver(config, connection, Lake(Path(lake)), ArrowWriter(url)).run()
+        done = Archiver(config, connection, Lake(Path(lake)), lambda: ArrowWriter(url)).run()
     sys.stdout.write(json.dumps(done.as_dict()))

@@ -98,6 +98,6 @@ def archive(url, lake):
         )
         with archive_lock(url) as connection:
             log = (lambda text: None) if said is None else said.append
-            return Archiver(config, connection, lake, writer or ArrowWriter(url), log).run()
+            return Archiver(config, connection, lake, lambda: writer or ArrowWriter(url), log).run()
 
     return archive

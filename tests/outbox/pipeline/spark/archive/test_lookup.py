@@ -21,8 +21,10 @@ LIST = "admin:outbox_messagerow_changelist"
 
 
 class TestFindMessage:
-    def test_gives_the_message_and_who_handled_it(self, archive, lake, ids):
+    def test_gives_the_message_and_who_handled_it_and_opens_no_files_of_other_days(self, archive, lake, ids):
         archive()
+        for file in lake.committed()[1].frames["messages"].files:
+            (lake.root / file).unlink()
 
         found = find_message(lake, UUID(ids[2]))
 
@@ -30,17 +32,6 @@ class TestFindMessage:
         assert found.message["message_id"] == ids[2]
         assert (found.message["key"], found.message["body"], found.message["number"]) == ("Zoë 3", b'{"n": 3}', 3)
         assert [row["consumer_group"] for row in found.handled] == ["cart"]
-
-    def test_opens_no_files_of_other_days(self, archive, lake, ids):
-        archive()
-        for file in lake.committed()[1].frames["messages"].files:
-            (lake.root / file).unlink()
-
-        assert find_message(lake, UUID(ids[0])) is not None
-
-    def test_finds_nothing_where_nothing_is(self, archive, lake, ids):
-        archive()
-
         assert find_message(lake, message_id()) is None
         assert find_message(lake, UUID(ids[0][:-1] + ("0" if ids[0][-1] != "0" else "1"))) is None
         assert find_message(lake, UUID(int=2**128 - 1)) is None
@@ -110,25 +101,22 @@ def masked(ids, monkeypatch):
 
 
 class TestThePage:
-    def test_shows_a_message_that_is_in_the_lake_alone(self, archived, client, ids):
+    def test_shows_a_message_that_is_in_the_lake_alone_to_which_a_search_for_its_id_leads(self, archived, client, ids):
         page = client.get(reverse(PAGE, args=[ids[2]]))
 
         assert page.status_code == 200
         for text in ("archived", "Zoë 3", "3 in lane 1", "Handled by <bdi>cart</bdi>", f"{FIRST}.a1", "sent"):
             assert text in page.text
-
-    def test_is_where_a_search_for_its_id_leads(self, archived, client, ids):
         found = client.get(reverse(LIST), {"q": f" {ids[2]} "})
 
         assert found.headers["Location"] == reverse(PAGE, args=[ids[2]])
 
-    def test_says_that_there_is_no_such_message(self, archived, client, ids):
+    def test_says_that_there_is_no_such_message_or_why_the_lake_cannot_be_read(self, archived, client, lake, ids):
         page = client.get(reverse(PAGE, args=[ids[0][:-4] + "0000"]))
 
         assert page.status_code == 404
         assert "Neither the database nor the archive has this message. Its id is of 2001-02-03" in page.text
 
-    def test_says_why_the_lake_cannot_be_read(self, archived, client, lake, ids):
         next((lake.root / "_manifests").iterdir()).write_text("{")
 
         page = client.get(reverse(PAGE, args=[ids[2]]))

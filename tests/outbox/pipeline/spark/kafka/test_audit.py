@@ -25,8 +25,9 @@ from outbox.models import Inbox, Lane, State
 from outbox.pipeline.job_config import pipeline_config
 from outbox.pipeline.models import RecordedTopic
 from outbox.pipeline.spark import HistoryError
-from outbox.pipeline.spark.audit import Report, audit
+from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
+from outbox.pipeline.spark.findings import Report
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.postgres import copy_history
 from outbox.relay.lane import HeldLane
@@ -172,17 +173,20 @@ def judge(spark: Any, settings: Any, tmp_path: Path) -> Judge:
     return Judge(spark, settings, tmp_path)
 
 
-class TestWhatARelaySent:
-    def test_is_found_once_in_order_and_with_its_numbers(self, judge):
-        topic = create_topic(partitions=3)
+class TestAnOrderedTopic:
+    def test_has_all_that_a_relay_sent_once_and_in_order_and_what_is_not_in_order_is_named(self, judge):
+        topic, wrong = create_topic(partitions=3), Sent(create_topic(), 3)
+        wrong.store(1, 3, 2)
         row = TopicFactory(name=topic, type="fifo", ordered=True)
         for key in (1, 2, 3):
             TicketFactory.create_batch(10, topic=row, order_key=key)
         Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), HeldLane(LANE)).drain()
 
-        report = replace(judge, kind=TopicType.FIFO)(topic)
+        report = replace(judge, kind=TopicType.FIFO)(topic, wrong.topic)
 
-        assert said(report) == []
+        assert [(one.topic, str(one.kind), str(one.stage)) for one in report.findings] == [
+            (wrong.topic, "out of order", "broker")
+        ]
         assert report.counts[topic]["broker"] == 0  # younger than the settle time
         assert report.counts[topic]["in flight"] == 30
 
@@ -232,14 +236,6 @@ class TestTheAudit:
         [late] = [one for one in report.findings if one.topic == waiting.topic]
         assert late.detail.startswith("behind a transaction in partition 0 that was begun at ")
         assert (report.counts[aborted.topic]["broker"], report.counts[shared.topic]["broker"]) == (3, 1)
-
-    def test_names_what_is_out_of_order(self, judge):
-        sent = Sent(create_topic(), 3)
-        sent.store(1, 3, 2)
-
-        report = replace(judge, kind=TopicType.FIFO)(sent.topic)
-
-        assert [(kind, stage) for kind, stage, *_ in said(report)] == [("out of order", "broker")]
 
 
 class TestAGroup:

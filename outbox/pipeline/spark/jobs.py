@@ -1,9 +1,11 @@
 """
-Run a Spark job in a child process, with a time limit, and what the two have in common. No JVM ever runs in the calling process.
+The jobs of Spark, and how to run one in a child process, with a time limit: no JVM ever runs in the calling process.
 
     the caller -- configuration, pipe --> the job -- log, report, exit code --> the caller
 
-The child reads from a pipe and exits when the pipe is closed, so it never outlives its parent.
+The child reads from a pipe and exits when the pipe is closed, so it never outlives its parent. By hand, it is
+`python -m outbox.pipeline.spark.jobs audit --config audit.json`, or this file with spark-submit. Exit code: 0 no findings, or all
+days that are due are archived; 1 findings, or days that were kept; 2 failed; 3 another archiver is running.
 """
 
 from __future__ import annotations
@@ -18,23 +20,28 @@ import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 from outbox.pipeline.spark import PipelineError
+from outbox.pipeline.spark.config import PipelineConfig
+from outbox.pipeline.spark.session import Steps, build_session
 
+MODULE = "outbox.pipeline.spark.jobs"
 AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # signs verdicts; removed from the environment of jobs
 
 OUTPUT_LINES = 40  # lines
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60  # to delete temporary folders and stop the JVM
 
-Log = Callable[[str], object]
+FAILED = "{job} failed: "  # begins the line of the job's log that states the reason
+
+Log = Callable[[str], object]  # called with each line of a job's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +55,39 @@ class JobResult:
         stopped_after: the time limit, if it was exceeded.
     """
 
+    job: str
     exit_code: int
     report: dict[str, Any] | None
     log_tail: str
     stopped_after: timedelta | None = None
 
-    def failure(self, prefix: str) -> str:
-        """Return the reason of a failure in one line; in the log, `prefix` marks the line with the job's own reason."""
+    def failure(self) -> str:
+        """Return the reason of a failure in one line."""
         if self.stopped_after is not None:
             return f": it was stopped after {self.stopped_after}."
         if self.exit_code < 0:
             return f": its process was ended by {signal.Signals(-self.exit_code).name}."
         lines = [line for line in self.log_tail.splitlines() if line.strip()]
+        prefix = FAILED.format(job=self.job.capitalize())
         reason = next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1] if lines else "")
         return f" (exit code {self.exit_code}). {reason.removeprefix(prefix)}".rstrip()
 
 
-def run_job(
-    module: str,
-    config: str,
-    *arguments: str,
-    at_most: timedelta | None = None,
-    log: Log,
-) -> JobResult:
+def run_job(job: str, config: str, *arguments: str, at_most: timedelta | None = None, log: Log) -> JobResult:
     """
     Run a job and wait for it. `seconds` of its report becomes the time that this took, with the start of its process.
 
     Args:
-        module: the job's module; it takes `--config`, `--with-parent` and `--output`.
+        job: a name in `JOBS`.
         config: its configuration as JSON, with passwords, so it is passed in a file without a name.
         at_most: the time limit.
-        log: called with each line of the job's log.
     """
     started = time.monotonic()
     with TemporaryFile("w+") as given, TemporaryFile("w+") as output:  # no other process can open these files
         given.write(config)
         given.flush()
         given.seek(0)
-        command = [sys.executable, "-m", module, "--with-parent", "--config", _path(given)]
+        command = [sys.executable, "-m", MODULE, job, "--with-parent", "--config", _path(given)]
         process = subprocess.Popen(
             [*command, "--output", _path(output), *arguments],
             env={name: value for name, value in os.environ.items() if name != AUDIT_KEY} | {"TZ": "UTC"},
@@ -105,7 +107,7 @@ def run_job(
         report = json.loads(output.read() or "null") if code in (0, 1) else None
         if report is not None:
             report["seconds"] = round(time.monotonic() - started, 2)
-        return JobResult(code, report, log_tail, stopped_after)
+        return JobResult(job, code, report, log_tail, stopped_after)
 
 
 def _path(inherited: IO[str]) -> str:
@@ -116,7 +118,13 @@ def _path(inherited: IO[str]) -> str:
 def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log) -> tuple[str, timedelta | None]:
     """Pass on the job's log until it ends or is out of time. Return the last lines, and the time limit if it was exceeded."""
     last: deque[str] = deque(maxlen=OUTPUT_LINES)
-    listener = threading.Thread(target=_pass_on, args=(process.stderr or (), last, log), daemon=True)
+
+    def pass_on() -> None:
+        for line in process.stderr or ():
+            last.append(line.rstrip())
+            log(line.rstrip())
+
+    listener = threading.Thread(target=pass_on, daemon=True)
     listener.start()
     ends_at = None if at_most is None else time.monotonic() + at_most.total_seconds()
     is_timed_out = False
@@ -127,12 +135,6 @@ def _listen(process: subprocess.Popen[str], at_most: timedelta | None, log: Log)
     _end(process)
     listener.join(GRACE_SECONDS)
     return "\n".join(last), at_most if is_timed_out else None
-
-
-def _pass_on(stream: Iterable[str], last: deque[str], log: Log) -> None:
-    for line in stream:
-        last.append(line.rstrip())
-        log(line.rstrip())
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -159,23 +161,54 @@ def exit_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main(name: str, parser: ArgumentParser, arguments: Sequence[str] | None, run: Callable[[Namespace], Any], wrong: str) -> int:
-    """
-    Run a job by its command line: write its report. Return the exit code.
+def log(text: str) -> None:
+    """Write a line to standard error, which is the log of a job."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
-    Args:
-        name: begins the line of the log that states why it failed.
-        run: takes the options, and returns the report.
-        wrong: the part of the report that is empty if the exit code is 0. It is 1 otherwise, 2 or the error's own after an error.
-    """
+
+def audit(options: Namespace) -> dict[str, Any]:
+    """Start Spark, read the history and audit it. Raises PipelineError."""
+    config = PipelineConfig.from_file(options.config)
+    steps, started = Steps(log), time.monotonic()
+    with TemporaryDirectory(prefix="outbox-audit-", ignore_cleanup_errors=True) as folder:
+        with steps("starting Spark"):
+            spark = build_session(config, name="outbox audit", is_light=not config.outbox.is_postgres)
+        try:
+            # After `build_session`, which says what to install if PySpark is missing.
+            from outbox.pipeline.spark.audit import make_report
+
+            report = make_report(spark, config, options.history or folder, steps)
+        finally:
+            spark.stop()
+    return {**report, "seconds": round(time.monotonic() - started, 2), "steps": steps.seconds}
+
+
+def archive(options: Namespace) -> dict[str, Any]:
+    """Archive what is due. Raises PipelineError."""
+    from outbox.pipeline.spark.archiver import ArchiveConfig, archive_due  # needs psycopg, which an audit of files does not
+
+    return archive_due(ArchiveConfig.from_file(options.config), log).as_dict()
+
+
+# The job, and the part of its report that is empty if the exit code is 0.
+JOBS: dict[str, tuple[Callable[[Namespace], dict[str, Any]], str]] = {"audit": (audit, "findings"), "archive": (archive, "kept")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job by its command line: write its report. Return the exit code."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("job", choices=JOBS)
     parser.add_argument(
         "--config", type=Path, required=True, metavar="FILE", help="JSON, as --write-config of the command writes it"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, as JSON (default: standard output)")
+    parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that an audit has read, as Parquet")
     parser.add_argument("--with-parent", action="store_true", help="stop when standard input is closed, as the parent is gone")
     options = parser.parse_args(arguments)
     if options.with_parent:
         exit_with_parent()
+    run, wrong = JOBS[options.job]
     try:
         report = run(options)
         text = f"{json.dumps(report)}\n"
@@ -189,32 +222,9 @@ def main(name: str, parser: ArgumentParser, arguments: Sequence[str] | None, run
         traceback.print_exception(error)
         lines = [type(error).__name__, *str(error).strip().splitlines()[:1]]
         reason, code = ": ".join(lines), 2
-    log(f"{name} failed: {reason}")
+    log(FAILED.format(job=options.job.capitalize()) + reason)
     return code
 
 
-def log(text: str) -> None:
-    """Write a line to standard error, which is the log of a job."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-class Steps:
-    """
-    Measures the steps of a job by the wall clock, one after the other.
-
-    Args:
-        log: called with the name of each step, and by the step with lines about its progress.
-    """
-
-    def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
-        self.log = log
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Measure a step: the block."""
-        self.log(name)
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 2)
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,14 @@
 """
-The cause of a backlog, in plain Python, so that Spark, SQL and tests share it.
+Latency histograms, and backlogs with their causes, in plain Python, so that jobs, admin, SQL and tests share them.
+
+    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.9 s
 
     minute   stored  handled  backlog  cause
     10:01       100      100        0  none
     10:02       400      120      280  production faster
+
+Bins are logarithmic, eight per doubling, so each is 9 % wide. Histograms of minutes, topics or runs can be added by adding their
+counts, and a percentile is accurate to one bin.
 
 A backlog grows if it did in the last ten minutes, and its cause is what changed against the 15 minutes before. After a while the
 change would look normal, so an episode keeps the cause it began with until the backlog stops growing.
@@ -12,9 +17,33 @@ change would look normal, so an episode keeps the cause it began with until the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+BINS_PER_DOUBLING = 8
+INSTANT = 0  # the bin of 1 microsecond and less
+BACKWARDS = -1  # the bin of negative latencies: a clock has jumped
+COUNTED = -2  # not a latency, but how many messages arrived
+
+SHARES = (0.5, 0.95, 0.99, 0.999)
+
+
+def percentile(histogram: Mapping[int, int], share: float) -> float | None:
+    """
+    Return the latency, in seconds, that a share of the messages did not exceed. None: the histogram is empty.
+
+    Negative latencies are ignored.
+    """
+    bins = sorted((edge, n) for edge, n in histogram.items() if edge != BACKWARDS and n)
+    wanted = share * sum(n for _, n in bins)
+    seen = 0
+    for edge, n in bins:
+        seen += n
+        if seen >= wanted:
+            return 1e-6 if edge == INSTANT else 2 ** ((edge - 0.5) / BINS_PER_DOUBLING) / 1e6
+    return None
+
 
 CURRENT = 10  # minutes
 BASELINE = 15  # minutes

@@ -1,15 +1,94 @@
+"""The pipeline's checks, on settings and types that a test gives them."""
+
+import re
+from datetime import timedelta
+
 import pytest
 from django.apps import apps
 from django.apps.registry import Apps
-from django.core.checks import Tags, run_checks
+from django.core.checks import Error, Tags, run_checks
 from django.db import connection, models
+from django.test import override_settings
 from django.utils import timezone
 
 from outbox import Message
 from outbox.pipeline import job_config
-from outbox.pipeline.conf import AuditSettings
+from outbox.pipeline.checks import check_archive, pipeline_settings
+from outbox.pipeline.conf import AuditSettings, PipelineSettings
 from outbox.pipeline.job_config import business_of
 from outbox.pipeline.spark.statements import of_business
+
+
+@pytest.fixture(autouse=True)
+def _own_definitions(own_definitions):
+    pass
+
+
+class TestE001:
+    @pytest.mark.parametrize(
+        ("pipeline", "text"),
+        [
+            ({"AUDITS": {}}, r"OUTBOX\[\"PIPELINE\"\] has an unknown setting 'AUDITS'.*Did you mean AUDIT\?"),
+            (
+                {"AUDIT": {"orders": {"MODEL": "shop.Order"}}},
+                r'^OUTBOX\["PIPELINE"\]\["AUDIT"\]\["orders"\] has no EXPECTS, which is required\. ',
+            ),
+            ({"AUDIT_RETENTION": "soon"}, r"has a wrong value: Invalid ISO8601 duration.*Write timedelta"),
+            ({"AUDIT_RETENTION": "PT0S"}, r'\["PIPELINE"\]\["AUDIT_RETENTION"\] is 0:00:00; it must be greater than zero'),
+        ],
+        ids=["an unknown name", "a name left out", "no duration", "a duration of zero"],
+    )
+    def test_says_what_is_wrong_with_the_settings(self, settings, found, pipeline, text):
+        settings.OUTBOX = {"PIPELINE": pipeline}
+
+        (problem,) = found()
+
+        assert (problem.id, type(problem)) == ("outbox.E001", Error)
+        assert re.search(text, f"{problem.msg} {problem.hint}")
+        assert "outbox/pipeline/conf.py" in problem.hint
+
+    def test_leaves_what_is_no_dict_to_the_outbox(self, settings, found):
+        settings.OUTBOX = {"PIPELINE": ["audit"]}
+
+        assert [problem.id for problem in found()] == ["outbox.E001"]
+
+    def test_is_quiet_otherwise(self, settings, found):
+        settings.OUTBOX = {"PIPELINE": {"AUDIT_RETENTION": "P30D", "ARCHIVE": {"PATH": "/srv/lake"}}}
+
+        assert found() == []
+
+
+class TestPipelineSettings:
+    def test_are_the_default_ones_where_the_check_has_reported_wrong_ones(self, settings):
+        settings.OUTBOX = {"PIPELINE": {"AUDITS": {}}}
+
+        assert pipeline_settings() == PipelineSettings()
+
+
+def problems(archive, **more):
+    with override_settings(OUTBOX={"PIPELINE": {"ARCHIVE": archive}, **more}):
+        return [problem.id for problem in check_archive()]
+
+
+class TestE036:
+    @pytest.mark.parametrize("path", ["var/lake", "lake", "s3://bucket/lake", "file:///srv/lake"])
+    def test_is_a_path_that_is_not_absolute(self, path):
+        assert problems({"PATH": path}) == ["outbox.E036"]
+
+
+class TestE037:
+    def test_is_an_archive_that_takes_what_retention_keeps(self):
+        assert problems({"PATH": "/srv/lake", "AFTER": timedelta(days=6)}) == ["outbox.E037"]
+
+
+class TestNothing:
+    def test_is_wrong_where_there_is_no_archive(self):
+        assert problems(None) == []
+
+    def test_is_wrong_with_an_archive_that_waits_as_long_or_longer(self):
+        assert problems({"PATH": "/srv/lake"}) == []
+        assert problems({"PATH": "/srv/lake", "AFTER": timedelta(days=7)}) == []
+        assert problems({"PATH": "/srv/lake", "AFTER": timedelta(days=2)}, RETENTION=timedelta(days=1)) == []
 
 
 class Registry(Apps):

@@ -1,6 +1,6 @@
 import pytest
 
-from outbox.pipeline.spark.cause import BacklogCause, BacklogMinute, backlog_states
+from outbox.pipeline.spark.measures import BacklogCause, BacklogMinute, backlog_states
 
 CALM = 60  # minutes before anything changes
 

@@ -3,7 +3,7 @@ import pytest
 from outbox.errors import ConfigurationError
 from outbox.pipeline import verdict
 from outbox.pipeline.errors import InvalidVerdict
-from tests.outbox.pipeline.audit_runs.stand_in import CLEAN, REPORT
+from tests.outbox.pipeline.stand_in import CLEAN, REPORT
 
 OTHER_KEY = "o" * 40
 SIGNED = "mDw2gn666gIUMv8xuqDDyAX5TbLcxxD1j4048ezm16A"

@@ -9,6 +9,7 @@ django.setup()
 
 from outbox.pipeline import runs  # noqa: E402
 from outbox.pipeline.job_config import pipeline_config  # noqa: E402
+from outbox.pipeline.spark import jobs  # noqa: E402
 
 
 def log(line: str) -> None:
@@ -16,5 +17,5 @@ def log(line: str) -> None:
     sys.stderr.flush()
 
 
-runs.JOB = "tests.outbox.pipeline.audit_runs.stand_in"
+jobs.MODULE = "tests.outbox.pipeline.stand_in"
 runs.run_and_store("default", pipeline_config(settle=timedelta(minutes=5)), asked_by="command", log=log)

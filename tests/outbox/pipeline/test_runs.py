@@ -161,7 +161,7 @@ class TestASecondRun:
         assert (made.state, made.verdict, made.found) == (State.FAILED, "", None)
 
 
-COMMAND = [sys.executable, "-c", "import tests.outbox.pipeline.audit_runs.killed"]
+COMMAND = [sys.executable, "-c", "import tests.outbox.pipeline.killed"]
 PASSWORD = "nobody-may-read-this"
 
 

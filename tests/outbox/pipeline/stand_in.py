@@ -59,6 +59,7 @@ CLEAN = {**REPORT, "findings": []}
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("job", choices=["audit"])
     parser.add_argument("--config", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--history")
