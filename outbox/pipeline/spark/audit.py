@@ -281,7 +281,8 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
             copy_history(spark, config, folder, steps.log)
     else:
         folder = config.outbox.url
-    history = open_history(spark, folder)
+    with steps("opening the history"):
+        history = open_history(spark, folder)
     config = replace(config, since=history.judged_since or config.since)
     live = history  # latency and backlog leave out archived days: earlier runs have reported them
     if config.archived and config.archived.live_since:

@@ -163,7 +163,7 @@ class TestTheCommandsOfThePage:
         assert code == 1, said + log.getvalue()
         report = json.loads(said)
         assert shape(report) == local
-        assert list(report["steps"])[:3] == ["starting Spark", "copying the history", "comparing the stages"]
+        assert list(report["steps"])[:3] == ["starting Spark", "copying the history", "opening the history"]
         assert sum(report["steps"].values()) <= report["seconds"] <= monotonic() - started
 
     def test_archive_a_day_and_judge_it_as_if_it_had_never_left(self, ids, with_archive, settings, of_page, audit_here):
