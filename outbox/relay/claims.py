@@ -24,7 +24,6 @@ from outbox.batches.claim import (
     reclaim,
 )
 from outbox.database import Connection
-from outbox.relay.lane import HeldLane
 
 
 class FullScanTimer(msgspec.Struct):
@@ -82,7 +81,7 @@ class Claims:
 
     connection: Connection
     broker: str
-    lane: HeldLane
+    lane: int
     lease: timedelta
     batch_size: int
     topic_count: int = 0
@@ -133,7 +132,7 @@ class Claims:
         claimed = claim(
             self.connection,
             scope,
-            lane=self.lane.number,
+            lane=self.lane,
             lease=self.lease,
             limit=limit or self.limit,
             after=self.after,
@@ -171,7 +170,7 @@ class Claims:
 
     def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> TopicClaim:
         scope = self._scope(without, None)
-        claimed = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
+        claimed = claim_topic(self.connection, scope, topic_id, lane=self.lane, lease=self.lease, scan_from=scan_from)
         if claimed.last_pos is not None:
             self.scan_positions[topic_id] = claimed.last_pos
         return claimed
@@ -190,7 +189,7 @@ class Claims:
             claimed = claim_ordered(
                 self.connection,
                 self._scope(without, only),
-                lane=self.lane.number,
+                lane=self.lane,
                 lease=self.lease,
                 limit=limit or self.limit,
                 after=self.ordered_after,
@@ -207,7 +206,7 @@ class Claims:
 
     def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> ClaimedBatch | None:
         """Claim again the batch that has been due longest, or that its relay left behind, except the batch with an id."""
-        return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease, but=but)
+        return reclaim(self.connection, self._scope(without, only), lane=self.lane, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
         return Scope(self.broker, [*self.foreign, *without], only, self.in_transactions)

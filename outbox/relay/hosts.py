@@ -28,7 +28,7 @@ from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld, NotMigra
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import HeldLane, take_lane
+from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.shutdown import ShutdownWatch
@@ -112,7 +112,7 @@ class RelayRunner:
         target: RelayTarget,
         connection: Connection,
         broker: Broker,
-        lane: HeldLane,
+        lane: int,
         note: str,
         stack: ExitStack,
         *,
@@ -254,7 +254,7 @@ class RelayRunner:
             connection,
             "relay",
             broker=self.target.broker,
-            lane=self.relay.lane.number,
+            lane=self.relay.lane,
             breaker=self.relay.breakers.describe(),
             note=self._note,
             errors=loop_errors.read("relay", self.target.database, self.target.broker),
@@ -317,7 +317,7 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
             try:
                 yield runner
             except LaneBlocked:
-                _blocked_lanes(target)[runner.relay.lane.number] = time.monotonic() + BLOCKED_SECONDS
+                _blocked_lanes(target)[runner.relay.lane] = time.monotonic() + BLOCKED_SECONDS
                 raise
     except Exception as error:
         if loop_errors.note(target.loop, error):

@@ -97,8 +97,8 @@ class RelayThread(RepeatingThread):
             self._runner = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.stop()
-            extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane.number)
-            logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
+            extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane)
+            logger.info("%s runs in lane %s", self.name, runner.relay.lane, extra=extra)
             try:
                 runner.run()
                 runner.deregister()

@@ -31,7 +31,6 @@ from outbox.outages import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Sweeper, SweepResult
-from outbox.relay.lane import HeldLane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
 from outbox.relay.transactions import TransactionalSender
@@ -95,7 +94,7 @@ class Relay:
         self,
         connection: Connection,
         broker: Broker,
-        lane: HeldLane,
+        lane: int,
         *,
         settings: conf.RelaySettings | None = None,
         breakers: Breakers | None = None,

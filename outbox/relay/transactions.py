@@ -48,7 +48,7 @@ from outbox.errors import BrokerMisconfigured, BrokerUnavailable, FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
-from outbox.relay.lane import HeldLane, holding_lane
+from outbox.relay.lane import holding_lane
 from outbox.relay.send import Loaded, Sender, slices
 from outbox.relay.splitter import Splitter
 
@@ -92,7 +92,7 @@ class TransactionalSender:
 
     connection: Connection
     broker: Broker
-    lane: HeldLane
+    lane: int
     source: str
     sender: Sender
     splitter: Splitter
@@ -116,7 +116,7 @@ class TransactionalSender:
             LaneBlocked: another lane perhaps can.
             BrokerMisconfigured: it cannot be opened until somebody acts.
         """
-        if self.is_settled and self._sends.is_lane_open(self.lane.number):
+        if self.is_settled and self._sends.is_lane_open(self.lane):
             return
         self._open()
         if self.takes_over:
@@ -124,7 +124,7 @@ class TransactionalSender:
 
     def _open(self) -> None:
         self.is_settled = False
-        marker = self._read(self._sends.open_lane(self.source, self.lane.number), self.lane.number)
+        marker = self._read(self._sends.open_lane(self.source, self.lane), self.lane)
         failpoint("relay.after_open")
         self._server = read_server(self.connection)
         if marker is None:
@@ -145,7 +145,7 @@ class TransactionalSender:
             if marker is not None and self._is_foreign(marker):
                 with holding_lane(self.connection, number) as is_held:
                     if is_held:
-                        dataclasses.replace(self, lane=HeldLane(number))._open()
+                        dataclasses.replace(self, lane=number)._open()
                     else:
                         held.append(number)
         if held:
@@ -156,7 +156,7 @@ class TransactionalSender:
 
     def _settle(self, marker: Marker, *, is_foreign: bool) -> None:
         """Decide what the lane's transactions have left in doubt, by its marker."""
-        lane = self.lane.number
+        lane = self.lane
         settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
         failpoint("relay.after_settle")
         if settled:
@@ -175,7 +175,7 @@ class TransactionalSender:
 
     def _refused(self, marker: Marker) -> BrokerMisconfigured:
         return BrokerMisconfigured(
-            f"Another database (server/id {marker.database}) has sent in lane {self.lane.number} of broker "
+            f"Another database (server/id {marker.database}) has sent in lane {self.lane} of broker "
             f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._server.name}.",
             hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
             "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once, which takes all "
@@ -183,18 +183,18 @@ class TransactionalSender:
         )
 
     def _alert_restored(self, marker: Marker, ahead: int) -> None:
-        details = {"lane": self.lane.number, "broker": self.broker.alias, "timeline": self._server.timeline, "batches": ahead}
+        details = {"lane": self.lane, "broker": self.broker.alias, "timeline": self._server.timeline, "batches": ahead}
         reason = (
             f"The database is on timeline {self._server.timeline}, and sent its last transaction on timeline {marker.timeline}; "
             f"it lacks {ahead} batches of it. It failed over or was restored: what it has lost since then may be sent again, "
             "and what was written then and is missing here is published all the same."
         )
-        logger.error("Lane %s: %s", self.lane.number, reason, extra=log_fields(broker=self.broker.alias))
+        logger.error("Lane %s: %s", self.lane, reason, extra=log_fields(broker=self.broker.alias))
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _give_up_lane(self) -> None:
         """Mark what the lane has left in doubt DEAD: its marker is gone, or there never was one."""
-        lane, alias = self.lane.number, self.broker.alias
+        lane, alias = self.lane, self.broker.alias
         if not is_in_doubt(self.connection, lane, alias):
             return
         self._notify_lost(lane, give_up_lane(self.connection, lane, alias, error=MARKER_LOST.format(lane=lane, broker=alias)))
@@ -207,7 +207,7 @@ class TransactionalSender:
 
     def _reset_marker(self) -> None:
         """Send a marker that names no batch."""
-        lane = self.lane.number
+        lane = self.lane
         self._sends.send_transaction(lane, [], self._marker([]))
         if not self._sends.is_lane_open(lane):
             raise BrokerUnavailable(f"Broker {self.broker.alias!r} has not confirmed the first transaction of lane {lane}.")
@@ -250,7 +250,7 @@ class TransactionalSender:
         return [ready for batch in batches if (ready := self._adopt_one(batch, sent)) is not None]
 
     def _adopt_one(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
-        lane, held = self.lane.number, batch.transaction
+        lane, held = self.lane, batch.transaction
         if held is not None and held.attempt == batch.attempt:
             return batch  # no transaction before this claim may hold it
         try:
@@ -306,7 +306,7 @@ class TransactionalSender:
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages), self.sender.timed(messages):
-            outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
+            outcomes = iter(self._sends.send_transaction(self.lane, messages, self._marker(named)))
         failpoint("relay.after_transaction")
         for result, places in zip(results, positions, strict=True):
             result.note(places, islice(outcomes, len(places)))
@@ -325,7 +325,7 @@ class TransactionalSender:
             self.is_settled = True
 
     def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
-        mark_committed(self.connection, self.lane.number, named)
+        mark_committed(self.connection, self.lane, named)
         sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
         failpoint("relay.after_mark")
         for part in loaded:
@@ -339,7 +339,7 @@ class TransactionalSender:
         Args:
             rest: the reason of the messages that have none of their own.
         """
-        withdraw(self.connection, self.lane.number, [result.batch for result in results])
+        withdraw(self.connection, self.lane, [result.batch for result in results])
         for result in results:
             result.accepted.clear()
             result.complete(rest)
@@ -350,8 +350,8 @@ class TransactionalSender:
         """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
         reason = next(unaccepted.text for result in results for unaccepted in result.unaccepted.values())
         batches = sorted(result.batch.id for result in results)
-        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=batches)
-        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
+        extra = log_fields(broker=self.broker.alias, lane=self.lane, batches=batches)
+        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane, reason, extra=extra)
 
     def _note(self, result: BatchSendResult) -> None:
         """Update the breakers after a transaction that failed."""

@@ -31,12 +31,11 @@ from outbox.message import Half, Resolution
 from outbox.models import FailedDelivery
 from outbox.relay.breaker import Breakers
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.testing.clock import Clock
 from outbox.topics import match_topics
 
-LANE = HeldLane(1)
+LANE = 1
 ASKED_BY = "test"
 
 

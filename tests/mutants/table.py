@@ -213,7 +213,7 @@ MUTANTS: dict[str, Mutant] = {
     "withdraw": Mutant(
         "What was certainly not committed is in no transaction any more",
         "outbox/relay/transactions.py",
-        "        withdraw(self.connection, self.lane.number, [result.batch for result in results])\n",
+        "        withdraw(self.connection, self.lane, [result.batch for result in results])\n",
         "",
         TRANSACTIONS,
     ),

@@ -20,12 +20,11 @@ from outbox.outages import Backoff
 from outbox.relay import commit as commit_module
 from outbox.relay.breaker import Breakers, Budget
 from outbox.relay.commit import Committer
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.relay.splitter import Splitter
 from tests.factories import TicketFactory, TopicFactory, stored
 
-LANE = HeldLane(1)
+LANE = 1
 
 
 @dataclass
@@ -92,7 +91,7 @@ def clock() -> Clock:
 def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Relay]:
     monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
 
-    def make(connection: database.Connection | None = None, *, lane: HeldLane = LANE, **options: Any) -> Relay:
+    def make(connection: database.Connection | None = None, *, lane: int = LANE, **options: Any) -> Relay:
         settings = conf.RelaySettings(**{"lease": timedelta(seconds=30), "sweep_age": timedelta(0)} | options)
         connection = connection or database.raw("default")
         return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)
