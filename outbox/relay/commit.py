@@ -53,18 +53,6 @@ from outbox.relay.splitter import Splitter
 logger = get_logger(__name__)
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """
-    The part of a batch that may be committed.
-
-    Args:
-        is_fresh: this call wrote the decision, so nothing of it can have been committed before.
-    """
-
-    batch: PreparedBatch
-    is_fresh: bool
-
-
 class CommitResult(msgspec.Struct, frozen=True):
     """
     How the commits of a batch ended. Positions that are in neither dict are committed.
@@ -135,7 +123,7 @@ class Committer(msgspec.Struct):
             tracing.note_sent(self.broker.alias, batch.topic, ids)
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
 
-    def decide(self, result: BatchSendResult) -> Decision | None:
+    def decide(self, result: BatchSendResult) -> PreparedBatch | None:
         """
         Decide to commit the half messages that were accepted; the other positions leave the batch.
 
@@ -153,31 +141,25 @@ class Committer(msgspec.Struct):
             positions, is_fresh = sorted(result.accepted), True
         except FenceLost:
             positions, is_fresh = self._decided_before(result), False
-        prepared = PreparedBatch(
-            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places, self.source
-        )
-        return Decision(prepared, is_fresh=is_fresh) if positions else None
+        of_batch = (batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places)
+        return PreparedBatch(*of_batch, self.source, is_fresh=is_fresh) if positions else None
 
-    def commit(self, decisions: Sequence[Decision], *, since: float) -> list[CommitResult]:
+    def commit(self, decided: Sequence[PreparedBatch], *, since: float) -> list[CommitResult]:
         """
         Commit the half messages that this relay has decided to commit and may still end.
 
         Args:
-            since: the clock's time just before the first of these decisions was written.
+            since: the clock's time just before the first of these batches was decided.
 
         Returns:
             The results; none for batches that are left to the sweep, because the window is over, or because an earlier call
             wrote the decision and may have committed them.
         """
         if self.may_repeat_ends:
-            return self.commit_again([decision.batch for decision in decisions])
+            return self.commit_halves(decided)
         if self.is_over(since):
             return []
-        return self._commit([decision.batch for decision in decisions if decision.is_fresh], within=self.left(since))
-
-    def commit_again(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
-        """Commit the open half messages of batches, where a second end does no harm."""
-        return self._commit(batches, within=None)
+        return self.commit_halves([batch for batch in decided if batch.is_fresh], within=self.left(since))
 
     def left(self, since: float) -> timedelta | None:
         """Return the rest of the window that began at a time of the clock. None: it has no end."""
@@ -188,7 +170,8 @@ class Committer(msgspec.Struct):
         left = self.left(since)
         return left is not None and left <= timedelta(0)
 
-    def _commit(self, batches: Sequence[PreparedBatch], *, within: timedelta | None) -> list[CommitResult]:
+    def commit_halves(self, batches: Sequence[PreparedBatch], *, within: timedelta | None = None) -> list[CommitResult]:
+        """Commit the open half messages of batches; `within` as for `end`."""
         outcomes = iter(self.end([half for batch in batches for half in batch.halves()], Resolution.COMMIT, within=within))
         return [self._read(batch, islice(outcomes, len(batch.positions))) for batch in batches]
 
@@ -337,11 +320,6 @@ class SweepResult(msgspec.Struct):
     returned: int = 0
     dead: int = 0
 
-    def add(self, other: SweepResult) -> None:
-        """Add the counts of more batches."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
 
 class Sweeper(msgspec.Struct):
     """
@@ -364,27 +342,22 @@ class Sweeper(msgspec.Struct):
         settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
         done = SweepResult()
         while results := settle():
-            done.add(self._conclude(results))
+            sent = self.committer.conclude(results)
+            gone = [end.reason for result in results for end in result.gone.values()]
+            done.batches += len(results)
+            done.sent += sum(len(result.batch.positions) for result in results if result.batch.id in sent)
+            done.returned += gone.count(SplitReason.DISCARDED)
+            done.dead += gone.count(SplitReason.UNPROVEN)
             if clock() >= ends_at:
                 break
         return done
-
-    def _conclude(self, results: Sequence[CommitResult]) -> SweepResult:
-        sent = self.committer.conclude(results)
-        gone = [end.reason for result in results for end in result.gone.values()]
-        return SweepResult(
-            batches=len(results),
-            sent=sum(len(result.batch.positions) for result in results if result.batch.id in sent),
-            returned=gone.count(SplitReason.DISCARDED),
-            dead=gone.count(SplitReason.UNPROVEN),
-        )
 
     def _repeat_ends(self) -> list[CommitResult]:
         """Commit the next batches again, where a second end does no harm; look up half messages that the broker does not find."""
         alias = self.committer.broker.alias
         batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=PAGE_LIMIT)
         self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
-        results = self.committer.commit_again(batches)
+        results = self.committer.commit_halves(batches)
         not_found = [(result, p) for result in results for p, end in result.unanswered.items() if end.ended is Ended.NOT_FOUND]
         self._look_up(not_found)
         return results

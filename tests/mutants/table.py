@@ -566,8 +566,8 @@ MUTANTS: dict[str, Mutant] = {
     "commit-once": Mutant(
         "Where a second commit makes a copy, only the writer of the decision commits",
         "outbox/relay/commit.py",
-        "[decision.batch for decision in decisions if decision.is_fresh]",
-        "[decision.batch for decision in decisions]",
+        "[batch for batch in decided if batch.is_fresh]",
+        "[batch for batch in decided]",
         (f"{RELAY}/test_commit.py",),
     ),
     "other-end": Mutant(
