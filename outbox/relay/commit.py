@@ -38,7 +38,7 @@ import msgspec
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.fence import read_step
-from outbox.batches.split import runs
+from outbox.batches.split import runs, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import decide, leave_open, mark_sent
 from outbox.batches.take_over import Limit, read_prepared, renew, take_over
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
@@ -107,7 +107,7 @@ class Committer(msgspec.Struct):
             if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
-                self.splitter.split_at_send(result.batch, result.unaccepted)
+                self.splitter.split(result.batch, result.unaccepted, split_at_send)
         except FenceLost:
             return self._is_mine(result.batch, "split")
         return True
@@ -135,7 +135,8 @@ class Committer(msgspec.Struct):
         places, window = result.half_places, self.window
         try:
             if unaccepted:
-                self.splitter.split_at_decision(batch, unaccepted, half_ids=half_ids, half_places=places, window=window)
+                more = {"half_ids": half_ids, "half_places": places, "window": window}
+                self.splitter.split(batch, unaccepted, split_at_decision, **more)
             else:
                 decide(self.connection, batch, half_ids, half_places=places, window=window)
             positions, is_fresh = sorted(result.accepted), True
@@ -245,7 +246,7 @@ class Committer(msgspec.Struct):
             if len(batch.message_ids) == 1:
                 self.splitter.return_prepared(batch, gone[1])
             else:
-                self.splitter.split_at_commit(batch, gone, open_positions=list(result.unanswered))
+                self.splitter.split(batch, gone, split_at_commit, open_positions=list(result.unanswered))
         except FenceLost:
             self._is_mine(batch, "resend after discard")
 

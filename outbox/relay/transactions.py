@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
+from outbox.batches.split import split_at_claim
 from outbox.batches.steps import DeadNotice, notify_dead
 from outbox.batches.transactions import (
     adopt,
@@ -288,7 +289,7 @@ class TransactionalSender:
         if not rest:
             return [loaded]
         try:
-            self.splitter.split_at_claim(loaded.batch, rest)
+            self.splitter.split(loaded.batch, rest, split_at_claim)
         except FenceLost:
             return []
         return [Loaded(replace(loaded.batch, split=loaded.batch.split | rest.keys()), loaded.rows)]
