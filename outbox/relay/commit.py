@@ -40,7 +40,7 @@ from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, S
 from outbox.batches.fence import read_step
 from outbox.batches.split import runs, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import decide, leave_open, mark_sent
-from outbox.batches.take_over import Limit, read_prepared, renew, take_over
+from outbox.batches.take_over import read_prepared, renew, take_over
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
@@ -263,19 +263,18 @@ class Committer(msgspec.Struct):
     def _decided_before(self, result: BatchSendResult) -> list[int]:
         """Return the positions that an earlier write of this decision contains; without one, roll the half messages back."""
         batch = result.batch
-        step = read_step(self.connection, batch.id)
-        if step is not None and step.half_ids is not None and step.is_decided_by(batch.attempt):
-            half_ids = step.half_ids
-            return [p for p, half in result.accepted.items() if p not in step.split and half_ids[p - 1] == half]
+        is_decided, half_ids, split = read_step(self.connection, batch.id, batch.attempt)
+        if half_ids is not None and is_decided:
+            return [p for p, half in result.accepted.items() if p not in split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
-        if step is not None:
+        if is_decided is not None:
             self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
     def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
         """Read the row again after a lost fence; return whether this attempt wrote the step before."""
-        decided = read_step(self.connection, batch.id)
-        if decided is not None and decided.is_decided_by(batch.attempt):
+        is_decided, *_ = read_step(self.connection, batch.id, batch.attempt)
+        if is_decided:
             return True
         self._lost(batch, step)
         return False
@@ -288,7 +287,7 @@ class Committer(msgspec.Struct):
 
 
 # Read in one statement, and ended in one call to the broker.
-PAGE_LIMIT = Limit(batches=500, messages=2000)
+PAGE_LIMIT = {"batches": 500, "messages": 2000}
 
 # One sweep takes at most that long: an outage leaves thousands of batches open. A relay sweeps once a second, and relays
 # in between.
@@ -356,7 +355,7 @@ class Sweeper(msgspec.Struct):
     def _repeat_ends(self) -> list[CommitResult]:
         """Commit the next batches again, where a second end does no harm; look up half messages that the broker does not find."""
         alias = self.committer.broker.alias
-        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=PAGE_LIMIT)
+        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, **PAGE_LIMIT)
         self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
         results = self.committer.commit_halves(batches)
         not_found = [(result, p) for result in results for p, end in result.unanswered.items() if end.ended is Ended.NOT_FOUND]
@@ -367,7 +366,7 @@ class Sweeper(msgspec.Struct):
         """Take over the next batches whose deciders' time is over, and commit half messages that are still hidden."""
         broker = HalfMessages.of(self.committer.broker)
         window = broker.commit_window or self.age
-        batches = take_over(self.connection, broker=broker.alias, window=window, limit=PAGE_LIMIT)
+        batches = take_over(self.connection, broker=broker.alias, window=window, **PAGE_LIMIT)
         results = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch in batches]
         hidden = self._look_up([(result, position) for result in results for position in result.batch.positions])
         if hidden:

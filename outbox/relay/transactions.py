@@ -163,11 +163,11 @@ class TransactionalSender:
         if settled:
             extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
             logger.info("Lane %s: batches %s were published, though not marked.", lane, sorted(settled), extra=extra)
-        named = read_named(self.connection, lane, marker.sent)
-        is_older = named.ahead > 0 or 0 < marker.timeline < self._server.timeline
+        unknown, ahead = read_named(self.connection, lane, marker.sent)
+        is_older = ahead > 0 or 0 < marker.timeline < self._server.timeline
         if is_older:
-            self._alert_restored(marker, named.ahead)
-        if named.unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
+            self._alert_restored(marker, ahead)
+        if unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
             self._reset_marker()
 
     def _is_foreign(self, marker: Marker) -> bool:
@@ -386,7 +386,7 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
     lanes_ahead = {}
     for lane in range(1, lanes + 1):
         marker = _decode(broker.look_at_lane(source, lane), lane, broker.alias)
-        if marker is not None and (ahead := read_named(connection, lane, marker.sent).ahead):
+        if marker is not None and (ahead := read_named(connection, lane, marker.sent)[1]):
             lanes_ahead[lane] = ahead
     return lanes_ahead
 

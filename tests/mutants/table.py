@@ -580,15 +580,15 @@ MUTANTS: dict[str, Mutant] = {
     "missing-row-rollback": Mutant(
         "Half messages of a batch whose row is gone are not rolled back",
         "outbox/relay/commit.py",
-        "        if step is not None:\n            self.end(",
+        "        if is_decided is not None:\n            self.end(",
         "        if True:\n            self.end(",
         (f"{RELAY}/test_decide.py",),
     ),
     "read-again": Mutant(
         "A decision whose answer was lost stands",
         "outbox/relay/commit.py",
-        "step.half_ids is not None and step.is_decided_by(batch.attempt)",
-        "step.half_ids is None",
+        "half_ids is not None and is_decided",
+        "half_ids is None",
         (f"{RELAY}/test_decide.py",),
     ),
     "late-ends": Mutant(

@@ -11,7 +11,6 @@ import pytest
 from django.db.models import F
 
 from outbox import conf, database
-from outbox.batches.take_over import Limit
 from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
@@ -160,7 +159,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a sweep take one batch at once, and stop after a number of them."""
 
     def pages(batches: int = 1, seconds: float = 0) -> None:
-        monkeypatch.setattr(commit_module, "PAGE_LIMIT", Limit(batches, 2000))
+        monkeypatch.setattr(commit_module, "PAGE_LIMIT", {"batches": batches, "messages": 2000})
         monkeypatch.setattr(commit_module, "SWEEP_SECONDS", seconds)
 
     return pages

@@ -172,7 +172,7 @@ class TestFewerLanes:
             take_lane(holder, lanes=16)
             lane = take_lane(dying, lanes=16)
             (claimed,) = claim(dying, Scope("old"), lane=lane, lease=timedelta(hours=1), limit=10)
-        assert claimed.batch
+        assert claimed[2]
         assert lane == 2
 
         releases.run(few, "old")
