@@ -400,22 +400,15 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-class _Matched(msgspec.Struct, frozen=True):
-    """The last comparison of a database's topic rows with settings, and the topics that have a row but are not in settings."""
-
-    settings: conf.Settings
-    at: float
-    foreign: frozenset[str]
-
-
-_matched: dict[tuple[str, str], _Matched] = {}
+# Of each database: the settings that its topic rows were last compared with, when, and the topics that are not in settings.
+_matched: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 
 def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
     """Return the topics that settings do not have. Every few seconds, correct the rows of the others first."""
     key = alias, str(connections[alias].settings_dict["NAME"])  # both: aliases may use several schemas of one database
-    last = _matched.get(key)
-    if last is None or last.settings is not conf.settings() or time.monotonic() - last.at > MATCH_TOPICS_SECONDS:
+    settings, at, foreign = _matched.get(key, (None, 0.0, frozenset[str]()))
+    if settings is not conf.settings() or time.monotonic() - at > MATCH_TOPICS_SECONDS:
         foreign = frozenset(match_topics(connection))
-        last = _matched[key] = _Matched(conf.settings(), time.monotonic(), foreign)
-    return last.foreign
+        _matched[key] = conf.settings(), time.monotonic(), foreign
+    return foreign
