@@ -71,7 +71,7 @@ SELECT place - 1 FROM g WHERE has_subscriber
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
     """Write a heartbeat as a consumer of a group, with its subscriptions; by default over Django's connection."""
     connection = over or database.raw(group.using)
-    holdings = read_holdings(alias, group.name)
+    refusals, handling = read_holdings(alias, group.name)
     heartbeats.beat(
         connection,
         "consumer",
@@ -79,9 +79,9 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         consumer_group=group.name,
         note=note,
         subscriptions=subscriptions_of(group),
-        refusals=holdings.refusals,
+        refusals=refusals,
         errors=loop_errors.read("consumer", group.using, alias, group.name),
-        handling=holdings.handling,
+        handling=handling,
     )
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))
