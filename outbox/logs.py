@@ -17,7 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
-from typing import Any, Protocol
+from typing import Any
 
 from outbox.forks import ForkSafeLock
 
@@ -198,20 +198,6 @@ class Repeats:
 
 _repeats = Repeats()
 forget_lines = _repeats.forget
-
-
-class HasTopic(Protocol):
-    """A message or half message with a topic and an id."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def message_id(self) -> object: ...
-
-
-def fields_of(message: HasTopic) -> dict[str, Any]:
-    """Return the fields of a log record about one message."""
-    return log_fields(message_id=message.message_id, topic=message.topic)
 
 
 def log_fields(

@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from django.db.backends.utils import CursorWrapper
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox.database import Connection
 from outbox.database.identity import no_identity
@@ -46,7 +45,8 @@ CLOCK_AHEAD = timedelta(hours=1)
 """How far a publisher's clock may be ahead of the database's; for messages further ahead no tombstone is written."""
 
 # A statement of its own, because only a later snapshot sees the row for which the statement before has waited. The newest
-# message of a batch of one is its only one.
+# message of a batch of one is its only one. Its columns are NULL where the message has none. `is_being_ended`: its decider, or
+# the sweep that took it over, may still end its half message.
 READ_STEP = """
 SELECT message.topic_id = 0 AS is_tombstone, batch.id AS batch, batch.state, batch.attempt, batch.half_ids[1] AS half_id,
     coalesce(batch.ends_until > clock_timestamp(), false) AS is_being_ended
@@ -66,22 +66,6 @@ class Tombstone(enum.Enum):
     WRITTEN = enum.auto()
     ROW_IS_THERE = enum.auto()
     UNWRITTEN = enum.auto()
-
-
-class HalfFirstStep(msgspec.Struct, frozen=True):
-    """
-    The state of a message that was sent half first. The batch's fields are None where it has no batch.
-
-    Args:
-        is_being_ended: whether its decider, or the sweep that took it over, may still end its half message.
-    """
-
-    is_tombstone: bool
-    batch: int | None
-    state: int | None
-    attempt: int | None
-    half_id: str | None
-    is_being_ended: bool
 
 
 def insert_prepared(
@@ -142,6 +126,6 @@ def write_tombstone(connection: Connection, message_id: UUID, *, retention: time
     return Tombstone.WRITTEN if is_written else Tombstone.ROW_IS_THERE
 
 
-def read_half_first(connection: Connection, message_id: UUID) -> HalfFirstStep | None:
+def read_half_first(connection: Connection, message_id: UUID) -> Any:
     """Return the state of a message that was sent half first; None if its row is gone."""
-    return connection.cursor(row_factory=class_row(HalfFirstStep)).execute(READ_STEP, {"id": message_id}).fetchone()
+    return connection.cursor(row_factory=namedtuple_row).execute(READ_STEP, {"id": message_id}).fetchone()

@@ -16,8 +16,9 @@ from msgspec.structs import asdict
 from outbox import signals
 from outbox.check_backs import sources
 from outbox.check_backs.resolve import Answer, resolve
+from outbox.check_backs.sources import fields_of
 from outbox.database import Connection
-from outbox.logs import cut, fields_of, get_logger
+from outbox.logs import cut, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 

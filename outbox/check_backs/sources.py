@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -29,6 +30,11 @@ STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 
 _aliases: dict[str, str] = {}
+
+
+def fields_of(half: Half) -> dict[str, Any]:
+    """Return the fields of a log record about a half message."""
+    return log_fields(message_id=half.message_id, topic=half.topic)
 
 
 def alias_of(token: str, *, otherwise: str) -> str:

@@ -44,7 +44,7 @@ from outbox.batches.transactions import (
 from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.database import Connection
-from outbox.database.identity import ServerIdentity, read_server
+from outbox.database.identity import read_server
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
@@ -102,7 +102,8 @@ class TransactionalSender:
     takes_over: bool = False
     lanes: int = 0
     is_settled: bool = field(default=False, init=False)
-    _server: ServerIdentity = field(default_factory=ServerIdentity, init=False)
+    _database: str = field(default="", init=False)  # as `read_server` has it, and its timeline
+    _timeline: int = field(default=0, init=False)
 
     @property
     def _sends(self) -> TransactionalSends:
@@ -127,7 +128,7 @@ class TransactionalSender:
         self.is_settled = False
         marker = self._read(self._sends.open_lane(self.source, self.lane), self.lane)
         failpoint("relay.after_open")
-        self._server = read_server(self.connection)
+        self._database, self._timeline = read_server(self.connection)
         if marker is None:
             self._give_up_lane()
             self._reset_marker()
@@ -164,7 +165,7 @@ class TransactionalSender:
             extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
             logger.info("Lane %s: batches %s were published, though not marked.", lane, sorted(settled), extra=extra)
         unknown, ahead = read_named(self.connection, lane, marker.sent)
-        is_older = ahead > 0 or 0 < marker.timeline < self._server.timeline
+        is_older = ahead > 0 or 0 < marker.timeline < self._timeline
         if is_older:
             self._alert_restored(marker, ahead)
         if unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
@@ -172,21 +173,21 @@ class TransactionalSender:
 
     def _is_foreign(self, marker: Marker) -> bool:
         """Return whether another database has sent the last transaction of a lane."""
-        return bool(self._server.name) and marker.database not in ("", self._server.name)
+        return bool(self._database) and marker.database not in ("", self._database)
 
     def _refused(self, marker: Marker) -> BrokerMisconfigured:
         return BrokerMisconfigured(
             f"Another database (server/id {marker.database}) has sent in lane {self.lane} of broker "
-            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._server.name}.",
+            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._database}.",
             hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
             "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once, which takes all "
             "lanes.",
         )
 
     def _alert_restored(self, marker: Marker, ahead: int) -> None:
-        details = {"lane": self.lane, "broker": self.broker.alias, "timeline": self._server.timeline, "batches": ahead}
+        details = {"lane": self.lane, "broker": self.broker.alias, "timeline": self._timeline, "batches": ahead}
         reason = (
-            f"The database is on timeline {self._server.timeline}, and sent its last transaction on timeline {marker.timeline}; "
+            f"The database is on timeline {self._timeline}, and sent its last transaction on timeline {marker.timeline}; "
             f"it lacks {ahead} batches of it. It failed over or was restored: what it has lost since then may be sent again, "
             "and what was written then and is missing here is published all the same."
         )
@@ -371,7 +372,7 @@ class TransactionalSender:
         self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))
 
     def _marker(self, named: Sequence[tuple[int, int]]) -> str:
-        return msgspec.json.encode(Marker(tuple(named), self._server.name, self._server.timeline)).decode()
+        return msgspec.json.encode(Marker(tuple(named), self._database, self._timeline)).decode()
 
     def _read(self, text: str | None, lane: int) -> Marker | None:
         return _decode(text, lane, self.broker.alias)
