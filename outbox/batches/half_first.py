@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import enum
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import psycopg
+from django.db import IntegrityError, connections
 from django.db.backends.utils import CursorWrapper
 from psycopg.rows import namedtuple_row
 
@@ -19,7 +21,11 @@ from outbox.database import Connection
 from outbox.database.identity import no_identity
 from outbox.database.locks import Lock
 from outbox.database.message_rows import INSERT_ROW, INSERT_TOMBSTONE
+from outbox.errors import HalfNotStored
 from outbox.models import State
+
+if TYPE_CHECKING:
+    from outbox.publishing.draft import Draft
 
 # Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail. Nobody waits for the lock: it
 # shows which transaction is open behind the message (`monitoring/open_transactions.py`).
@@ -69,33 +75,32 @@ class Tombstone(enum.Enum):
 
 
 def insert_prepared(
-    cursor: CursorWrapper,
-    *,
-    message_id: UUID,
-    topic_id: int,
-    key: str,
-    headers: str,
-    about: str | None,
-    body: bytes,
-    half_id: str,
-    window: timedelta | None,
+    draft: Draft, topic_id: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
 ) -> tuple[int, str]:
     """
-    Write the message row and its batch in the caller's transaction; return the batch's id, and the stable id of its database.
+    Write message row and batch in the open transaction; return the batch's id, and the stable id of the database.
 
     Args:
-        cursor: Django's, so that transaction, logs and errors are the caller's.
-        window: how long the caller may end the half message. None: at any time.
+        window: how long this process may end the half message. None: at any time.
 
     Raises:
-        django.db.IntegrityError: there is a tombstone; the transaction is aborted.
+        HalfNotStored: the message has a tombstone. The transaction is aborted.
     """
-    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window, str(message_id)]
-    cursor.execute(INSERT_PREPARED, values)
-    if row := cursor.fetchone():
-        batch_id, source = row
-        return batch_id, source
-    raise no_identity(cursor.connection)
+    row = [draft.id, topic_id, draft.key, draft.headers, about, draft.body]
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute(INSERT_PREPARED, [*row, topic_id, draft.id, half_id, window, str(draft.id)])
+            if written := cursor.fetchone():
+                batch_id, source = written
+                return batch_id, source
+            raise no_identity(cursor.connection)
+    except IntegrityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+            raise
+        raise HalfNotStored(
+            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
+            hint="Nothing was done; try again with a new message.",
+        ) from error
 
 
 def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
