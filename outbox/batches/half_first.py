@@ -86,10 +86,11 @@ def insert_prepared(
     Raises:
         HalfNotStored: the message has a tombstone. The transaction is aborted.
     """
-    row = [draft.id, topic_id, draft.key, draft.headers, about, draft.body]
+    row = (draft.id, topic_id, draft.key, draft.headers, about, draft.body)
+    values: list[Any] = [*row, topic_id, draft.id, half_id, window, str(draft.id)]
     try:
         with connections[using].cursor() as cursor:
-            cursor.execute(INSERT_PREPARED, [*row, topic_id, draft.id, half_id, window, str(draft.id)])
+            cursor.execute(INSERT_PREPARED, values)
             if written := cursor.fetchone():
                 batch_id, source = written
                 return batch_id, source

@@ -222,7 +222,7 @@ def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorW
 
 
 def _came_lately(group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    cursor.execute(CAME_LATELY, {"group": group.name, "lately": LATELY, **missing})
+    cursor.execute(CAME_LATELY, missing | {"group": group.name, "lately": LATELY})
     return bool(cursor.fetchone()[0])
 
 

@@ -230,8 +230,9 @@ def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[Pr
 
 def _per_minute(paces: Sequence[Any]) -> float:
     """Return the pace since the first message handled in the last minutes; idle time before it is not counted."""
-    seconds = max((pace.seconds for pace in paces), default=0.0)
-    return 60 * sum(pace.ended for pace in paces) / max(seconds, MIN_SECONDS)
+    seconds: float = max([MIN_SECONDS, *(pace.seconds for pace in paces)])
+    ended: int = sum(pace.ended for pace in paces)
+    return 60 * ended / seconds
 
 
 def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:

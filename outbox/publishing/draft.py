@@ -76,8 +76,10 @@ def compose(
         InvalidMessage: the message breaks one of the rules, or a field has another type than declared.
     """
     if not isinstance(message, Message):
-        hint = f"Write {message.__name__}(...)." if isinstance(message, type) else "Define one, or use publish_raw()."
-        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}.", hint=hint)
+        raise InvalidMessage(
+            f"publish() takes an instance of a Message type, not {message!r}.",
+            hint=f"Write {message.__name__}(...)." if isinstance(message, type) else "Define one, or use publish_raw().",
+        )
     meta = message._meta
     subject = type(message).__name__
     if not meta.topic:
