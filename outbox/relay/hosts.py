@@ -400,7 +400,7 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-# Of each database: the settings that its topic rows were last compared with, when, and the topics that are not in settings.
+# Keyed by database: the settings that its topic rows were last compared with, when, and the topics that are not in settings.
 _matched: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 
