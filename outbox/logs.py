@@ -17,9 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from outbox.forks import ForkSafeLock
 
@@ -146,13 +144,6 @@ def _keep_to_one_line(record: logging.LogRecord) -> None:
         record.exc_text = textwrap.indent(cut_traceback(_format_exception(record.exc_info)), "  ")
 
 
-class _Line(msgspec.Struct):
-    """When a line was last written, and how often it was left out since."""
-
-    written_at: float = float("-inf")
-    left_out: int = 0
-
-
 class Repeats:
     """
     Decides which records are written: the same one once a minute, and not too many different ones from one place in the code.
@@ -165,7 +156,7 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines: dict[tuple[str, int, str], _Line] = {}  # the least recent first
+        self._lines: dict[tuple[str, int, str], tuple[float, int]] = {}  # written at, left out since; the least recent first
         self._places: dict[tuple[str, int], list[float]] = {}  # when lines of a place were written in the last minute
         self._lock = ForkSafeLock()
 
@@ -179,18 +170,16 @@ class Repeats:
         key = (*place, vars(record).get(CAUSE) or (without_numbers(text) if is_failure else text))
         with self._lock.current:
             now = self._clock()
-            line = self._lines.pop(key, None)
-            line = self._lines[key] = line or _Line()
-            is_known = line.written_at > float("-inf")
+            written_at, left_out = self._lines.pop(key, (float("-inf"), 0))
+            is_left_out = now - written_at < REPEAT_SECONDS or (is_failure and not self._has_room(place, now))
+            self._lines[key] = (written_at, left_out + 1) if is_left_out else (now, 0)
             if len(self._lines) > MOST_REMEMBERED:
                 del self._lines[next(iter(self._lines))]
-            if now - line.written_at < REPEAT_SECONDS or (is_failure and not self._has_room(place, now)):
-                line.left_out += 1
-                return False
-            left_out, line.left_out, line.written_at = line.left_out, 0, now
+        if is_left_out:
+            return False
         if left_out:
             record.msg = f"{record.msg} ({left_out} more {'time' if left_out == 1 else 'times'})"
-        if is_known and record.exc_info:
+        if written_at > float("-inf") and record.exc_info:
             record.exc_info = record.exc_text = None
         return True
 
@@ -209,20 +198,6 @@ class Repeats:
 
 _repeats = Repeats()
 forget_lines = _repeats.forget
-
-
-class HasTopic(Protocol):
-    """A message or half message with a topic and an id."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def message_id(self) -> object: ...
-
-
-def fields_of(message: HasTopic) -> dict[str, Any]:
-    """Return the fields of a log record about one message."""
-    return log_fields(message_id=message.message_id, topic=message.topic)
 
 
 def log_fields(

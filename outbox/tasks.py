@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from celery import shared_task, signals
 
 from outbox import conf
-from outbox.check_backs.loop import CheckLoop, brokers_that_ask, brokers_to_ask_for, listen_in_this_process
+from outbox.check_backs.loop import CheckLoop, brokers_to_ask_for, listen_in_this_process
 from outbox.consuming.deferred_housekeeping import tidy
 from outbox.consuming.gaps import find_gaps
 from outbox.consuming.register import group as find_group
@@ -72,7 +72,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
     """Relay the messages of one target; stay a moment, since one wakeup stands for all commits of that moment."""
     settings = conf.settings().relay
     with _watch_for_shutdown() as shutdown:
-        _listen(hosts.RelayTarget(database, broker))
+        try_step(listen_in_this_process, broker, database)
         try_step(
             hosts.run_once,
             hosts.RelayTarget(database, broker),
@@ -92,7 +92,7 @@ def sweep() -> None:
             with closing(CheckLoop(alias, targets[0].database)) as loop:
                 try_step(loop.turn)
         for target in targets:
-            _listen(target)
+            try_step(listen_in_this_process, target.broker, target.database)
             at_most = conf.settings().relay.task_time / len(targets)
             limits = {"at_most": at_most, "idle_timeout": hosts.NO_IDLE_TIMEOUT}
             try_step(hosts.run_once, target, note=BY_CELERY, **limits, shutdown=shutdown, is_sweep=True)
@@ -132,9 +132,3 @@ def consume(group: str) -> None:
 def _unless_shutting_down(shutdown: ShutdownWatch, step: Callable[[T], object], subject: T) -> bool:
     """Do a step, unless the worker shuts down: another worker will do it. Return whether it succeeded."""
     return not shutdown.requested.is_set() and try_step(step, subject)
-
-
-def _listen(target: hosts.RelayTarget) -> None:
-    """Answer check-backs in this process, since it sends half messages."""
-    for alias in brokers_that_ask({target.broker}):
-        try_step(listen_in_this_process, alias, target.database)

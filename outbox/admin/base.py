@@ -76,11 +76,19 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         return [*super().get_list_filter(request), *([TimeFilter] if self.time else [])]
 
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> tuple[QuerySet[Any], bool]:
+        text = search_term.strip()
+        return (self.search(queryset, text) if text else queryset), False
+
+    def search(self, rows: QuerySet[Any], text: str) -> QuerySet[Any]:
+        """Return the rows that a text means, by exact matches."""
+        return rows
+
     def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
         """
         Return what a search finds that no index serves, within the bounds of the keyset.
 
-        None: the text is not such a search; `get_search_results` has filtered the rows.
+        None: the text is not such a search; `search` has filtered the rows.
         """
         return None
 
@@ -133,9 +141,6 @@ class TopicFilter(Filter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(topic.name, topic.name) for topic in topics(request)]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset if self.value() is None else queryset.filter(topic=self.value())
-
 
 def choice_filter(column: str, choices: Sequence[str], name: Text) -> type[Filter]:
     """Return a filter by a column with few values, which are shown by their labels if they have some."""
@@ -146,8 +151,5 @@ def choice_filter(column: str, choices: Sequence[str], name: Text) -> type[Filte
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Text]]:
             return [(str(choice), getattr(choice, "label", choice)) for choice in choices]
-
-        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-            return queryset if self.value() is None else queryset.filter(**{column: self.value()})
 
     return ChoiceFilter

@@ -38,11 +38,8 @@ class CheckBackAdmin(ReadOnlyAdmin):
     search_fields = ["message_id"]
     search_help_text = _("A message id.")
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[CheckBack], search_term: str
-    ) -> tuple[QuerySet[CheckBack], bool]:
-        term = search_term.strip()
-        return (queryset.filter(message_id=term) if term else queryset), False
+    def search(self, rows: QuerySet[CheckBack], text: str) -> QuerySet[CheckBack]:
+        return rows.filter(message_id=text)
 
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         open_transactions = read_open_transactions(

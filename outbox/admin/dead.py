@@ -96,16 +96,11 @@ class DeadMessageAdmin(ReadOnlyAdmin):
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "discard")
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[DeadMessage], search_term: str
-    ) -> tuple[QuerySet[DeadMessage], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
+    def search(self, rows: QuerySet[DeadMessage], text: str) -> QuerySet[DeadMessage]:
         try:
-            return queryset.filter(message_id=UUID(term)), False
+            return rows.filter(message_id=UUID(text))
         except ValueError:
-            return queryset.filter(key=term), False
+            return rows.filter(key=text)
 
     @admin.display(description=_("message"))
     def message(self, row: DeadMessage) -> str:

@@ -125,20 +125,18 @@ class DeferredStateFilter(Filter):
         return queryset.filter(STATES[DeferredState(state)]) if state in [*DeferredState] else queryset.none()
 
 
-def _column_filter(column: str, name: str, label: Text) -> type[Filter]:
+def _column_filter(name: str, label: Text) -> type[Filter]:
     """Return a filter by the values of a column, of which the most frequent ones are offered."""
 
     class ColumnFilter(Filter):
         title = label
         parameter_name = name
+        column = FILTERS[name]
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-            values = list(dict.fromkeys(kind[column] for kind in _kinds(request) if kind[column]))[:VALUES_SHOWN]
+            values = list(dict.fromkeys(kind[self.column] for kind in _kinds(request) if kind[self.column]))[:VALUES_SHOWN]
             chosen = request.GET.get(name)  # always among them: a filter without choices is not applied
             return [(value, cut(plain(value), 80)) for value in dict.fromkeys([*values, *([chosen] if chosen else [])])]
-
-        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-            return queryset if self.value() is None else queryset.filter(**{column: self.value()})
 
     return ColumnFilter
 
@@ -154,7 +152,7 @@ class DeferredAdmin(ReadOnlyAdmin):
     list_filter = [
         DatabaseFilter,
         DeferredStateFilter,
-        *(_column_filter(FILTERS[name], name, label) for name, label in LABELS.items()),
+        *(_column_filter(name, label) for name, label in LABELS.items()),
     ]
     search_fields = ["own_id", "key"]
     search_help_text = _("A message id or a key. Exact matches only.")
@@ -174,11 +172,8 @@ class DeferredAdmin(ReadOnlyAdmin):
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return self.may(request, "discard")
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Deferred], search_term: str
-    ) -> tuple[QuerySet[Deferred], bool]:
-        term = search_term.strip()
-        return (queryset.filter(Q(message_id=uuid_of(term)) | Q(own_id=term) | Q(key=term)) if term else queryset), False
+    def search(self, rows: QuerySet[Deferred], text: str) -> QuerySet[Deferred]:
+        return rows.filter(Q(message_id=uuid_of(text)) | Q(own_id=text) | Q(key=text))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """List deferred messages, below their numbers by group, error and key."""

@@ -25,12 +25,10 @@ class GroupFilter(Filter):
 
     title = _("group")
     parameter_name = "group"
+    column = "consumer_group"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(name, name) for name in sorted(groups())]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[InboxRow]) -> QuerySet[InboxRow]:
-        return queryset if self.value() is None else queryset.filter(consumer_group=self.value())
 
 
 @admin.register(InboxRow)
@@ -51,14 +49,9 @@ class InboxAdmin(ReadOnlyAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[InboxRow], search_term: str
-    ) -> tuple[QuerySet[InboxRow], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        by_key = Q(consumer_group__in=sorted(groups()), idempotency_key=term)
-        return queryset.filter(Q(message_id=uuid_of(term)) | by_key), False
+    def search(self, rows: QuerySet[InboxRow], text: str) -> QuerySet[InboxRow]:
+        by_key = Q(consumer_group__in=sorted(groups()), idempotency_key=text)
+        return rows.filter(Q(message_id=uuid_of(text)) | by_key)
 
     @admin.display(description=_("handled"))
     def handled(self, row: InboxRow) -> SafeString:

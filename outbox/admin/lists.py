@@ -61,14 +61,18 @@ class Unindexed(msgspec.Struct, frozen=True):
 
 
 class Filter(SimpleListFilter):
-    """A filter by a column. `is_indexed`: an index finds its rows."""
+    """A filter by a column, by default that of its parameter. `is_indexed`: an index finds its rows."""
 
+    column = ""
     is_indexed = False
     bounds: Mapping[str, Any] = MappingProxyType({})  # the resulting lookups of the keyset
 
     @classproperty
     def parameter_names(cls) -> Sequence[str | None]:
         return (cls.parameter_name,)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(**{self.column or str(self.parameter_name): self.value()})
 
 
 class Newest(ChangeList):

@@ -135,18 +135,13 @@ class MessageAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[MessageRow]:
         return super().get_queryset(request).exclude(topic_id=0).defer("body")
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[MessageRow], search_term: str
-    ) -> tuple[QuerySet[MessageRow], bool]:
-        search = parse(search_term)
-        if not search.text:
-            return queryset, False
-        connection = database.raw(queryset.db)
+    def search(self, rows: QuerySet[MessageRow], text: str) -> QuerySet[MessageRow]:
+        connection, search = database.raw(rows.db), parse(text)
         if search.id and has_id(connection, search):
-            return queryset.filter(id=search.id), False
+            return rows.filter(id=search.id)
         if is_field_search(connection, search):  # in `search_unindexed`, which has the bounds of the list
-            return queryset, False
-        return queryset.filter(Q(key=search.text) & ~Q(key="") | Q(about__in=search.about)), False
+            return rows
+        return rows.filter(Q(key=search.text) & ~Q(key="") | Q(about__in=search.about))
 
     def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
         """Look for a field of bodies; users who may not view masked fields cannot search them either."""

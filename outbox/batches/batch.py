@@ -150,6 +150,7 @@ class PreparedBatch(msgspec.Struct, frozen=True):
         source: the stable id of the database.
         decided_at: None in the process that has just decided it, which needs no look-up.
         ends_until: as it was read; taking the batch over changes it.
+        is_fresh: its decision has just been written, so nothing of it can have been committed before.
     """
 
     id: int
@@ -163,6 +164,7 @@ class PreparedBatch(msgspec.Struct, frozen=True):
     source: str = ""
     decided_at: datetime | None = None
     ends_until: datetime | None = None
+    is_fresh: bool = False
 
     def half(self, position: int) -> HalfRef:
         """Return the reference to the half message at a position."""

@@ -175,18 +175,12 @@ class Scope(msgspec.Struct, frozen=True):
         return {"broker": self.broker, "without": list(self.without), "only": self.only, "in_transactions": self.in_transactions}
 
 
-class ClaimedTopic(msgspec.Struct, frozen=True):
-    """
-    A topic that a claim has looked at.
+ClaimedTopic = tuple[int, int | None, ClaimedBatch | None]
+"""
+The id of a topic that a claim has looked at, the position of its last ticket that was claimed, and the batch.
 
-    Args:
-        last_pos: position of the last ticket that was claimed.
-        batch: None where no ticket could be claimed: all are locked, or their keys are held.
-    """
-
-    topic_id: int
-    last_pos: int | None
-    batch: ClaimedBatch | None
+The last two are None where no ticket could be claimed: all are locked, or their keys are held.
+"""
 
 
 def claim(
@@ -262,7 +256,7 @@ def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta
 
 
 def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
-    return ClaimedTopic(row[0], row[1], None if row[2] is None else _batch(row[2:]))
+    return row[0], row[1], None if row[2] is None else _batch(row[2:])
 
 
 def _batch(row: tuple[Any, ...]) -> ClaimedBatch:
@@ -319,45 +313,28 @@ ORDER BY member.position
 """
 
 
-class TopicClaim(msgspec.Struct, frozen=True):
-    """
-    The result of a claim of one topic.
-
-    Args:
-        topic: its name. None: it is paused, left out, or another broker's.
-        last_pos: position of the last ticket that was claimed.
-        batch: None where no ticket could be claimed, and on ordered topics.
-    """
-
-    topic: str | None = None
-    is_ordered: bool = False
-    last_pos: int | None = None
-    batch: ClaimedBatch | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether this is an unordered topic of which no ticket could be claimed."""
-        return self.topic is not None and not self.is_ordered and self.batch is None
-
-
 def claim_topic(
     connection: Connection, scope: Scope, topic_id: int, *, lane: int, lease: timedelta, scan_from: int = 0
-) -> TopicClaim:
+) -> tuple[str | None, bool, int | None, ClaimedBatch | None]:
     """
     Turn a few of the oldest tickets of one unordered topic into a batch, loaded with its messages.
 
     Args:
         scan_from: the ticket position at which to begin.
+
+    Returns:
+        The topic's name, which is None where it is paused, left out, or another broker's; whether it is ordered; the position of
+        the last ticket that was claimed; and the batch, which is None where none could be claimed, and on ordered topics.
     """
     arguments = {**scope.arguments(), "topic": topic_id, "lane": lane, "lease": lease}
     # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         rows = cursor.execute(CLAIM_TOPIC, {**arguments, "scan_from": scan_from}, binary=True).fetchall()
     if not rows:
-        return TopicClaim()
+        return None, False, None, None
     topic, kind, is_ordered, last_pos, batch_id, attempt, first_seq, message_ids = rows[0][:8]
     if batch_id is None:
-        return TopicClaim(topic, is_ordered)
+        return topic, is_ordered, None, None
     messages = [row[8:] for row in rows]
     are_all_small = all(message[0] is None or message[3] is not None for message in messages)
     batch = ClaimedBatch(
@@ -371,4 +348,4 @@ def claim_topic(
         messages=messages if are_all_small else None,
         transaction=Transaction(lane, attempt) if scope.in_transactions else None,
     )
-    return TopicClaim(topic, is_ordered, last_pos, batch)
+    return topic, is_ordered, last_pos, batch

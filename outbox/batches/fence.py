@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-from psycopg.rows import class_row
-
 from outbox.database import Connection
 from outbox.errors import FenceLost
 from outbox.models import State
 
-READ_STEP = "SELECT state, attempt, half_ids, split FROM outbox_batch WHERE id = %s"
+READ_STEP = f"""
+SELECT attempt = %s AND state IN ({State.PREPARED}, {State.SENT}), half_ids, split FROM outbox_batch WHERE id = %s
+"""
 
 # Takes a batch from a relay whose lease is over. One row: that relay can no longer decide it. No row: it has just done so.
 FENCE = f"""
@@ -40,22 +39,11 @@ def take_step(connection: Connection, statement: str, parameters: Sequence[Any] 
     return row
 
 
-class LastStep(msgspec.Struct, frozen=True):
-    """The last step of a batch: its state and attempt."""
-
-    state: int
-    attempt: int
-    half_ids: Sequence[str | None] | None
-    split: Sequence[int]
-
-    def is_decided_by(self, attempt: int) -> bool:
-        """Return whether that attempt has decided the batch."""
-        return self.attempt == attempt and self.state in (State.PREPARED, State.SENT)
-
-
-def read_step(connection: Connection, batch_id: int) -> LastStep | None:
-    """Return the last step of a batch; None if its row is gone."""
-    return connection.cursor(row_factory=class_row(LastStep)).execute(READ_STEP, [batch_id]).fetchone()
+def read_step(
+    connection: Connection, batch_id: int, attempt: int
+) -> tuple[bool | None, Sequence[str | None] | None, Sequence[int]]:
+    """Return whether an attempt has decided a batch, its half messages, and positions split off; None, if its row is gone."""
+    return connection.execute(READ_STEP, [attempt, batch_id]).fetchone() or (None, None, ())
 
 
 def fence(connection: Connection, batch_id: int, attempt: int) -> None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import enum
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import msgspec
+import psycopg
+from django.db import IntegrityError, connections
 from django.db.backends.utils import CursorWrapper
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox.database import Connection
 from outbox.database.identity import no_identity
 from outbox.database.locks import Lock
 from outbox.database.message_rows import INSERT_ROW, INSERT_TOMBSTONE
+from outbox.errors import HalfNotStored
 from outbox.models import State
+
+if TYPE_CHECKING:
+    from outbox.publishing.draft import Draft
 
 # Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail. Nobody waits for the lock: it
 # shows which transaction is open behind the message (`monitoring/open_transactions.py`).
@@ -46,7 +51,8 @@ CLOCK_AHEAD = timedelta(hours=1)
 """How far a publisher's clock may be ahead of the database's; for messages further ahead no tombstone is written."""
 
 # A statement of its own, because only a later snapshot sees the row for which the statement before has waited. The newest
-# message of a batch of one is its only one.
+# message of a batch of one is its only one. Its columns are NULL where the message has none. `is_being_ended`: its decider, or
+# the sweep that took it over, may still end its half message.
 READ_STEP = """
 SELECT message.topic_id = 0 AS is_tombstone, batch.id AS batch, batch.state, batch.attempt, batch.half_ids[1] AS half_id,
     coalesce(batch.ends_until > clock_timestamp(), false) AS is_being_ended
@@ -68,50 +74,34 @@ class Tombstone(enum.Enum):
     UNWRITTEN = enum.auto()
 
 
-class HalfFirstStep(msgspec.Struct, frozen=True):
-    """
-    The state of a message that was sent half first. The batch's fields are None where it has no batch.
-
-    Args:
-        is_being_ended: whether its decider, or the sweep that took it over, may still end its half message.
-    """
-
-    is_tombstone: bool
-    batch: int | None
-    state: int | None
-    attempt: int | None
-    half_id: str | None
-    is_being_ended: bool
-
-
 def insert_prepared(
-    cursor: CursorWrapper,
-    *,
-    message_id: UUID,
-    topic_id: int,
-    key: str,
-    headers: str,
-    about: str | None,
-    body: bytes,
-    half_id: str,
-    window: timedelta | None,
+    draft: Draft, topic_id: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
 ) -> tuple[int, str]:
     """
-    Write the message row and its batch in the caller's transaction; return the batch's id, and the stable id of its database.
+    Write message row and batch in the open transaction; return the batch's id, and the stable id of the database.
 
     Args:
-        cursor: Django's, so that transaction, logs and errors are the caller's.
-        window: how long the caller may end the half message. None: at any time.
+        window: how long this process may end the half message. None: at any time.
 
     Raises:
-        django.db.IntegrityError: there is a tombstone; the transaction is aborted.
+        HalfNotStored: the message has a tombstone. The transaction is aborted.
     """
-    values: list[Any] = [message_id, topic_id, key, headers, about, body, topic_id, message_id, half_id, window, str(message_id)]
-    cursor.execute(INSERT_PREPARED, values)
-    if row := cursor.fetchone():
-        batch_id, source = row
-        return batch_id, source
-    raise no_identity(cursor.connection)
+    row = (draft.id, topic_id, draft.key, draft.headers, about, draft.body)
+    values: list[Any] = [*row, topic_id, draft.id, half_id, window, str(draft.id)]
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute(INSERT_PREPARED, values)
+            if written := cursor.fetchone():
+                batch_id, source = written
+                return batch_id, source
+            raise no_identity(cursor.connection)
+    except IntegrityError as error:
+        if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+            raise
+        raise HalfNotStored(
+            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
+            hint="Nothing was done; try again with a new message.",
+        ) from error
 
 
 def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
@@ -142,6 +132,6 @@ def write_tombstone(connection: Connection, message_id: UUID, *, retention: time
     return Tombstone.WRITTEN if is_written else Tombstone.ROW_IS_THERE
 
 
-def read_half_first(connection: Connection, message_id: UUID) -> HalfFirstStep | None:
+def read_half_first(connection: Connection, message_id: UUID) -> Any:
     """Return the state of a message that was sent half first; None if its row is gone."""
-    return connection.cursor(row_factory=class_row(HalfFirstStep)).execute(READ_STEP, {"id": message_id}).fetchone()
+    return connection.cursor(row_factory=namedtuple_row).execute(READ_STEP, {"id": message_id}).fetchone()

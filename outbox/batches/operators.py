@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox.database import Connection
 from outbox.database.locks import Lock
@@ -267,14 +268,6 @@ REFUSED = {
 }
 
 
-class _MessageState(msgspec.Struct, frozen=True):
-    id: UUID
-    state: str
-    batch_id: int | None
-    position: int | None
-    sent_at: datetime | None
-
-
 def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> ActResult:
     """
     Resend messages that were sent, and send those that have no ticket; messages that are on their way are refused.
@@ -287,7 +280,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     """
     result = ActResult()
     connection.execute(LOCK)
-    rows = connection.cursor(row_factory=class_row(_MessageState)).execute(READ_STATE, [list(message_ids)]).fetchall()
+    rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(READ_STATE, [list(message_ids)]).fetchall()
     states = {row.id: row for row in rows}
     result.refuse([message_id for message_id in message_ids if message_id not in states], GONE)
     _lock_keys(connection, [row.id for row in rows if row.state == "lost"])
@@ -313,14 +306,14 @@ def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
         connection.execute(LOCK_KEYS, [hashes])
 
 
-def _why_not(row: _MessageState, lost_before: datetime) -> str:
+def _why_not(row: Any, lost_before: datetime) -> str:
     """Return why a message is not resent; "" if it is."""
     if row.state not in ("sent", "lost"):
         return REFUSED.get(row.state, f"It is on its way: {row.state}.")
     return SENT_SINCE if row.sent_at is not None and row.sent_at > lost_before else ""
 
 
-def _resend_one(connection: Connection, row: _MessageState) -> None:
+def _resend_one(connection: Connection, row: Any) -> None:
     place = {"batch": row.batch_id, "position": row.position}
     if row.state == "lost":
         if not connection.execute(INSERT_AHEAD, [row.id]).rowcount:

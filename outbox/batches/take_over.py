@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
@@ -68,21 +66,15 @@ ORDER BY batch.id
 """
 
 
-class Limit(msgspec.Struct, frozen=True):
-    """The size of a page: it ends when either limit is reached; its last batch may exceed `messages`."""
-
-    batches: int
-    messages: int
-
-
-def take_over(connection: Connection, *, broker: str, window: timedelta, limit: Limit) -> list[PreparedBatch]:
+def take_over(connection: Connection, *, broker: str, window: timedelta, batches: int, messages: int) -> list[PreparedBatch]:
     """
     Take over prepared batches whose decider's time is over, oldest first.
 
     Args:
         window: how long the caller may end their half messages, counted from before this call.
+        batches, messages: the page ends when either number is reached; its last batch may exceed that of messages.
     """
-    arguments = {"broker": broker, "window": window, "late_ends": LATE_ENDS, "batches": limit.batches, "messages": limit.messages}
+    arguments = {"broker": broker, "window": window, "late_ends": LATE_ENDS, "batches": batches, "messages": messages}
     return [_prepared(row) for row in connection.execute(TAKE_OVER, arguments).fetchall()]
 
 
@@ -101,15 +93,18 @@ def renew(connection: Connection, batches: Iterable[PreparedBatch], *, window: t
     return {row[0] for row in connection.execute(RENEW, [window, *held]).fetchall()}
 
 
-def read_prepared(connection: Connection, *, broker: str, age: timedelta, after: int, limit: Limit) -> list[PreparedBatch]:
+def read_prepared(
+    connection: Connection, *, broker: str, age: timedelta, after: int, batches: int, messages: int
+) -> list[PreparedBatch]:
     """
     Return prepared batches, oldest first. The caller may end them where a second end does no harm.
 
     Args:
         age: batches decided more recently are left to their relay.
         after: id of the batch after which to begin.
+        batches, messages: as for `take_over`.
     """
-    arguments = {"broker": broker, "age": age, "after": after, "batches": limit.batches, "messages": limit.messages}
+    arguments = {"broker": broker, "age": age, "after": after, "batches": batches, "messages": messages}
     return [_prepared(row) for row in connection.execute(READ_PREPARED, arguments).fetchall()]
 
 

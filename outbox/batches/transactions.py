@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch, Transaction
@@ -148,23 +147,16 @@ def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) ->
         return copy_dead(connection, [batch.id])
 
 
-class NamedBatches(msgspec.Struct, frozen=True):
+def read_named(connection: Connection, lane: int, named: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """
-    How the batches that a marker names compare with the database.
+    Compare the batches that a lane's marker names with the database, after the lane was settled.
 
-    Args:
-        unknown: how many of them are not recorded as sent in that transaction.
-        ahead: how many of them the database has never had: it is an older copy, or another database.
+    Returns:
+        How many of them are not recorded as sent in that transaction; how many the database has never had, since it is an
+        older copy, or another database.
     """
-
-    unknown: int
-    ahead: int
-
-
-def read_named(connection: Connection, lane: int, named: Sequence[tuple[int, int]]) -> NamedBatches:
-    """Compare the batches that a lane's marker names with the database, after the lane was settled."""
-    [row] = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchall()
-    return NamedBatches(*row)
+    [(unknown, ahead)] = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchall()
+    return unknown, ahead
 
 
 def _arrays(named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from outbox import conf
 from outbox.catalogue.examples import example
-from outbox.consuming.register import Consumer, groups
+from outbox.consuming.register import Consumer, all_consumers
 from outbox.errors import ConfigurationError, InvalidMessageType
 from outbox.message import Message, message_types
 from outbox.monitoring.promises import Promise, promise_of
@@ -99,7 +99,7 @@ class TopicEntry(msgspec.Struct, frozen=True):
 def read_entries() -> list[TopicEntry]:
     """Return all topics, by name."""
     types = message_types().values()
-    handlers = [consumer for group in groups().values() for consumer in group.consumers.values()]
+    handlers = all_consumers()
     named = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
     names = {*conf.settings().topics, *named, *(handler.topic for handler in handlers)}
     return [

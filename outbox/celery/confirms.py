@@ -34,7 +34,7 @@ from kombu.common import maybe_declare
 
 from outbox.brokers.base import SendResult, SendStatus
 from outbox.brokers.confirms import ConfirmingChannel, PendingConfirms, handle_input
-from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed
+from outbox.celery.errors import AMQP_OUTAGES, TOO_LARGE, closed_by_server, failed, no_queue
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
 
@@ -180,7 +180,7 @@ class ConfirmingProducer:
             return [AWAY] * len(tasks)
         if not tasks:
             return []
-        batch = PendingConfirms(NACKED, _explain_return)
+        batch = PendingConfirms(NACKED, lambda error, exchange, routing_key: no_queue(exchange, routing_key))
         written: list[TaskMessage] = []
         results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
         try:
@@ -258,10 +258,3 @@ def _write(channel: Any, batch: PendingConfirms, task: TaskMessage) -> SendResul
         batch.remove_last()
         return failed(SendStatus.REFUSED, error)
     return None
-
-
-def _explain_return(error: Exception, exchange: str, routing_key: str) -> SendResult:
-    """Return the result of a message that came back."""
-    where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
-    reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
-    return SendResult(SendStatus.MISCONFIGURED, reason=reason)

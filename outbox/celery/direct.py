@@ -16,7 +16,7 @@ from kombu.common import maybe_declare
 from kombu.transport import virtual
 
 from outbox.brokers.base import ACCEPTED, SendResult, SendStatus
-from outbox.celery.errors import REDIS_OUTAGES, failed, redis_code
+from outbox.celery.errors import REDIS_OUTAGES, failed, no_queue, redis_code
 from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import StoredTask, TaskMessage
 
@@ -69,9 +69,7 @@ class DirectProducer:
                 maybe_declare(queue, self._channel)
             if not self._reaches_a_queue(stored):
                 self._connection.declared_entities.clear()
-                where = f"exchange {stored.exchange!r} with routing key {stored.routing_key!r}"
-                reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
-                return SendResult(SendStatus.MISCONFIGURED, reason=reason)
+                return no_queue(stored.exchange, stored.routing_key)
             status = SendStatus.REFUSED
             message = task.prepare(self._channel)
             status = SendStatus.UNSURE

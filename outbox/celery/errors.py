@@ -96,3 +96,10 @@ def not_connected(error: Exception) -> SendResult:
 def failed(status: SendStatus, error: BaseException) -> SendResult:
     """Return a result that names an error, in one line."""
     return SendResult(status, reason=" ".join(f"Celery's broker (CELERY_BROKER_URL): {type(error).__name__}: {error}".split()))
+
+
+def no_queue(exchange: str, routing_key: str) -> SendResult:
+    """Return the result of a message that no queue takes."""
+    where = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
+    reason = f"Celery's broker has no queue for {where}. Start a worker with that queue, or correct the route."
+    return SendResult(MISCONFIGURED, reason=reason)

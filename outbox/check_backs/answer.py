@@ -16,8 +16,9 @@ from msgspec.structs import asdict
 from outbox import signals
 from outbox.check_backs import sources
 from outbox.check_backs.resolve import Answer, resolve
+from outbox.check_backs.sources import fields_of
 from outbox.database import Connection
-from outbox.logs import cut, fields_of, get_logger
+from outbox.logs import cut, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
@@ -40,44 +41,6 @@ NOTE_SENT = """
 UPDATE outbox_check_back SET sent_answer = %s WHERE id = (
     SELECT id FROM outbox_check_back WHERE message_id = %s AND half_id = %s AND asked = %s ORDER BY id + 0 DESC LIMIT 1)
 """
-
-
-def record(connection: Connection, half: Half, answer: Answer, *, request_id: str, asked_by: str, milliseconds: float) -> bool:
-    """
-    Record a question and its answer.
-
-    Args:
-        request_id: the id of the question; a repeated question has the same one.
-        asked_by: endpoint, broker, command or admin.
-
-    Returns:
-        False when the id was used for another half message; nothing is written then.
-    """
-    values = (
-        request_id,
-        asked_by,
-        half.topic,
-        half.message_id,
-        half.half_id,
-        half.token,
-        half.asked,
-        answer.resolution,
-        cut(answer.reason),
-        answer.about,
-        milliseconds,
-    )
-    return connection.execute(RECORD, values).fetchone() is not None
-
-
-def note_sent(connection: Connection, half: Half, resolution: Resolution) -> bool:
-    """
-    Record that the broker was sent another answer than the decided one, which stays in the row.
-
-    Returns:
-        False when no such question is recorded.
-    """
-    values = (resolution, half.message_id, half.half_id, half.asked)
-    return connection.execute(NOTE_SENT, values).rowcount > 0
 
 
 logger = get_logger("outbox.check_back")
@@ -125,7 +88,8 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
     """
     try:
         with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
-            is_recorded = note_sent(connection, half, resolution)
+            values = (resolution, half.message_id, half.half_id, half.asked)
+            is_recorded = connection.execute(NOTE_SENT, values).rowcount > 0
     except Exception:
         is_recorded = False
         logger.exception(
@@ -154,13 +118,11 @@ def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, 
         given = resolve(connection, half)
     except Exception as error:
         given = _failed(half, error)
-    milliseconds = (time.perf_counter() - started) * 1000
-    return _record(connection, half, given, request_id or str(uuid4()), asked_by, milliseconds)
-
-
-def _record(connection: Connection, half: Half, given: Answer, request_id: str, asked_by: str, milliseconds: float) -> Answer:
+    request_id = request_id or str(uuid4())
+    question = (request_id, asked_by, half.topic, half.message_id, half.half_id, half.token, half.asked)
+    values = (*question, given.resolution, cut(given.reason), given.about, (time.perf_counter() - started) * 1000)
     try:
-        is_recorded = record(connection, half, given, request_id=request_id, asked_by=asked_by, milliseconds=milliseconds)
+        is_recorded = connection.execute(RECORD, values).fetchone() is not None
     except Exception:
         logger.exception(
             "The check-back about message %s could not be recorded.",

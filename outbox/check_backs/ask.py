@@ -16,10 +16,11 @@ from django.db import close_old_connections
 from standardwebhooks import Webhook
 
 from outbox.check_backs.answer import answer
+from outbox.check_backs.sources import fields_of
 from outbox.database import loop_errors
 from outbox.database.loop_errors import Loop
 from outbox.errors import ConfigurationError
-from outbox.logs import error_text, fields_of, get_logger
+from outbox.logs import error_text, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 
 logger = get_logger("outbox.check_back")

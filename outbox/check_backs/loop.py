@@ -113,8 +113,8 @@ class Checker:
         self._note_sent = note_sent or partial(record_sent, using=using)
         self._broker: AsksProducers | None = None
 
-    def turn(self) -> bool:
-        """Start listening if it has not begun, and write a heartbeat. Return False: there is no more work at once."""
+    def turn(self) -> None:
+        """Start listening if it has not begun, and write a heartbeat."""
         try:
             with noting(Loop("checker", broker=self.alias)):
                 self._listen()
@@ -123,7 +123,6 @@ class Checker:
                 heartbeats.beat(
                     connection, "checker", broker=self.alias, errors=loop_errors.read("checker", self._using, self.alias)
                 )
-        return False
 
     def _listen(self) -> None:
         if self._broker is None:

@@ -9,28 +9,30 @@ the one for messages that went half first.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
 from psycopg import errors
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox import conf
 from outbox.batches.fence import fence
-from outbox.batches.half_first import HalfFirstStep, Tombstone, read_half_first, write_tombstone
+from outbox.batches.half_first import Tombstone, read_half_first, write_tombstone
 from outbox.check_backs.register import resolver_of
-from outbox.check_backs.sources import READ_SOURCE, About, look_up
+from outbox.check_backs.sources import READ_SOURCE, About, fields_of, look_up
 from outbox.database import Connection
 from outbox.database.guarded import close_all_broken
 from outbox.errors import FenceLost
-from outbox.logs import fields_of, get_logger
+from outbox.logs import get_logger
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, Token
 from outbox.models import State
 
 logger = get_logger("outbox.check_back")
 
-# The batch that sent the half message, and its data for the position. Times are compared with the database's clock.
+# The batch that sent the half message, and its data for the position: the columns of the decision table. Times are compared with
+# the database's clock. `is_being_ended`: the process that decided the batch, or took it over, may end its half messages now.
 READ_BATCH = """
 SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
        %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over,
@@ -53,24 +55,6 @@ class Answer(msgspec.Struct, frozen=True):
     reason: str
     about: About = About.NONE
     is_alert: bool = False
-
-
-class _Batch(msgspec.Struct, frozen=True):
-    """
-    The columns of the decision table.
-
-    Args:
-        message_id, half_id: those at the token's position; None where it has none.
-        is_being_ended: the process that decided the batch, or took it over, may end its half messages now.
-    """
-
-    state: int
-    attempt: int
-    message_id: str | None
-    half_id: str | None
-    is_split: bool
-    is_lease_over: bool
-    is_being_ended: bool
 
 
 def resolve(connection: Connection, half: Half) -> Answer:
@@ -100,7 +84,7 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
     if token.is_half_first:
         return _by_message(connection, half)
     while True:
-        with connection.cursor(row_factory=class_row(_Batch)) as cursor:
+        with connection.cursor(row_factory=namedtuple_row) as cursor:
             batch = cursor.execute(READ_BATCH, {"batch": token.batch, "position": token.position}).fetchone()
         if batch is None:  # a batch is pruned only after its end was confirmed, so something is wrong
             return _unknown(f"Batch {token.batch} is missing: wrong database, or one restored to an older state?", is_alert=True)
@@ -112,7 +96,7 @@ def _by_token(connection: Connection, half: Half, source: str) -> Answer:
             return _rollback(f"The lease of batch {token.batch} was over; it was taken back before a decision.")
 
 
-def _judge(batch: _Batch, half: Half, token: Token) -> Answer | None:
+def _judge(batch: Any, half: Half, token: Token) -> Answer | None:
     """Answer by the rows of the decision table, in their order; None: the lease is over, and the batch has to be fenced."""
     named = f"Batch {token.batch}"
     if token.attempt > batch.attempt:
@@ -156,7 +140,7 @@ def _by_message(connection: Connection, half: Half) -> Answer:
     return _judge_half_first(half_first, half)
 
 
-def _judge_half_first(found: HalfFirstStep, half: Half) -> Answer:
+def _judge_half_first(found: Any, half: Half) -> Answer:
     if found.is_tombstone:
         return _rollback("Its transaction has not committed, and cannot any more: an earlier check-back wrote its tombstone.")
     if found.batch is None:

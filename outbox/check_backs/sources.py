@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
-import msgspec
 import psycopg
 from django.apps import apps
 from django.core.exceptions import ValidationError
@@ -29,6 +29,11 @@ STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 
 _aliases: dict[str, str] = {}
+
+
+def fields_of(half: Half) -> dict[str, Any]:
+    """Return the fields of a log record about a half message."""
+    return log_fields(message_id=half.message_id, topic=half.topic)
 
 
 def alias_of(token: str, *, otherwise: str) -> str:
@@ -122,27 +127,17 @@ WHERE s.id = %s
 """
 
 
-class SourceMessage(msgspec.Struct, frozen=True):
+def find(connection: Connection, message_id: UUID) -> tuple[str, str, Half | None] | None:
     """
-    A message in its database.
+    Return a message's topic, state, and the half message that a broker would ask about; None where there is no such message.
 
-    Args:
-        state: as in `outbox_message_state`.
-        half: None where it has no half message: it still waits, or is sent in one phase.
+    The state is as in `outbox_message_state`. A message that still waits, or is sent in one phase, has no half message.
     """
-
-    topic: str
-    state: str
-    half: Half | None
-
-
-def find(connection: Connection, message_id: UUID) -> SourceMessage | None:
-    """Return a message with the half message that a broker would ask about, if any; None where there is no such message."""
     row = connection.execute(FIND, [message_id]).fetchone()
     if row is None:
         return None
     topic, state, key, created_at, source, batch, attempt, position, half_id, has_half = row
     if batch is None or not has_half:
-        return SourceMessage(topic, state, None)
+        return topic, state, None
     token = Token(source, batch, attempt, position)
-    return SourceMessage(topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key))
+    return topic, state, Half(topic, str(message_id), half_id, str(token), born_at=created_at, key=key)

@@ -6,7 +6,7 @@ A second handler of a message type in one group raises an error earlier, when it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
@@ -16,7 +16,7 @@ from psycopg import IsolationLevel
 from outbox import conf, database
 from outbox.brokers.capabilities import Receives
 from outbox.checks.decorators import check
-from outbox.consuming.register import Consumer, groups
+from outbox.consuming.register import all_consumers, groups
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.models import MessageRow
 from outbox.publishing.rules import TOPIC_RULE, is_topic_name
@@ -29,7 +29,7 @@ def check_topics() -> Iterable[CheckMessage]:
 
     Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
     """
-    for consumer in _consumers():
+    for consumer in all_consumers():
         try:
             topic = conf.topic_settings(consumer.topic)
         except UnknownTopic as error:
@@ -57,7 +57,7 @@ def check_databases() -> Iterable[CheckMessage]:
     The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
     outbox there (`allow_migrate`), or name another database.
     """
-    for consumer in _consumers():
+    for consumer in all_consumers():
         if consumer.using not in connections.settings:
             known = ", ".join(sorted(connections.settings))
             text = f"{consumer.name} writes to the database {consumer.using!r}, which is not in DATABASES."
@@ -119,8 +119,3 @@ def _strict_level(alias: str) -> str | None:
     level = connections[alias].settings_dict["OPTIONS"].get("isolation_level")
     strict = {IsolationLevel.REPEATABLE_READ: "REPEATABLE READ", IsolationLevel.SERIALIZABLE: "SERIALIZABLE"}
     return strict.get(level)
-
-
-def _consumers() -> Iterator[Consumer]:
-    for group in groups().values():
-        yield from group.consumers.values()

@@ -15,7 +15,7 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.validation import problem_of_retention
 from outbox.checks.decorators import check
 from outbox.checks.settings import known_settings, known_topics
-from outbox.consuming.register import groups
+from outbox.consuming.register import all_consumers
 from outbox.message import TopicType
 
 MARGIN = timedelta(seconds=5)  # for the relay's own statements around a send
@@ -92,7 +92,7 @@ def check_time_limits() -> Iterable[CheckMessage]:
         for alias, broker, options in _brokers_in_use()
         for topic in conf.topics_of(alias)
     }
-    for handler in [consumer for group in groups().values() for consumer in group.consumers.values()]:
+    for handler in all_consumers():
         longest = longest_of.get(handler.topic)
         if longest is not None and handler.time_limit is not None and longest < handler.time_limit:
             alias = topics[handler.topic].broker

@@ -271,7 +271,7 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
     rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
     with psycopg.Cursor(connection) as cursor:  # Django's own would write the bodies into the statement's text
-        stored = {message_id for (message_id,) in cursor.execute(DEFER, {"group": group, **columns})}
+        stored = {message_id for (message_id,) in cursor.execute(DEFER, {**columns, "group": group})}
     return [row["message_id"] in stored for row in rows]
 
 
@@ -279,28 +279,17 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
     info = DeliveryInfo.of(delivery)
     own_id = storable(delivery.message_id) or str(info.message_id)
     return {
-        "message_id": info.message_id,
+        **asdict(info),
+        **asdict(deferral),
         "own_id": own_id,
         "idempotency_key": idempotency_key_of(own_id, info.source, info.topic),
-        "topic": delivery.topic,
         "type": storable(delivery.headers.get(Header.TYPE, "")),
         "tag": storable(delivery.tag),
         "key": storable(delivery.key),
         "headers": json.dumps(dict(delivery.headers)),  # NUL is escaped
         "body": delivery.body,
         "stored_at": delivery.stored_at,
-        "source": info.source,
-        "lane": info.lane,
-        "number": info.number,
-        "delivery_count": delivery.delivery_count,
         "order_key": order_key_of(delivery),
-        "failures": deferral.failures,
-        "crashes": deferral.crashes,
-        "after": deferral.after,
-        "is_dead": deferral.is_dead,
-        "reason": deferral.reason,
-        "error": deferral.error,
-        "fingerprint": deferral.fingerprint,
     }
 
 
@@ -367,7 +356,7 @@ def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bo
 
 def claim_deferred(taken: Taken, info: DeliveryInfo, key: str, using: str) -> bool:
     """Move the message to the inbox in the caller's transaction. False: it has ended already, and only the row is deleted."""
-    row = database.raw(using).execute(CLAIM_DEFERRED, {"id": taken.id, "key": key, **info.as_parameters()}).fetchone()
+    row = database.raw(using).execute(CLAIM_DEFERRED, {"id": taken.id, "key": key, **asdict(info)}).fetchone()
     return row is not None and bool(row[0])
 
 

@@ -14,7 +14,7 @@ from django.db import connections
 
 from outbox import conf, signals
 from outbox.consuming.acts import settle
-from outbox.consuming.register import groups
+from outbox.consuming.register import all_consumers
 from outbox.consuming.subscriptions import LIVES_FOR, matching_subscriptions
 from outbox.database import guarded
 from outbox.database.loop_errors import Loop, noting
@@ -96,7 +96,7 @@ def _note_code(using: str) -> None:
 
 
 def _give_up(using: str) -> None:
-    consumers = [consumer for group in groups().values() for consumer in group.consumers.values() if consumer.is_ordered]
+    consumers = [consumer for consumer in all_consumers() if consumer.is_ordered]
     blocking = {(consumer.group, consumer.topic) for consumer in consumers if consumer.on_dead == "block"}
     skipping = sorted({(consumer.group, consumer.topic) for consumer in consumers} - blocking)
     values: dict[str, Any] = {

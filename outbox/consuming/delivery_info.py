@@ -88,18 +88,6 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
             number=number,
         )
 
-    def as_parameters(self) -> dict[str, Any]:
-        """Return the parameters for statements about the delivery."""
-        return {
-            "group": self.group,
-            "topic": self.topic,
-            "message_id": self.message_id,
-            "delivery_count": self.delivery_count,
-            "source": self.source,
-            "lane": self.lane,
-            "number": self.number,
-        }
-
 
 def context_of(delivery: Delivery, idempotency_key: str, failures: int) -> Context:
     """Return the context for a handler."""

@@ -17,10 +17,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
-from msgspec.structs import asdict
 
 from outbox import conf, signals
 from outbox.brokers.capabilities import Receives
@@ -139,8 +137,8 @@ LOOKED_UP = 100  # messages of a gap about which the broker is asked
 # Whether the number after a gap arrived so recently that the missing ones may still arrive.
 CAME_LATELY = """
 SELECT EXISTS (
-    SELECT FROM outbox_inbox WHERE consumer_group = %s AND topic = %s AND source = %s AND lane = %s AND number = %s + 1
-    AND handled_at > clock_timestamp() - %s)
+    SELECT FROM outbox_inbox WHERE consumer_group = %(group)s AND topic = %(topic)s AND source = %(source)s AND lane = %(lane)s
+    AND number = %(last)s + 1 AND handled_at > clock_timestamp() - %(lately)s)
 """
 
 LATELY = timedelta(hours=1)
@@ -151,14 +149,8 @@ AND first_number = %(first)s
 """
 
 
-class Missing(msgspec.Struct, frozen=True):
-    """The numbers `first` to `last` of a lane, which have not arrived."""
-
-    topic: str
-    source: str
-    lane: int
-    first: int
-    last: int
+Missing = dict[str, Any]
+"""Numbers of a lane that have not arrived: `topic`, `source` and `lane`, `first` to `last`."""
 
 
 def watched_topics(group: Group) -> list[str]:
@@ -187,10 +179,10 @@ def find_gaps(group: Group) -> list[Missing]:
             return []
         cursor.execute(NO_JIT)
         cursor.execute(FIND, values)
-        numbers = [Missing(*row) for row in cursor.fetchall()]
+        numbers = [dict(zip(("topic", "source", "lane", "first", "last"), row, strict=True)) for row in cursor.fetchall()]
         awaited = _still_at_the_broker(group, numbers, cursor)
         for missing in awaited:
-            cursor.execute(NOT_YET, {"group": group.name, **asdict(missing)})
+            cursor.execute(NOT_YET, {"group": group.name, **missing})
     numbers = [missing for missing in numbers if missing not in awaited]
     for missing in numbers:
         _announce(group, missing)
@@ -206,7 +198,7 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
     """
     by_broker: dict[str, list[Missing]] = {}
     for missing in found:
-        if topic := conf.settings().topics.get(missing.topic):
+        if topic := conf.settings().topics.get(missing["topic"]):
             by_broker.setdefault(topic.broker, []).append(missing)
     awaited: list[Missing] = []
     for alias, mine in by_broker.items():
@@ -219,34 +211,25 @@ def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapp
 
 
 def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    cursor.execute(IDS, {"limit": LOOKED_UP, **asdict(missing)})
+    cursor.execute(IDS, {"limit": LOOKED_UP, **missing})
     ids = [str(row[0]) for row in cursor.fetchall()]
     if ids and broker.may_deliver_again(group.name, ids):
         return True
-    if broker.limits(broker.options, broker.topics[missing.topic]).redelivery == timedelta():
+    if broker.limits(broker.options, broker.topics[missing["topic"]]).redelivery == timedelta():
         return False  # it knows all that it may deliver again
-    waiting = broker.backlog(group.name).waiting.get(missing.topic, 0)
-    return waiting > missing.last - missing.first and _came_lately(group, missing, cursor)
+    waiting = broker.backlog(group.name).waiting.get(missing["topic"], 0)
+    return waiting > missing["last"] - missing["first"] and _came_lately(group, missing, cursor)
 
 
 def _came_lately(group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    values: list[Any] = [group.name, missing.topic, missing.source, missing.lane, missing.last, LATELY]
-    cursor.execute(CAME_LATELY, values)
+    cursor.execute(CAME_LATELY, missing | {"group": group.name, "lately": LATELY})
     return bool(cursor.fetchone()[0])
 
 
 def _announce(group: Group, missing: Missing) -> None:
     logger.error(
         "Group %r misses the numbers %s to %s of lane %s in topic %r (source %s): lost on the way, or very late.",
-        *(group.name, missing.first, missing.last, missing.lane, missing.topic, missing.source),
-        extra=log_fields(group=group.name, topic=missing.topic, lane=missing.lane),
+        *(group.name, *(missing[name] for name in ("first", "last", "lane", "topic", "source"))),
+        extra=log_fields(group=group.name, topic=missing["topic"], lane=missing["lane"]),
     )
-    signals.gap_found.send_robust(
-        sender=Missing,
-        group=group.name,
-        source=missing.source,
-        topic=missing.topic,
-        lane=missing.lane,
-        first=missing.first,
-        last=missing.last,
-    )
+    signals.gap_found.send_robust(sender=find_gaps, group=group.name, **missing)

@@ -6,22 +6,10 @@ import threading
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from outbox.database.heartbeats import Handling
 
-
-class Holdings(msgspec.Struct):
-    """
-    The state of workers.
-
-    Args:
-        refusals: topic -> why it cannot be received from, or is not for a while.
-        handling: the handler that has been running for the longest time; None if none runs.
-    """
-
-    refusals: dict[str, str] = msgspec.field(default_factory=dict)
-    handling: Handling | None = None
+Holdings = tuple[dict[str, str], Handling | None]
+"""Why topics cannot be received from, or are not for a while; and the handler that has been running for the longest time."""
 
 
 class _Worker(Protocol):
@@ -43,11 +31,10 @@ def read_holdings(alias: str, group: str) -> Holdings:
     """Return the sum of all workers of a group at a broker."""
     with _lock:
         workers = list(_workers.get((alias, group), {}).values())
-    total = Holdings()
+    refusals: dict[str, str] = {}
     running = []
-    for holdings in (worker.holdings() for worker in workers):
-        total.refusals.update(holdings.refusals)
-        if holdings.handling is not None:
-            running.append(holdings.handling)
-    total.handling = max(running, key=lambda handling: handling.seconds, default=None)
-    return total
+    for refused, handling in (worker.holdings() for worker in workers):
+        refusals |= refused
+        if handling is not None:
+            running.append(handling)
+    return refusals, max(running, key=lambda handling: handling.seconds, default=None)

@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 from django.db import connections
+from msgspec.structs import asdict
 
 from outbox import conf, database
 from outbox.brokers.base import Delivery
@@ -142,7 +143,7 @@ def claim(entry: InboxEntry, using: str) -> Claim:
 
     So the transaction has ended when the message is delivered again. The transaction around a test is not limited.
     """
-    values = {**entry.arrival.as_parameters(), "key": entry.key, "order": entry.order_key, "idle": idle_limit(using)}
+    values = {**asdict(entry.arrival), "key": entry.key, "order": entry.order_key, "idle": idle_limit(using)}
     if entry.key == entry.message_key:
         statement = CLAIM if entry.order_key is None else CLAIM_IN_ORDER
     else:
@@ -196,4 +197,4 @@ def drop(entry: InboxEntry, using: str) -> None:
     record_duplicate(entry.arrival, using)
     if entry.key != entry.message_key:
         with connections[using].cursor() as cursor:
-            cursor.execute(ARRIVED_TOO, {**entry.arrival.as_parameters(), "key": entry.key})
+            cursor.execute(ARRIVED_TOO, {**asdict(entry.arrival), "key": entry.key})

@@ -93,28 +93,19 @@ def judge(
         told = partial(told, error=text_of(error))
     else:
         told = partial(told, failures=failures + 1)
-        if _is_worth_a_retry(error, policy) and policy.allows(failures + 1):
+        is_exit = not isinstance(error, Exception) and Exception in policy.on  # SystemExit in a handler is one of its errors
+        if (is_exit or isinstance(error, policy.on)) and policy.allows(failures + 1):
             return told(Reason.FAILED, policy.delay(failures + 1))
-    if not _blocks(group, consumer, delivery):
+    concerned = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
+    if not any(other.is_ordered and other.on_dead == "block" for other in concerned):
         return told(Reason.FAILED, is_dead=True)
     crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # it has to be run again
     return told(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
 
 
-def _is_worth_a_retry(error: BaseException, policy: RetryPolicy) -> bool:
-    """Return whether a policy retries an error. A `BaseException` such as `SystemExit` is treated as an `Exception`."""
-    return isinstance(error, policy.on) or (not isinstance(error, Exception) and Exception in policy.on)
-
-
 def is_conflict(error: BaseException) -> bool:
     """Return whether the database aborted the transaction because of a conflict with another one."""
     return any(getattr(cause, "sqlstate", None) in CONFLICTS for cause in causes(error))
-
-
-def _blocks(group: Group, consumer: Consumer | None, delivery: Delivery) -> bool:
-    """Return whether a message that cannot be handled blocks the later ones of its key."""
-    concerned = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
-    return any(other.is_ordered and other.on_dead == "block" for other in concerned)
 
 
 def tell(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:

@@ -225,6 +225,11 @@ def groups() -> Mapping[str, Group]:
     return dict(registered)
 
 
+def all_consumers() -> list[Consumer]:
+    """Return the handlers of all groups."""
+    return [consumer for group in registered.values() for consumer in group.consumers.values()]
+
+
 def groups_of(topic: str) -> list[str]:
     """Return the names of the groups that take a topic."""
     return [name for name, group in registered.items() if topic in group.topics]

@@ -71,7 +71,7 @@ SELECT place - 1 FROM g WHERE has_subscriber
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
     """Write a heartbeat as a consumer of a group, with its subscriptions; by default over Django's connection."""
     connection = over or database.raw(group.using)
-    holdings = read_holdings(alias, group.name)
+    refusals, handling = read_holdings(alias, group.name)
     heartbeats.beat(
         connection,
         "consumer",
@@ -79,19 +79,13 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         consumer_group=group.name,
         note=note,
         subscriptions=subscriptions_of(group),
-        refusals=holdings.refusals,
+        refusals=refusals,
         errors=loop_errors.read("consumer", group.using, alias, group.name),
-        handling=holdings.handling,
+        handling=handling,
     )
     now = time.monotonic()
     began, last = _beats.get((group.using, group.name), (now, now))
     _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)
-
-
-def _lives_for(group: Group) -> timedelta:
-    """Return how long a silent process that did not deregister still counts as alive."""
-    began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
-    return REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
 
 
 def subscriptions_of(group: Group) -> list[str]:
@@ -110,7 +104,9 @@ def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
         storable("\n".join(matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)))
         for delivery in deliveries
     ]
-    values: dict[str, Any] = {"group": group.name, "lives_for": _lives_for(group), "matching": matching, **columns}
+    began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
+    lives_for = REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
+    values: dict[str, Any] = {"group": group.name, "lives_for": lives_for, "matching": matching, **columns}
     with connections[group.using].cursor() as cursor:
         cursor.execute(IGNORE, values)
         return {row[0] for row in cursor.fetchall()}

@@ -220,7 +220,7 @@ class Worker:
     def holdings(self) -> Holdings:
         """Return which topics the worker cannot receive from, and the handler that it runs; from any thread."""
         broker = self._broker
-        return Holdings({**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running())
+        return {**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running()
 
     def _pause(self, seconds: float, *, goes_on: bool) -> None:
         """Wait after an error; while the broker is away (`goes_on`), deferred messages are run."""

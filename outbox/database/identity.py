@@ -41,26 +41,18 @@ FROM pg_control_system(), pg_control_checkpoint()
 """
 
 
-class ServerIdentity(NamedTuple):
+def read_server(connection: Connection) -> tuple[str, int]:
     """
-    What tells a database from a copy of it.
+    Return what tells a connection's database from a copy of it; ("", 0) where the server does not tell.
 
-    Args:
-        name: the system identifier of its server, and its id there. "": unknown.
-        timeline: the server's timeline. 0: unknown.
+    Returns:
+        The system identifier of its server with its id there, and the server's timeline.
     """
-
-    name: str = ""
-    timeline: int = 0
-
-
-def read_server(connection: Connection) -> ServerIdentity:
-    """Return the identity of a connection's database server; of unknown values where the server does not tell."""
     try:
         with connection.transaction():
-            return ServerIdentity(*(connection.execute(READ_SERVER).fetchone() or ()))
+            return connection.execute(READ_SERVER).fetchone() or ("", 0)
     except (psycopg.ProgrammingError, psycopg.NotSupportedError):  # of a service that lacks or forbids these functions
-        return ServerIdentity()
+        return "", 0
 
 
 def read_identity(connection: Connection) -> Identity:

@@ -84,21 +84,16 @@ def read(kind: str, database: str, broker: str, group: str = "") -> dict[str, st
     """Return the errors for the heartbeat of a relay, consumer or checker (`kind`), by the name of their loop."""
     with _lock:
         noted = list(_errors.items())
+    own = {"consumer": OF_CONSUMERS, "checker": OF_CHECKERS}.get(kind)
     return {
         loop.name: text
         for loop, (text, noted_at) in noted
-        if _carries(kind, loop.name)
+        if (loop.name in own if own else loop.name not in OF_CONSUMERS | OF_CHECKERS)
         and loop.database in ("", database)
         and loop.broker in ("", broker)
         and loop.group in ("", group)
         and time.monotonic() - noted_at < FORGET_SECONDS
     }
-
-
-def _carries(kind: str, loop: str) -> bool:
-    if kind == "consumer":
-        return loop in OF_CONSUMERS
-    return loop in OF_CHECKERS if kind == "checker" else loop not in OF_CONSUMERS | OF_CHECKERS
 
 
 def passes_by_itself(error: BaseException) -> bool:

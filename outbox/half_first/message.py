@@ -8,8 +8,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from django.db import IntegrityError, connections
+from django.db import connections
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch
@@ -61,7 +60,7 @@ class HalfFirstMessage:
         self._began = monotonic()
         window = self._broker.commit_window
         half_id = self.half.half_id
-        self._batch_id, source = write_prepared(self._draft, topic, self._using, half_id=half_id, about=about, window=window)
+        self._batch_id, source = insert_prepared(self._draft, topic, self._using, half_id=half_id, about=about, window=window)
         self.half = replace(self.half, source=source)
 
     def send(self, *, about: str | None) -> None:
@@ -145,37 +144,3 @@ class HalfFirstMessage:
     def _end(self, resolution: Resolution, *, within: timedelta | None = None) -> SendResult:
         [outcome] = self._broker.end([self.half], resolution, within=within)
         return outcome
-
-
-def write_prepared(
-    draft: Draft, topic: int, using: str, *, half_id: str, about: str | None, window: timedelta | None = None
-) -> tuple[int, str]:
-    """
-    Insert message row and batch in the open transaction; return the batch's id, and the stable id of the database.
-
-    Args:
-        window: how long this process may end the half message. None: at any time.
-
-    Raises:
-        HalfNotStored: the message has a tombstone. The transaction is aborted.
-    """
-    try:
-        with connections[using].cursor() as cursor:
-            return insert_prepared(
-                cursor,
-                message_id=draft.id,
-                topic_id=topic,
-                key=draft.key,
-                headers=draft.headers,
-                about=about,
-                body=draft.body,
-                half_id=half_id,
-                window=window,
-            )
-    except IntegrityError as error:
-        if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
-            raise
-        raise HalfNotStored(
-            f"Message {draft.id} ({draft.subject}) was rolled back by a check-back before its transaction began to write.",
-            hint="Nothing was done; try again with a new message.",
-        ) from error

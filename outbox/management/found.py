@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict
 
 from outbox.ids import made_at
@@ -22,34 +21,21 @@ NONE_FOUND = "No such message: never published here, rolled back with its transa
 NOT_FOUND = "No such message among those that were read."
 
 
-class FoundInDatabase(msgspec.Struct, frozen=True):
+def find_in(alias: str, search: Search, *, since: datetime | None, until: datetime | None) -> dict[str, Any]:
     """
-    The messages found in a database, newest first.
+    Return the messages of a database that a search means, newest first, and the timeline of one that is the only one.
 
-    Args:
-        is_cut: more messages match, or may match.
-        reached: bodies of messages before this time were not read; None: all were, or no body had to be.
-        is_late: since the time for a search was up.
-        timeline: of the message, where it is the only one.
+    `is_cut`: more messages match, or may match. `reached`: bodies of messages before this time were not read, if `is_late` since
+    the time for a search was up; None: all were, or no body had to be.
     """
-
-    database: str
-    messages: list[dict[str, Any]]
-    is_cut: bool
-    reached: datetime | None
-    is_late: bool
-    timeline: list[dict[str, Any]] = msgspec.field(default_factory=list)
-
-
-def find_in(alias: str, search: Search, *, since: datetime | None, until: datetime | None) -> FoundInDatabase:
-    """Return the messages of a database that a search means."""
     with connected(alias, "outbox status") as connection:
         matches = find(connection, search, since=since, until=until, limit=SHOWN)
         messages = [_as_dict(message) | {"why": why(connection, message.id)} for message in read_found(connection, matches.ids)]
     reached = None if matches.reached is None else made_at(matches.reached)
     timeline = read_timeline(alias, matches.ids[0]) if len(messages) == 1 else None
     entries = [_entry(entry) for entry in timeline.entries] if timeline else []
-    return FoundInDatabase(alias, messages, matches.is_cut, reached, matches.is_late, entries)
+    how = {"is_cut": matches.is_cut, "reached": reached, "is_late": matches.is_late}
+    return {"database": alias, "messages": messages, **how, "timeline": entries}
 
 
 def _as_dict(one: FoundMessage) -> dict[str, Any]:
@@ -62,17 +48,17 @@ def _entry(one: TimelineEntry) -> dict[str, Any]:
     return {"at": one.at.astimezone(UTC).isoformat()} | {name: shown[name] for name in ("what", "who", "by", "text")}
 
 
-def as_text(found: FoundInDatabase) -> Iterator[str]:
+def as_text(found: dict[str, Any]) -> Iterator[str]:
     """Yield the parts of a text about what a database has."""
-    for message in found.messages:
-        yield "\n".join(map(one_line, [_head(message), message["why"] or "", *map(_moment, found.timeline)]))
-    if found.reached is not None:
-        at = found.reached.isoformat(timespec="milliseconds")
-        within = f" within {SECONDS:.0f} s" if found.is_late else ""
+    for message in found["messages"]:
+        yield "\n".join(map(one_line, [_head(message), message["why"] or "", *map(_moment, found["timeline"])]))
+    if found["reached"] is not None:
+        at = found["reached"].isoformat(timespec="milliseconds")
+        within = f" within {SECONDS:.0f} s" if found["is_late"] else ""
         yield f"Only messages since {at} were read{within}, since bodies have no index. For older ones: --until {at}"
-    elif found.is_late:
+    elif found["is_late"]:
         yield f"The search took longer than {SECONDS:.0f} s. Narrow it with --since and --until."
-    elif found.is_cut:
+    elif found["is_cut"]:
         yield f"There are more: these are the newest {SHOWN}. Narrow the search with --since and --until."
 
 

@@ -515,8 +515,7 @@ def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
     found slowly.
         End it.
     """
-    for session in read_blocking(connection, seconds=BLOCKED_SECONDS):
-        yield Finding("outbox.blocked", session.subject, session.cause, session.step, seconds=session.waiting_seconds)
+    yield from read_blocking(connection, seconds=BLOCKED_SECONDS)
     row = connection.execute(LONG_TRANSACTIONS, [LONG_TRANSACTION]).fetchone()
     if row is not None:
         pid, application, user, state, seconds = row

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-from psycopg.rows import class_row
-
 from outbox.database import Connection
 from outbox.database.locks import Lock
+from outbox.findings import Finding
 from outbox.monitoring.text import age, count
 
 # A session waits for the outbox if it waits for a table or an advisory lock of it, or with a statement that names a table of it.
@@ -38,52 +36,41 @@ GROUP BY pair.pid, a.usename, a.application_name, a.state, a.state_change HAVING
 """
 
 
-class BlockingSession(msgspec.Struct, frozen=True):
+def read_blocking(connection: Connection, *, seconds: float) -> list[Finding]:
     """
-    A session that others wait for.
+    Return a finding for each session that keeps others from the outbox.
+
+    Args:
+        seconds: only those for which another session waits for as long; 0: also those that hold a whole table.
+    """
+    return [_finding(*row) for row in connection.execute(BLOCKING, [seconds]).fetchall()]
+
+
+def _finding(
+    pid: int,
+    role: str,
+    application: str,
+    state: str,
+    state_seconds: float | None,
+    waiting: int,
+    waiting_seconds: float,
+    waiters: list[str],
+) -> Finding:
+    """
+    Return the finding about a session.
 
     Args:
         pid: of the server's process; 0 for a prepared transaction.
         state, state_seconds: active, idle in transaction, …, and for how long; "" and None where this role may not see it.
         waiting, waiting_seconds, waiters: the number of sessions that wait, the longest wait, and their application names.
     """
-
-    pid: int
-    role: str
-    application: str
-    state: str
-    state_seconds: float | None
-    waiting: int
-    waiting_seconds: float
-    waiters: list[str]
-
-    @property
-    def subject(self) -> str:
-        return f"session {self.pid}" if self.pid else "a prepared transaction"
-
-    @property
-    def cause(self) -> str:
-        """Its state, and the sessions that wait for it."""
-        state = f"{self.state} for {age(self.state_seconds)}" if self.state and self.state_seconds is not None else "state hidden"
-        held = f"It holds locks of the outbox ({self.application or 'no name'}, user {self.role or 'hidden'}, {state})"
-        if not self.waiting:
-            return f"{held}."
-        waiters = f": {', '.join(self.waiters)}" if self.waiters else ""
-        return f"{held}, for which {count(self.waiting, 'session')} waited up to {age(self.waiting_seconds)}{waiters}."
-
-    @property
-    def step(self) -> str:
-        """The act that ends it."""
-        if self.pid:
-            return f"Commit or roll back there, or end it: SELECT pg_terminate_backend({self.pid})."
-        return "Find it in pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED its gid."
-
-
-def read_blocking(connection: Connection, *, seconds: float) -> list[BlockingSession]:
-    """
-    Return the sessions that keep others from the outbox.
-
-    Args:
-        seconds: only those for which another session waits for as long; 0: also those that hold a whole table.
-    """
-    return connection.cursor(row_factory=class_row(BlockingSession)).execute(BLOCKING, [seconds]).fetchall()
+    lasts = f"{state} for {age(state_seconds)}" if state and state_seconds is not None else "state hidden"
+    cause = f"It holds locks of the outbox ({application or 'no name'}, user {role or 'hidden'}, {lasts})"
+    if waiting:
+        names = f": {', '.join(waiters)}" if waiters else ""
+        cause = f"{cause}, for which {count(waiting, 'session')} waited up to {age(waiting_seconds)}{names}"
+    step = f"Commit or roll back there, or end it: SELECT pg_terminate_backend({pid})."
+    if not pid:
+        step = "Find it in pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED its gid."
+    subject = f"session {pid}" if pid else "a prepared transaction"
+    return Finding("outbox.blocked", subject, f"{cause}.", step, seconds=waiting_seconds)

@@ -69,5 +69,5 @@ def named_blocker(alias: str, connection: Connection) -> Iterator[None]:
         if not blocking:
             raise TablesLocked(f"Tables of database {alias!r} were locked for {LOCK_SECONDS} s.", hint="Try again.") from error
         [first, *_] = blocking
-        text = f"Tables of database {alias!r} are locked by {first.subject}. {first.cause}"
-        raise TablesLocked(text, hint=first.step) from error
+        text = f"Tables of database {alias!r} are locked by {first.obj}. {first.msg}"
+        raise TablesLocked(text, hint=first.hint or "") from error

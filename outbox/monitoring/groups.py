@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+from psycopg.rows import namedtuple_row
 
 from outbox import conf
 from outbox.brokers.base import BrokerStatus
@@ -36,9 +38,9 @@ WITH newest AS MATERIALIZED (
     SELECT consumer_group, topic, delivery_count, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
     FROM outbox_inbox ORDER BY handled_at DESC LIMIT %(limit)s
 )
-SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s),
-    count(*) FILTER (WHERE seconds <= %(window)s AND delivery_count = 0),
-    coalesce(max(seconds) FILTER (WHERE seconds <= %(window)s), 0), min(seconds)
+SELECT consumer_group, topic, count(*) FILTER (WHERE seconds <= %(window)s) AS ended,
+    count(*) FILTER (WHERE seconds <= %(window)s AND delivery_count = 0) AS ignored,
+    coalesce(max(seconds) FILTER (WHERE seconds <= %(window)s), 0) AS seconds, min(seconds) AS idle_seconds
 FROM newest GROUP BY 1, 2
 """
 
@@ -115,15 +117,6 @@ class GroupStatus(msgspec.Struct, frozen=True):
         )
 
 
-class _Pace(msgspec.Struct, frozen=True):
-    """How many messages of a topic a group has ended recently, in how many seconds, and the seconds since the last one."""
-
-    ended: int
-    ignored: int
-    seconds: float
-    idle_seconds: float
-
-
 class _Answer(msgspec.Struct, frozen=True):
     waiting: dict[str, int] = msgspec.field(default_factory=dict)
     given_up: dict[str, int] = msgspec.field(default_factory=dict)
@@ -140,7 +133,7 @@ class _Facts(msgspec.Struct, frozen=True):
         sends: topics of the newest sends, and how long ago each was.
     """
 
-    paces: dict[tuple[str, str], _Pace]
+    paces: dict[tuple[str, str], Any]
     deferred: dict[tuple[str, str], DeferredCount]
     sends: Sequence[tuple[str, float]]
 
@@ -171,9 +164,10 @@ def read_groups(
 
 
 def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _Facts:
-    rows = connection.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
+    paces = connection.cursor(row_factory=namedtuple_row)
+    rows: list[Any] = paces.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     return _Facts(
-        {(name, topic): _Pace(*row) for name, topic, *row in rows},
+        {(row.consumer_group, row.topic): row for row in rows},
         {(count.consumer_group, count.topic): count for count in deferred if not count.reason},
         connection.execute(SENDS).fetchall(),
     )
@@ -234,10 +228,11 @@ def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[Pr
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
 
 
-def _per_minute(paces: Sequence[_Pace]) -> float:
+def _per_minute(paces: Sequence[Any]) -> float:
     """Return the pace since the first message handled in the last minutes; idle time before it is not counted."""
-    seconds = max((pace.seconds for pace in paces), default=0.0)
-    return 60 * sum(pace.ended for pace in paces) / max(seconds, MIN_SECONDS)
+    seconds: float = max([MIN_SECONDS, *(pace.seconds for pace in paces)])
+    ended: int = sum(pace.ended for pace in paces)
+    return 60 * ended / seconds
 
 
 def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 
 import psycopg
 
@@ -33,29 +34,22 @@ def readiness() -> dict[str, Health]:
 
     Nothing is written, so a full disk is not noticed.
     """
-    return {alias: _ask(alias, _can_publish) for alias in databases()}
+    return {alias: _ask(alias, is_read_only, Health.READ_ONLY) for alias in databases()}
 
 
 def health() -> dict[str, Health]:
     """Return for each database whether something needs attention."""
-    return {alias: _ask(alias, _needs_attention) for alias in databases()}
+    return {alias: _ask(alias, partial(read_attention, alias=alias), Health.NEEDS_ATTENTION) for alias in databases()}
 
 
-def _ask(alias: str, question: Callable[[str, Connection], Health]) -> Health:
+def _ask(alias: str, question: Callable[[Connection], object], trouble: Health) -> Health:
+    """Return the trouble that a question about a database finds."""
     try:
         with connected(alias, "outbox health", statement_seconds=STATEMENT_SECONDS) as connection:
-            return question(alias, connection)
+            return trouble if question(connection) else Health.OK
     except NotMigrated:
         return Health.UNFIT
     except TablesLocked:
         return Health.NEEDS_ATTENTION
     except psycopg.Error:
         return Health.UNREACHABLE
-
-
-def _can_publish(alias: str, connection: Connection) -> Health:
-    return Health.READ_ONLY if is_read_only(connection) else Health.OK
-
-
-def _needs_attention(alias: str, connection: Connection) -> Health:
-    return Health.NEEDS_ATTENTION if read_attention(connection, alias) else Health.OK

@@ -10,11 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
@@ -127,35 +128,6 @@ class Timeline(msgspec.Struct, frozen=True):
     ended: list[GroupEnd]
 
 
-class _Batch(msgspec.Struct, frozen=True):
-    id: int
-    lane: int | None
-    number: int | None
-    half_id: str | None
-    has_left: bool
-    state: int
-    attempt: int
-    failures: int
-    claimed_at: datetime | None
-    decided_at: datetime | None
-    sent_at: datetime | None
-    due_at: datetime | None
-    last_error: str | None
-
-
-class _Record(msgspec.Struct, frozen=True):
-    kind: str
-    at: datetime
-    who: str
-    count: int
-    outcome: str
-    text: str
-    traceback: str
-    half_id: str
-    sent_answer: str
-    acted_by: str
-
-
 def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     """
     Return the timeline of a message; None if no message has that id. `why` returns what it waits for.
@@ -168,8 +140,8 @@ def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     if row is None:
         return None
     topic, broker, state, created_at, due_at = row
-    batches = connection.cursor(row_factory=class_row(_Batch)).execute(BATCHES, {"id": message_id}).fetchall()
-    records = connection.cursor(row_factory=class_row(_Record)).execute(RECORDS, {"id": message_id}).fetchall()
+    batches: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(BATCHES, {"id": message_id}).fetchall()
+    records: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(RECORDS, {"id": message_id}).fetchall()
     halves = {batch.half_id for batch in batches if batch.half_id} | {record.half_id for record in records if record.half_id}
     entries = [
         TimelineEntry(created_at, "Published", f"in topic {topic}, by the publisher's transaction"),
@@ -182,7 +154,7 @@ def read_timeline(using: str, message_id: UUID) -> Timeline | None:
     return Timeline(topic, broker, state, due_at, sorted(entries, key=lambda entry: entry.at), ended)
 
 
-def _of_batch(batch: _Batch) -> Iterator[TimelineEntry]:
+def _of_batch(batch: Any) -> Iterator[TimelineEntry]:
     """Yield the entries of a batch; of a batch that the message has left, only its claim."""
     numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
     again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
@@ -215,7 +187,7 @@ def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[in
             yield TimelineEntry(failed_at, what, text, severity=Severity.BAD)
 
 
-def _of_record(record: _Record) -> TimelineEntry:
+def _of_record(record: Any) -> TimelineEntry:
     nth = f"delivery {record.count}" if record.count > 1 else ""
     entry = TimelineEntry(record.at, "", who=record.who)
     match record.kind:

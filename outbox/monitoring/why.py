@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
-import msgspec
-from psycopg.rows import class_row
+from psycopg.rows import namedtuple_row
 
 from outbox import conf
 from outbox.consuming.deferred import HELD, Reason
@@ -82,45 +82,9 @@ REASONS: dict[str, str] = {
 }
 
 
-class _Deferred(msgspec.Struct, frozen=True):
-    consumer_group: str
-    reason: str
-    failures: int
-    crashes: int
-    error: str
-    is_dead: bool
-    is_held: bool
-    due_seconds: float | None
-    no_code_seconds: float | None
-    behind: str
-
-
-class _Message(msgspec.Struct, frozen=True):
-    state: str
-    topic_id: int
-    topic: str
-    broker: str
-    type: str
-    is_paused: bool
-    paused_by: str
-    pause_reason: str
-    paused_seconds: float | None
-    key: str
-    batch_id: int | None
-    failures: int
-    last_error: str
-    lane: int | None
-    due_seconds: float | None
-    lease_seconds: float | None
-    decided_seconds: float | None
-    order_key: int | None
-    pos: int | None
-    headers: str
-
-
 def why(connection: Connection, message_id: UUID) -> str | None:
     """Return a sentence that says what a message waits for, or that it was handled. None: no message has that id."""
-    message = connection.cursor(row_factory=class_row(_Message)).execute(MESSAGE, [message_id]).fetchone()
+    message: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [message_id]).fetchone()
     if message is None:
         return None
     match message.state:
@@ -141,7 +105,7 @@ def why(connection: Connection, message_id: UUID) -> str | None:
     return _of_unsent(connection, message_id, message)
 
 
-def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> str:
+def _of_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
     if held := _topic_held(message, relays):
         return held.line
@@ -166,7 +130,7 @@ def _of_unsent(connection: Connection, message_id: UUID, message: _Message) -> s
     return "It is the next message that the relay sends."
 
 
-def _topic_held(message: _Message, relays: list[ProcessStatus]) -> Finding | None:
+def _topic_held(message: Any, relays: list[ProcessStatus]) -> Finding | None:
     """Return why no message of the topic is sent, in the words of what needs attention."""
     live = [relay for relay in relays if not relay.is_silent]
     if message.topic not in conf.settings().topics:
@@ -182,7 +146,7 @@ def _topic_held(message: _Message, relays: list[ProcessStatus]) -> Finding | Non
     return None
 
 
-def _key_held(connection: Connection, message_id: UUID, message: _Message) -> str:
+def _key_held(connection: Connection, message_id: UUID, message: Any) -> str:
     """Return for which earlier message of its key a message waits; "" if for none."""
     if message.order_key is None or message.state == "claimed":
         return ""
@@ -190,7 +154,7 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
     row = connection.execute(HEAD, values | {"id": message_id}).fetchone()
     if row is None:
         return ""
-    head = connection.cursor(row_factory=class_row(_Message)).execute(MESSAGE, [row[0]]).fetchone()
+    head: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [row[0]]).fetchone()
     because = {
         "dead": "which the broker rejected: replay or discard it with outbox_replay --unsent",
         "released": "which is sent first",
@@ -199,13 +163,13 @@ def _key_held(connection: Connection, message_id: UUID, message: _Message) -> st
     return f"It waits behind message {row[0]} of the same key {message.key!r}, {because}."
 
 
-def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> Iterator[str]:
+def _of_groups(connection: Connection, message_id: UUID, message: Any) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
     rows_of_inbox = connection.execute(ENDED, [message_id]).fetchall()
     ended = {name for name, _, _ in rows_of_inbox}
     discarded = {name: by for name, _, by in rows_of_inbox if by}
     ignored = {name for name, is_ignored, _ in rows_of_inbox if is_ignored and name not in discarded}
-    rows = connection.cursor(row_factory=class_row(_Deferred)).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
+    rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
     deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
@@ -250,7 +214,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: _Message) -> I
             yield f"Group {name!r} has not handled it yet."
 
 
-def _of_deferred(row: _Deferred) -> str:
+def _of_deferred(row: Any) -> str:
     """Return what a deferred message that is not dead waits for, as a sentence."""
     if row.is_held:
         return "an operator holds it. outbox_replay --retry-now ends that."

@@ -76,7 +76,10 @@ def compose(
         InvalidMessage: the message breaks one of the rules, or a field has another type than declared.
     """
     if not isinstance(message, Message):
-        raise InvalidMessage(f"publish() takes an instance of a Message type, not {message!r}.", hint=f"{_instead_of(message)}.")
+        raise InvalidMessage(
+            f"publish() takes an instance of a Message type, not {message!r}.",
+            hint=f"Write {message.__name__}(...)." if isinstance(message, type) else "Define one, or use publish_raw().",
+        )
     meta = message._meta
     subject = type(message).__name__
     if not meta.topic:
@@ -191,11 +194,6 @@ def _route_of(topic: str) -> _Route:
     kind = conf.broker_class(settings.broker)
     limits = kind.limits(conf.settings().brokers[settings.broker].options, conf.topic_spec(topic))
     return _Route(topic, settings.broker, kind, limits.body_bytes, is_ordered, is_delay)
-
-
-def _instead_of(given: object) -> str:
-    """Return what to publish instead of something that is not a message."""
-    return f"Write {given.__name__}(...)" if isinstance(given, type) else "Define one, or use publish_raw()"
 
 
 def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) -> timedelta:

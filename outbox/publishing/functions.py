@@ -20,7 +20,7 @@ from outbox.errors import NotAwaited
 from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
-from outbox.publishing.statements import Entry, write, write_many
+from outbox.publishing.statements import write, write_many
 from outbox.publishing.transactions import choose_database, describe, is_in_event_loop
 from outbox.publishing.wakeup import wake_after_commit
 
@@ -109,15 +109,11 @@ def apublish(
     """
     if not is_in_event_loop():
         raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it.", hint="Call publish() there.")
-    call = _apublish(
+    call = sync_to_async(publish)(
         message, about=about, key=key, tag=tag, headers=headers, delay=delay, idempotency_key=idempotency_key, using=using
     )
     unawaited.note(call)
     return call
-
-
-async def _apublish(message: Message, **options: Any) -> Receipt:
-    return await sync_to_async(publish)(message, **options)
 
 
 def publish_raw(
@@ -166,7 +162,7 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)
     receipts: dict[int, Receipt] = {}
     for alias, places in homes.items():
-        entries = [Entry(drafts[place], _about(envelopes[place], alias), envelopes[place].idempotency_key) for place in places]
+        entries = [(drafts[place], _about(envelopes[place], alias), envelopes[place].idempotency_key) for place in places]
         receipts.update(zip(places, write_many(entries, alias), strict=True))
         for place in places:
             if not receipts[place].is_duplicate:
@@ -189,7 +185,7 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     if len(drafts) == 1:
         receipts = [write(drafts[0], alias, about=None, idempotency_key=None)]
     else:
-        receipts = write_many([Entry(draft) for draft in drafts], alias)
+        receipts = write_many([(draft, None, None) for draft in drafts], alias)
     for draft in drafts:
         _wake_for(draft, alias)
     return receipts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db.backends.utils import CursorWrapper
@@ -20,12 +20,8 @@ from outbox.topics import topic_id
 KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
 
 
-class Entry(NamedTuple):
-    """A draft, the row that it is about (as of `describe`), and its idempotency key."""
-
-    draft: Draft
-    about: str | None = None
-    idempotency_key: str | None = None
+Entry = tuple[Draft, str | None, str | None]
+"""A draft, the row that it is about (as of `describe`), and its idempotency key."""
 
 
 def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str | None) -> Receipt:
@@ -56,17 +52,13 @@ def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str |
 
 def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
     """Write many messages: one statement, one before it where a topic is ordered, another where there are idempotency keys."""
-    topics = {entry.draft.topic: topic_id(entry.draft.topic, using) for entry in entries}
+    topics = {draft.topic: topic_id(draft.topic, using) for draft, _, _ in entries}
     firsts: dict[UUID, Receipt] = {}
     with database.bound_cursor(using) as cursor:  # Django's own would write the bodies into the statement's text
-        if keyed := [
-            ((topics[entry.draft.topic], entry.idempotency_key), entry.draft)
-            for entry in entries
-            if entry.idempotency_key is not None
-        ]:
+        if keyed := [((topics[draft.topic], key), draft) for draft, _, key in entries if key is not None]:
             firsts = take_idempotency_keys(cursor, keyed)
-        _insert(cursor, using, [entry for entry in entries if entry.draft.id not in firsts], topics)
-    return [firsts.get(message_id.id) or Receipt(message_id.id, message_id.topic, message_id.key) for message_id, _, _ in entries]
+        _insert(cursor, using, [entry for entry in entries if entry[0].id not in firsts], topics)
+    return [firsts.get(draft.id) or Receipt(draft.id, draft.topic, draft.key) for draft, _, _ in entries]
 
 
 def _insert(cursor: CursorWrapper, using: str, entries: Sequence[Entry], topics: Mapping[str, int]) -> None:
@@ -76,6 +68,6 @@ def _insert(cursor: CursorWrapper, using: str, entries: Sequence[Entry], topics:
     if ordered := [(row[1], row[2]) for row in rows if row[6]]:
         lock_keys(cursor, using, {topic for topic, _ in ordered}, [key for _, key in ordered])
     columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-    brokers = {topics[entry.draft.topic]: entry.draft.broker for entry in entries}
+    brokers = {topics[draft.topic]: draft.broker for draft, _, _ in entries}
     names = [name_topic(topic, broker) for topic, broker in brokers.items()]
     cursor.execute(INSERT_MANY, [*columns, names, list(brokers.values())])

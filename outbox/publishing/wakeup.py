@@ -20,7 +20,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import msgspec
 from django.db import connections, transaction
 
 from outbox import conf, database
@@ -37,18 +36,15 @@ EXPIRES_SECONDS = 10  # workers drop an older wakeup
 logger = get_logger(__name__)
 
 
-class Wakeup(msgspec.Struct, frozen=True):
-    """A wakeup for relays of a database and a broker."""
-
-    database: str
-    broker: str
+Wakeup = tuple[str, str]
+"""A wakeup for relays of a database and a broker."""
 
 
 def wake_after_commit(database: str, broker: str) -> None:
     """Send a wakeup when the open transaction commits: one, however often this is called in it."""
     if not conf.settings().celery_wakeup:
         return
-    wakeup = _after_commit(Wakeup(database, broker))
+    wakeup = _after_commit((database, broker))
     # A hook that is still registered is dropped only with a savepoint that rolls the message back, too.
     if all(entry[1] is not wakeup for entry in connections[database].run_on_commit):
         transaction.on_commit(wakeup, using=database, robust=True)
@@ -117,6 +113,7 @@ class WakeupSender:
             time.sleep(PAUSE_SECONDS if all(outcomes) else BACK_OFF_SECONDS)
 
     def _send(self, wakeup: Wakeup) -> bool:
+        database, broker = wakeup
         try:
             from celery import current_app  # here, so that publish() does not import it
 
@@ -125,7 +122,7 @@ class WakeupSender:
                 return True
             current_app.send_task(
                 TASK,
-                kwargs={"database": wakeup.database, "broker": wakeup.broker},
+                kwargs={"database": database, "broker": broker},
                 queue=conf.settings().celery_queue,
                 expires=EXPIRES_SECONDS,
                 ignore_result=True,
@@ -137,13 +134,13 @@ class WakeupSender:
                 "not affected, and Celery's sweep finds the messages. Where all relays are long-running, set "
                 'OUTBOX["CELERY_WAKEUP"] = False.',
                 error_text(error),
-                extra=log_fields(database=wakeup.database, broker=wakeup.broker),
+                extra=log_fields(database=database, broker=broker),
             )
             self._is_failing = True
             self.failed += 1
             return False
         if self._is_failing:
-            logger.info("Wakeups are sent again", extra=log_fields(database=wakeup.database, broker=wakeup.broker))
+            logger.info("Wakeups are sent again", extra=log_fields(database=database, broker=broker))
         self._is_failing = False
         self.sent += 1
         return True

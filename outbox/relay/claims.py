@@ -17,14 +17,12 @@ from outbox.batches.claim import (
     MESSAGES_PER_CLAIM,
     TOPICS_PER_CLAIM,
     Scope,
-    TopicClaim,
     claim,
     claim_ordered,
     claim_topic,
     reclaim,
 )
 from outbox.database import Connection
-from outbox.relay.lane import HeldLane
 
 
 class FullScanTimer(msgspec.Struct):
@@ -82,7 +80,7 @@ class Claims:
 
     connection: Connection
     broker: str
-    lane: HeldLane
+    lane: int
     lease: timedelta
     batch_size: int
     topic_count: int = 0
@@ -133,7 +131,7 @@ class Claims:
         claimed = claim(
             self.connection,
             scope,
-            lane=self.lane.number,
+            lane=self.lane,
             lease=self.lease,
             limit=limit or self.limit,
             after=self.after,
@@ -142,12 +140,12 @@ class Claims:
             among=among,
         )
         if claimed:
-            self.after = claimed[-1].topic_id
-        self.scan_positions |= {topic.topic_id: topic.last_pos for topic in claimed if topic.last_pos is not None}
+            self.after = claimed[-1][0]
+        self.scan_positions |= {topic_id: last_pos for topic_id, last_pos, _ in claimed if last_pos is not None}
         if limit is None and not among:
             are_few_of_many = self.topic_count >= MANY_TOPICS and len(claimed) < TOPICS_PER_CLAIM
-            self.busy = frozenset(topic.topic_id for topic in claimed) if are_few_of_many else frozenset()
-        return [topic.batch for topic in claimed if topic.batch is not None]
+            self.busy = frozenset(topic_id for topic_id, *_ in claimed) if are_few_of_many else frozenset()
+        return [batch for *_, batch in claimed if batch is not None]
 
     def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[ClaimedBatch]:
         """
@@ -158,23 +156,27 @@ class Claims:
         batches = []
         for topic_id in topic_ids:
             scan_from = self.scan_positions.get(topic_id, 0)
-            claimed = self._claim_topic(topic_id, scan_from, without)
-            if claimed.is_empty and scan_from and self.late_scans.is_due():
+            topic, is_ordered, batch = self._claim_topic(topic_id, scan_from, without)
+            if topic and not is_ordered and batch is None and scan_from and self.late_scans.is_due():
                 began = self.clock()
-                claimed = self._claim_topic(topic_id, 0, without)
+                topic, is_ordered, batch = self._claim_topic(topic_id, 0, without)
                 self.late_scans.note_full_scan(began)
-            if claimed.batch is not None:
-                batches.append(claimed.batch)
-            elif claimed.topic is not None and claimed.is_ordered:
-                batches += self.claim_ordered(without=without, only=claimed.topic)
+            if batch is not None:
+                batches.append(batch)
+            elif topic and is_ordered:
+                batches += self.claim_ordered(without=without, only=topic)
         return batches
 
-    def _claim_topic(self, topic_id: int, scan_from: int, without: Collection[str]) -> TopicClaim:
+    def _claim_topic(
+        self, topic_id: int, scan_from: int, without: Collection[str]
+    ) -> tuple[str | None, bool, ClaimedBatch | None]:
         scope = self._scope(without, None)
-        claimed = claim_topic(self.connection, scope, topic_id, lane=self.lane.number, lease=self.lease, scan_from=scan_from)
-        if claimed.last_pos is not None:
-            self.scan_positions[topic_id] = claimed.last_pos
-        return claimed
+        topic, is_ordered, last_pos, batch = claim_topic(
+            self.connection, scope, topic_id, lane=self.lane, lease=self.lease, scan_from=scan_from
+        )
+        if last_pos is not None:
+            self.scan_positions[topic_id] = last_pos
+        return topic, is_ordered, batch
 
     def claim_ordered(
         self, *, without: Collection[str] = (), limit: int | None = None, only: str | None = None
@@ -190,7 +192,7 @@ class Claims:
             claimed = claim_ordered(
                 self.connection,
                 self._scope(without, only),
-                lane=self.lane.number,
+                lane=self.lane,
                 lease=self.lease,
                 limit=limit or self.limit,
                 after=self.ordered_after,
@@ -198,16 +200,16 @@ class Claims:
             )
             if not claimed:
                 return []
-            self.ordered_after = claimed[-1].topic_id
-            batches = [topic.batch for topic in claimed if topic.batch is not None]
-            ids = {topic.topic_id for topic in claimed}
+            self.ordered_after = claimed[-1][0]
+            batches = [batch for *_, batch in claimed if batch is not None]
+            ids = {topic_id for topic_id, *_ in claimed}
             if batches or ids & seen or len(claimed) < _topic_limit(limit):
                 return batches
             seen |= ids
 
     def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> ClaimedBatch | None:
         """Claim again the batch that has been due longest, or that its relay left behind, except the batch with an id."""
-        return reclaim(self.connection, self._scope(without, only), lane=self.lane.number, lease=self.lease, but=but)
+        return reclaim(self.connection, self._scope(without, only), lane=self.lane, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
         return Scope(self.broker, [*self.foreign, *without], only, self.in_transactions)

@@ -38,9 +38,9 @@ import msgspec
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.fence import read_step
-from outbox.batches.split import runs
+from outbox.batches.split import runs, split_at_commit, split_at_decision, split_at_send
 from outbox.batches.steps import decide, leave_open, mark_sent
-from outbox.batches.take_over import Limit, read_prepared, renew, take_over
+from outbox.batches.take_over import read_prepared, renew, take_over
 from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
@@ -51,18 +51,6 @@ from outbox.models import State
 from outbox.relay.splitter import Splitter
 
 logger = get_logger(__name__)
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """
-    The part of a batch that may be committed.
-
-    Args:
-        is_fresh: this call wrote the decision, so nothing of it can have been committed before.
-    """
-
-    batch: PreparedBatch
-    is_fresh: bool
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -119,7 +107,7 @@ class Committer(msgspec.Struct):
             if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
-                self.splitter.split_at_send(result.batch, result.unaccepted)
+                self.splitter.split(result.batch, result.unaccepted, split_at_send)
         except FenceLost:
             return self._is_mine(result.batch, "split")
         return True
@@ -135,7 +123,7 @@ class Committer(msgspec.Struct):
             tracing.note_sent(self.broker.alias, batch.topic, ids)
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
 
-    def decide(self, result: BatchSendResult) -> Decision | None:
+    def decide(self, result: BatchSendResult) -> PreparedBatch | None:
         """
         Decide to commit the half messages that were accepted; the other positions leave the batch.
 
@@ -147,37 +135,32 @@ class Committer(msgspec.Struct):
         places, window = result.half_places, self.window
         try:
             if unaccepted:
-                self.splitter.split_at_decision(batch, unaccepted, half_ids=half_ids, half_places=places, window=window)
+                more = {"half_ids": half_ids, "half_places": places, "window": window}
+                self.splitter.split(batch, unaccepted, split_at_decision, **more)
             else:
                 decide(self.connection, batch, half_ids, half_places=places, window=window)
             positions, is_fresh = sorted(result.accepted), True
         except FenceLost:
             positions, is_fresh = self._decided_before(result), False
-        prepared = PreparedBatch(
-            batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places, self.source
-        )
-        return Decision(prepared, is_fresh=is_fresh) if positions else None
+        of_batch = (batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places)
+        return PreparedBatch(*of_batch, self.source, is_fresh=is_fresh) if positions else None
 
-    def commit(self, decisions: Sequence[Decision], *, since: float) -> list[CommitResult]:
+    def commit(self, decided: Sequence[PreparedBatch], *, since: float) -> list[CommitResult]:
         """
         Commit the half messages that this relay has decided to commit and may still end.
 
         Args:
-            since: the clock's time just before the first of these decisions was written.
+            since: the clock's time just before the first of these batches was decided.
 
         Returns:
             The results; none for batches that are left to the sweep, because the window is over, or because an earlier call
             wrote the decision and may have committed them.
         """
         if self.may_repeat_ends:
-            return self.commit_again([decision.batch for decision in decisions])
+            return self.commit_halves(decided)
         if self.is_over(since):
             return []
-        return self._commit([decision.batch for decision in decisions if decision.is_fresh], within=self.left(since))
-
-    def commit_again(self, batches: Sequence[PreparedBatch]) -> list[CommitResult]:
-        """Commit the open half messages of batches, where a second end does no harm."""
-        return self._commit(batches, within=None)
+        return self.commit_halves([batch for batch in decided if batch.is_fresh], within=self.left(since))
 
     def left(self, since: float) -> timedelta | None:
         """Return the rest of the window that began at a time of the clock. None: it has no end."""
@@ -188,7 +171,8 @@ class Committer(msgspec.Struct):
         left = self.left(since)
         return left is not None and left <= timedelta(0)
 
-    def _commit(self, batches: Sequence[PreparedBatch], *, within: timedelta | None) -> list[CommitResult]:
+    def commit_halves(self, batches: Sequence[PreparedBatch], *, within: timedelta | None = None) -> list[CommitResult]:
+        """Commit the open half messages of batches; `within` as for `end`."""
         outcomes = iter(self.end([half for batch in batches for half in batch.halves()], Resolution.COMMIT, within=within))
         return [self._read(batch, islice(outcomes, len(batch.positions))) for batch in batches]
 
@@ -262,7 +246,7 @@ class Committer(msgspec.Struct):
             if len(batch.message_ids) == 1:
                 self.splitter.return_prepared(batch, gone[1])
             else:
-                self.splitter.split_at_commit(batch, gone, open_positions=list(result.unanswered))
+                self.splitter.split(batch, gone, split_at_commit, open_positions=list(result.unanswered))
         except FenceLost:
             self._is_mine(batch, "resend after discard")
 
@@ -279,19 +263,18 @@ class Committer(msgspec.Struct):
     def _decided_before(self, result: BatchSendResult) -> list[int]:
         """Return the positions that an earlier write of this decision contains; without one, roll the half messages back."""
         batch = result.batch
-        step = read_step(self.connection, batch.id)
-        if step is not None and step.half_ids is not None and step.is_decided_by(batch.attempt):
-            half_ids = step.half_ids
-            return [p for p, half in result.accepted.items() if p not in step.split and half_ids[p - 1] == half]
+        is_decided, half_ids, split = read_step(self.connection, batch.id, batch.attempt)
+        if half_ids is not None and is_decided:
+            return [p for p, half in result.accepted.items() if p not in split and half_ids[p - 1] == half]
         self._lost(batch, "decide")
-        if step is not None:
+        if is_decided is not None:
             self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
     def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
         """Read the row again after a lost fence; return whether this attempt wrote the step before."""
-        decided = read_step(self.connection, batch.id)
-        if decided is not None and decided.is_decided_by(batch.attempt):
+        is_decided, *_ = read_step(self.connection, batch.id, batch.attempt)
+        if is_decided:
             return True
         self._lost(batch, step)
         return False
@@ -304,7 +287,7 @@ class Committer(msgspec.Struct):
 
 
 # Read in one statement, and ended in one call to the broker.
-PAGE_LIMIT = Limit(batches=500, messages=2000)
+PAGE_LIMIT = {"batches": 500, "messages": 2000}
 
 # One sweep takes at most that long: an outage leaves thousands of batches open. A relay sweeps once a second, and relays
 # in between.
@@ -337,11 +320,6 @@ class SweepResult(msgspec.Struct):
     returned: int = 0
     dead: int = 0
 
-    def add(self, other: SweepResult) -> None:
-        """Add the counts of more batches."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
 
 class Sweeper(msgspec.Struct):
     """
@@ -364,27 +342,22 @@ class Sweeper(msgspec.Struct):
         settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
         done = SweepResult()
         while results := settle():
-            done.add(self._conclude(results))
+            sent = self.committer.conclude(results)
+            gone = [end.reason for result in results for end in result.gone.values()]
+            done.batches += len(results)
+            done.sent += sum(len(result.batch.positions) for result in results if result.batch.id in sent)
+            done.returned += gone.count(SplitReason.DISCARDED)
+            done.dead += gone.count(SplitReason.UNPROVEN)
             if clock() >= ends_at:
                 break
         return done
 
-    def _conclude(self, results: Sequence[CommitResult]) -> SweepResult:
-        sent = self.committer.conclude(results)
-        gone = [end.reason for result in results for end in result.gone.values()]
-        return SweepResult(
-            batches=len(results),
-            sent=sum(len(result.batch.positions) for result in results if result.batch.id in sent),
-            returned=gone.count(SplitReason.DISCARDED),
-            dead=gone.count(SplitReason.UNPROVEN),
-        )
-
     def _repeat_ends(self) -> list[CommitResult]:
         """Commit the next batches again, where a second end does no harm; look up half messages that the broker does not find."""
         alias = self.committer.broker.alias
-        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, limit=PAGE_LIMIT)
+        batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, **PAGE_LIMIT)
         self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
-        results = self.committer.commit_again(batches)
+        results = self.committer.commit_halves(batches)
         not_found = [(result, p) for result in results for p, end in result.unanswered.items() if end.ended is Ended.NOT_FOUND]
         self._look_up(not_found)
         return results
@@ -393,7 +366,7 @@ class Sweeper(msgspec.Struct):
         """Take over the next batches whose deciders' time is over, and commit half messages that are still hidden."""
         broker = HalfMessages.of(self.committer.broker)
         window = broker.commit_window or self.age
-        batches = take_over(self.connection, broker=broker.alias, window=window, limit=PAGE_LIMIT)
+        batches = take_over(self.connection, broker=broker.alias, window=window, **PAGE_LIMIT)
         results = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch in batches]
         hidden = self._look_up([(result, position) for result in results for position in result.batch.positions])
         if hidden:

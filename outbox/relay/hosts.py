@@ -28,7 +28,7 @@ from outbox.errors import ConfigurationError, LaneBlocked, LaneNotHeld, NotMigra
 from outbox.logs import get_logger
 from outbox.relay.breaker import Breakers, BreakerState
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import HeldLane, take_lane
+from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.relay.wakeup import Waker, forget_dead
 from outbox.shutdown import ShutdownWatch
@@ -112,7 +112,7 @@ class RelayRunner:
         target: RelayTarget,
         connection: Connection,
         broker: Broker,
-        lane: HeldLane,
+        lane: int,
         note: str,
         stack: ExitStack,
         *,
@@ -254,7 +254,7 @@ class RelayRunner:
             connection,
             "relay",
             broker=self.target.broker,
-            lane=self.relay.lane.number,
+            lane=self.relay.lane,
             breaker=self.relay.breakers.describe(),
             note=self._note,
             errors=loop_errors.read("relay", self.target.database, self.target.broker),
@@ -317,7 +317,7 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
             try:
                 yield runner
             except LaneBlocked:
-                _blocked_lanes(target)[runner.relay.lane.number] = time.monotonic() + BLOCKED_SECONDS
+                _blocked_lanes(target)[runner.relay.lane] = time.monotonic() + BLOCKED_SECONDS
                 raise
     except Exception as error:
         if loop_errors.note(target.loop, error):
@@ -400,22 +400,15 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-class _Matched(msgspec.Struct, frozen=True):
-    """The last comparison of a database's topic rows with settings, and the topics that have a row but are not in settings."""
-
-    settings: conf.Settings
-    at: float
-    foreign: frozenset[str]
-
-
-_matched: dict[tuple[str, str], _Matched] = {}
+# Keyed by database: the settings that its topic rows were last compared with, when, and the topics that are not in settings.
+_matched: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 
 def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
     """Return the topics that settings do not have. Every few seconds, correct the rows of the others first."""
     key = alias, str(connections[alias].settings_dict["NAME"])  # both: aliases may use several schemas of one database
-    last = _matched.get(key)
-    if last is None or last.settings is not conf.settings() or time.monotonic() - last.at > MATCH_TOPICS_SECONDS:
+    settings, at, foreign = _matched.get(key, (None, 0.0, frozenset[str]()))
+    if settings is not conf.settings() or time.monotonic() - at > MATCH_TOPICS_SECONDS:
         foreign = frozenset(match_topics(connection))
-        last = _matched[key] = _Matched(conf.settings(), time.monotonic(), foreign)
-    return last.foreign
+        _matched[key] = conf.settings(), time.monotonic(), foreign
+    return foreign

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-import msgspec
-
 from outbox.batches.steps import release_left
 from outbox.database import Connection
 from outbox.database.locks import Lock
@@ -22,15 +20,9 @@ UNLOCK = f"SELECT pg_advisory_unlock({Lock.LANE}, %s)"
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
 
-class HeldLane(msgspec.Struct, frozen=True):
-    """A lane that a connection holds until it releases the lane or closes."""
-
-    number: int
-
-
-def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ()) -> HeldLane:
+def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ()) -> int:
     """
-    Take the lowest free lane for this connection, and release the batches that its last holder left behind.
+    Take the lowest free lane for this connection, until it closes, and release the batches that its last holder left behind.
 
     Args:
         lanes: how many there are; they are numbered from 1.
@@ -42,7 +34,7 @@ def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ())
     for number in sorted(range(1, lanes + 1), key=lambda number: (number in last, number)):
         if _try_lock(connection, number):
             release_left(connection, number)
-            return HeldLane(number)
+            return number
     raise LaneNotHeld(
         f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
         hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",

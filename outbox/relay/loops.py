@@ -30,12 +30,12 @@ class RepeatingThread(threading.Thread):
     not an outage at least for its pause, and at most a minute.
 
     Args:
-        step: one step of the work; returns whether there is more to do at once.
+        step: one step of the work; returns True where there is more to do at once.
         pause: seconds between steps.
         begins_after: seconds before the first step.
     """
 
-    def __init__(self, name: str, step: Callable[[], bool], *, pause: float, begins_after: float = 0) -> None:
+    def __init__(self, name: str, step: Callable[[], object], *, pause: float, begins_after: float = 0) -> None:
         super().__init__(name=name, daemon=True)  # the process may end in the middle of a step
         self.stopped = threading.Event()
         self._step = step
@@ -48,7 +48,7 @@ class RepeatingThread(threading.Thread):
         self.stopped.wait(self._begins_after)
         while not self.stopped.is_set():
             try:
-                has_more = self._step()
+                has_more = self._step() is True
             except Exception as error:
                 self.stopped.wait(self._log(error))
                 self._failures += 1
@@ -97,8 +97,8 @@ class RelayThread(RepeatingThread):
             self._runner = runner
             if self.stopped.is_set():  # before `stop` could see the runner
                 runner.stop()
-            extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane.number)
-            logger.info("%s runs in lane %s", self.name, runner.relay.lane.number, extra=extra)
+            extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane)
+            logger.info("%s runs in lane %s", self.name, runner.relay.lane, extra=extra)
             try:
                 runner.run()
                 runner.deregister()

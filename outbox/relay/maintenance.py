@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import psycopg
 from msgspec.structs import asdict
+from psycopg.rows import namedtuple_row
 
 from outbox import conf, database, signals
 from outbox.batches.prune import prune as prune_batches
@@ -44,19 +45,7 @@ MAINTENANCE_INTERVAL = 3600.0  # seconds
 MAINTENANCE = "maintenance"  # the loop
 
 
-class MaintenanceResult(msgspec.Struct, frozen=True):
-    """The result: the days whose partitions were created, the pruned rows, and how many stale heartbeats were deleted."""
-
-    made: list[date]
-    pruned: Pruned
-    forgotten: int
-
-    def as_json(self) -> dict[str, object]:
-        """Return what was made and pruned as a dict that can be encoded as JSON."""
-        return {"made": [str(day) for day in self.made]} | self.pruned.as_json()
-
-
-def maintain(using: str) -> MaintenanceResult:
+def maintain(using: str) -> Pruned:
     """
     Create the partitions of coming days and prune, in a database that has the outbox.
 
@@ -71,7 +60,7 @@ def maintain(using: str) -> MaintenanceResult:
     with noting(Loop(MAINTENANCE, using)):
         with database.connect(using, application_name="outbox maintenance") as connection:
             database.ensure_fit(using, connection)
-            forgotten = heartbeats.forget_stale(connection)
+            heartbeats.forget_stale(connection)
             is_ours = partitions.rights(connection).may_create
         try:
             made = partitions.make_days(using) if is_ours else []
@@ -80,7 +69,8 @@ def maintain(using: str) -> MaintenanceResult:
         if not is_ours:
             with database.connect(using, application_name="outbox maintenance") as connection:
                 _require_tomorrow(using, connection)
-    return MaintenanceResult(made, pruned, forgotten)
+    pruned.made = made
+    return pruned
 
 
 def _require_tomorrow(using: str, connection: Connection) -> None:
@@ -151,21 +141,24 @@ IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
 class Pruned(msgspec.Struct):
     """
-    The result of a prune.
+    The result of a prune, or of the maintenance.
 
     Args:
+        made: the days whose partitions were created.
         days: the days that were dropped, oldest first.
         kept: day past its retention that was kept -> what holds it.
         rows: table -> number of rows deleted.
     """
 
+    made: list[date] = msgspec.field(default_factory=list)
     days: list[date] = msgspec.field(default_factory=list)
     kept: dict[date, str] = msgspec.field(default_factory=dict)
     rows: dict[str, int] = msgspec.field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Return the result as a dict that can be encoded as JSON."""
-        return asdict(self) | {"days": [str(day) for day in self.days], "kept": {str(k): v for k, v in self.kept.items()}}
+        days = {name: list(map(str, getattr(self, name))) for name in ("made", "days")}
+        return asdict(self) | days | {"kept": {str(day): holder for day, holder in self.kept.items()}}
 
 
 def prune(using: str, *, now: datetime | None = None, patience: timedelta = partitions.PATIENCE) -> Pruned:
@@ -350,14 +343,6 @@ READ_BROKERS = "SELECT name, broker FROM outbox_topic"
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 
 
-class _Row(NamedTuple):
-    handled_at: datetime
-    consumer_group: str
-    idempotency_key: str
-    message_id: str
-    topic: str
-
-
 def prune_inbox(connection: Connection, *, before: datetime) -> int:
     """
     Delete inbox rows whose messages are not delivered again; return how many.
@@ -369,17 +354,19 @@ def prune_inbox(connection: Connection, *, before: datetime) -> int:
         before: rows of messages handled later are kept.
     """
     deleted = 0
-    last = _Row(BEGINNING, "", "", "", "")
+    at, group, key = BEGINNING, "", ""
     with ExitStack() as stack:
         brokers = _Brokers(_broker_of(connection), stack)
         while True:
-            rows = _read(connection, before, last, brokers.unavailable)
+            after = {"after_at": at, "after_group": group, "after_key": key}
+            values = after | {"before": before, "unavailable": sorted(brokers.unavailable), "limit": INBOX_SLICE}
+            rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(READ_OLD, values).fetchall()
             finished = brokers.without_redeliveries(rows)
             keys = [row.consumer_group for row in finished], [row.idempotency_key for row in finished]
             deleted += connection.execute(DELETE, [*keys, before]).rowcount if finished else 0
             if len(rows) < INBOX_SLICE:
                 return deleted
-            last = rows[-1]
+            at, group, key, *_ = rows[-1]
 
 
 def _broker_of(connection: Connection) -> dict[str, str]:
@@ -387,17 +374,6 @@ def _broker_of(connection: Connection) -> dict[str, str]:
     settings = conf.settings()
     known: dict[str, str] = {name: broker for name, broker in connection.execute(READ_BROKERS) if broker in settings.brokers}
     return known | {name: topic.broker for name, topic in settings.topics.items()}
-
-
-def _read(connection: Connection, before: datetime, last: _Row, unavailable: set[str]) -> list[_Row]:
-    values = {
-        "before": before,
-        "after_at": last.handled_at,
-        "after_group": last.consumer_group,
-        "after_key": last.idempotency_key,
-    }
-    rows = connection.execute(READ_OLD, {**values, "unavailable": sorted(unavailable), "limit": INBOX_SLICE}).fetchall()
-    return [_Row(*row) for row in rows]
 
 
 class _Brokers:
@@ -415,7 +391,7 @@ class _Brokers:
         self._stack = stack
         self._made: dict[str, Receives] = {}
 
-    def without_redeliveries(self, rows: Iterable[_Row]) -> list[_Row]:
+    def without_redeliveries(self, rows: Iterable[Any]) -> list[Any]:
         """Return the rows without those whose messages may be delivered again, or whose broker cannot be asked."""
         asked: dict[tuple[str, str], set[str]] = {}
         for row in rows:

@@ -31,7 +31,6 @@ from outbox.outages import Backoff, Random
 from outbox.relay.breaker import Breaker, Breakers, BreakerState
 from outbox.relay.claims import Claims
 from outbox.relay.commit import Committer, Sweeper, SweepResult
-from outbox.relay.lane import HeldLane
 from outbox.relay.send import Sender
 from outbox.relay.splitter import Splitter
 from outbox.relay.transactions import TransactionalSender
@@ -95,7 +94,7 @@ class Relay:
         self,
         connection: Connection,
         broker: Broker,
-        lane: HeldLane,
+        lane: int,
         *,
         settings: conf.RelaySettings | None = None,
         breakers: Breakers | None = None,
@@ -295,14 +294,14 @@ class Relay:
         results = self._sender.send(batches, is_half=True, shed_at=shed_at)
         failpoint("relay.after_half")
         began = self._clock()
-        decisions = []
+        decided = []
         for result in results:
             if not result.accepted and result.unaccepted:
                 self.committer.return_unaccepted(result)
-            elif decision := self.committer.decide(result):
-                decisions.append(decision)
+            elif batch := self.committer.decide(result):
+                decided.append(batch)
         failpoint("relay.after_decide")
-        committed = self.committer.commit(decisions, since=began)
+        committed = self.committer.commit(decided, since=began)
         failpoint("relay.after_commit")
         return results, self.committer.conclude(committed)
 

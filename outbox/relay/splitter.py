@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from typing import Any
 
 import msgspec
 
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
-from outbox.batches.split import Run, runs, split_at_claim, split_at_commit, split_at_decision, split_at_send
+from outbox.batches.split import Run, runs
 from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
@@ -45,38 +45,18 @@ class Splitter(msgspec.Struct, frozen=True):
         notify_dead(dead)
         _send_alert(batch, leaving)
 
-    def split_at_claim(self, batch: ClaimedBatch, rest: Mapping[int, Unaccepted]) -> None:
-        """Split positions off a claimed batch that is sent without them."""
-        self._split(batch, rest, split_at_claim)
-
-    def split_at_send(self, batch: ClaimedBatch, unaccepted: Mapping[int, Unaccepted]) -> None:
-        """Split positions off a claimed batch; the rest of it was sent in one phase."""
-        self._split(batch, unaccepted, split_at_send)
-
-    def split_at_decision(
+    def split(
         self,
-        batch: ClaimedBatch,
+        batch: ClaimedBatch | PreparedBatch,
         unaccepted: Mapping[int, Unaccepted],
-        *,
-        half_ids: Sequence[str | None],
-        half_places: Mapping[int, str],
-        window: timedelta | None,
+        step: Callable[..., list[DeadNotice]],
+        **more: Any,
     ) -> None:
-        """Split positions off a claimed batch, and decide to commit the others; arguments as for the function in `batches`."""
-        decide = partial(split_at_decision, half_ids=half_ids, half_places=half_places, window=window)
-        self._split(batch, unaccepted, decide)
-
-    def split_at_commit(self, batch: PreparedBatch, gone: Mapping[int, Unaccepted], *, open_positions: Sequence[int]) -> None:
-        """Split positions whose half messages are gone off a prepared batch; it is SENT unless other positions are open."""
-        self._split(batch, gone, partial(split_at_commit, open_positions=open_positions))
-
-    def _split(
-        self, batch: ClaimedBatch | PreparedBatch, unaccepted: Mapping[int, Unaccepted], split: Callable[..., list[DeadNotice]]
-    ) -> None:
+        """Split positions off a batch, by a step of `batches/split.py` with more arguments of its own."""
         leaving = runs(unaccepted)
         waits = [self._wait(run, batch.failures) for run in leaving]
         with self.connection.transaction():
-            dead = split(self.connection, batch, leaving, waits=waits)
+            dead = step(self.connection, batch, leaving, waits=waits, **more)
             self._note(batch, leaving)
         notify_dead(dead)
         _send_alert(batch, leaving)

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
+from outbox.batches.split import split_at_claim
 from outbox.batches.steps import DeadNotice, notify_dead
 from outbox.batches.transactions import (
     adopt,
@@ -43,12 +44,12 @@ from outbox.batches.transactions import (
 from outbox.brokers.base import Broker, Outgoing
 from outbox.brokers.capabilities import TransactionalSends
 from outbox.database import Connection
-from outbox.database.identity import ServerIdentity, read_server
+from outbox.database.identity import read_server
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, FenceLost
 from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
-from outbox.relay.lane import HeldLane, holding_lane
+from outbox.relay.lane import holding_lane
 from outbox.relay.send import Loaded, Sender, slices
 from outbox.relay.splitter import Splitter
 
@@ -92,7 +93,7 @@ class TransactionalSender:
 
     connection: Connection
     broker: Broker
-    lane: HeldLane
+    lane: int
     source: str
     sender: Sender
     splitter: Splitter
@@ -101,7 +102,8 @@ class TransactionalSender:
     takes_over: bool = False
     lanes: int = 0
     is_settled: bool = field(default=False, init=False)
-    _server: ServerIdentity = field(default_factory=ServerIdentity, init=False)
+    _database: str = field(default="", init=False)  # as `read_server` has it, and its timeline
+    _timeline: int = field(default=0, init=False)
 
     @property
     def _sends(self) -> TransactionalSends:
@@ -116,7 +118,7 @@ class TransactionalSender:
             LaneBlocked: another lane perhaps can.
             BrokerMisconfigured: it cannot be opened until somebody acts.
         """
-        if self.is_settled and self._sends.is_lane_open(self.lane.number):
+        if self.is_settled and self._sends.is_lane_open(self.lane):
             return
         self._open()
         if self.takes_over:
@@ -124,9 +126,9 @@ class TransactionalSender:
 
     def _open(self) -> None:
         self.is_settled = False
-        marker = self._read(self._sends.open_lane(self.source, self.lane.number), self.lane.number)
+        marker = self._read(self._sends.open_lane(self.source, self.lane), self.lane)
         failpoint("relay.after_open")
-        self._server = read_server(self.connection)
+        self._database, self._timeline = read_server(self.connection)
         if marker is None:
             self._give_up_lane()
             self._reset_marker()
@@ -145,7 +147,7 @@ class TransactionalSender:
             if marker is not None and self._is_foreign(marker):
                 with holding_lane(self.connection, number) as is_held:
                     if is_held:
-                        dataclasses.replace(self, lane=HeldLane(number))._open()
+                        dataclasses.replace(self, lane=number)._open()
                     else:
                         held.append(number)
         if held:
@@ -156,45 +158,45 @@ class TransactionalSender:
 
     def _settle(self, marker: Marker, *, is_foreign: bool) -> None:
         """Decide what the lane's transactions have left in doubt, by its marker."""
-        lane = self.lane.number
+        lane = self.lane
         settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
         failpoint("relay.after_settle")
         if settled:
             extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
             logger.info("Lane %s: batches %s were published, though not marked.", lane, sorted(settled), extra=extra)
-        named = read_named(self.connection, lane, marker.sent)
-        is_older = named.ahead > 0 or 0 < marker.timeline < self._server.timeline
+        unknown, ahead = read_named(self.connection, lane, marker.sent)
+        is_older = ahead > 0 or 0 < marker.timeline < self._timeline
         if is_older:
-            self._alert_restored(marker, named.ahead)
-        if named.unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
+            self._alert_restored(marker, ahead)
+        if unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
             self._reset_marker()
 
     def _is_foreign(self, marker: Marker) -> bool:
         """Return whether another database has sent the last transaction of a lane."""
-        return bool(self._server.name) and marker.database not in ("", self._server.name)
+        return bool(self._database) and marker.database not in ("", self._database)
 
     def _refused(self, marker: Marker) -> BrokerMisconfigured:
         return BrokerMisconfigured(
-            f"Another database (server/id {marker.database}) has sent in lane {self.lane.number} of broker "
-            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._server.name}.",
+            f"Another database (server/id {marker.database}) has sent in lane {self.lane} of broker "
+            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._database}.",
             hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
             "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once, which takes all "
             "lanes.",
         )
 
     def _alert_restored(self, marker: Marker, ahead: int) -> None:
-        details = {"lane": self.lane.number, "broker": self.broker.alias, "timeline": self._server.timeline, "batches": ahead}
+        details = {"lane": self.lane, "broker": self.broker.alias, "timeline": self._timeline, "batches": ahead}
         reason = (
-            f"The database is on timeline {self._server.timeline}, and sent its last transaction on timeline {marker.timeline}; "
+            f"The database is on timeline {self._timeline}, and sent its last transaction on timeline {marker.timeline}; "
             f"it lacks {ahead} batches of it. It failed over or was restored: what it has lost since then may be sent again, "
             "and what was written then and is missing here is published all the same."
         )
-        logger.error("Lane %s: %s", self.lane.number, reason, extra=log_fields(broker=self.broker.alias))
+        logger.error("Lane %s: %s", self.lane, reason, extra=log_fields(broker=self.broker.alias))
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _give_up_lane(self) -> None:
         """Mark what the lane has left in doubt DEAD: its marker is gone, or there never was one."""
-        lane, alias = self.lane.number, self.broker.alias
+        lane, alias = self.lane, self.broker.alias
         if not is_in_doubt(self.connection, lane, alias):
             return
         self._notify_lost(lane, give_up_lane(self.connection, lane, alias, error=MARKER_LOST.format(lane=lane, broker=alias)))
@@ -207,7 +209,7 @@ class TransactionalSender:
 
     def _reset_marker(self) -> None:
         """Send a marker that names no batch."""
-        lane = self.lane.number
+        lane = self.lane
         self._sends.send_transaction(lane, [], self._marker([]))
         if not self._sends.is_lane_open(lane):
             raise BrokerUnavailable(f"Broker {self.broker.alias!r} has not confirmed the first transaction of lane {lane}.")
@@ -250,7 +252,7 @@ class TransactionalSender:
         return [ready for batch in batches if (ready := self._adopt_one(batch, sent)) is not None]
 
     def _adopt_one(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
-        lane, held = self.lane.number, batch.transaction
+        lane, held = self.lane, batch.transaction
         if held is not None and held.attempt == batch.attempt:
             return batch  # no transaction before this claim may hold it
         try:
@@ -288,7 +290,7 @@ class TransactionalSender:
         if not rest:
             return [loaded]
         try:
-            self.splitter.split_at_claim(loaded.batch, rest)
+            self.splitter.split(loaded.batch, rest, split_at_claim)
         except FenceLost:
             return []
         return [Loaded(replace(loaded.batch, split=loaded.batch.split | rest.keys()), loaded.rows)]
@@ -306,7 +308,7 @@ class TransactionalSender:
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages), self.sender.timed(messages):
-            outcomes = iter(self._sends.send_transaction(self.lane.number, messages, self._marker(named)))
+            outcomes = iter(self._sends.send_transaction(self.lane, messages, self._marker(named)))
         failpoint("relay.after_transaction")
         for result, places in zip(results, positions, strict=True):
             result.note(places, islice(outcomes, len(places)))
@@ -325,7 +327,7 @@ class TransactionalSender:
             self.is_settled = True
 
     def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
-        mark_committed(self.connection, self.lane.number, named)
+        mark_committed(self.connection, self.lane, named)
         sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
         failpoint("relay.after_mark")
         for part in loaded:
@@ -339,7 +341,7 @@ class TransactionalSender:
         Args:
             rest: the reason of the messages that have none of their own.
         """
-        withdraw(self.connection, self.lane.number, [result.batch for result in results])
+        withdraw(self.connection, self.lane, [result.batch for result in results])
         for result in results:
             result.accepted.clear()
             result.complete(rest)
@@ -350,8 +352,8 @@ class TransactionalSender:
         """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
         reason = next(unaccepted.text for result in results for unaccepted in result.unaccepted.values())
         batches = sorted(result.batch.id for result in results)
-        extra = log_fields(broker=self.broker.alias, lane=self.lane.number, batches=batches)
-        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane.number, reason, extra=extra)
+        extra = log_fields(broker=self.broker.alias, lane=self.lane, batches=batches)
+        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane, reason, extra=extra)
 
     def _note(self, result: BatchSendResult) -> None:
         """Update the breakers after a transaction that failed."""
@@ -370,7 +372,7 @@ class TransactionalSender:
         self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))
 
     def _marker(self, named: Sequence[tuple[int, int]]) -> str:
-        return msgspec.json.encode(Marker(tuple(named), self._server.name, self._server.timeline)).decode()
+        return msgspec.json.encode(Marker(tuple(named), self._database, self._timeline)).decode()
 
     def _read(self, text: str | None, lane: int) -> Marker | None:
         return _decode(text, lane, self.broker.alias)
@@ -385,7 +387,7 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
     lanes_ahead = {}
     for lane in range(1, lanes + 1):
         marker = _decode(broker.look_at_lane(source, lane), lane, broker.alias)
-        if marker is not None and (ahead := read_named(connection, lane, marker.sent).ahead):
+        if marker is not None and (ahead := read_named(connection, lane, marker.sent)[1]):
             lanes_ahead[lane] = ahead
     return lanes_ahead
 

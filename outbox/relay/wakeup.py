@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from outbox.database import Connection
 from outbox.database.locks import IS_LANE_FREE
-from outbox.relay.lane import HeldLane
 
 LISTEN = "LISTEN outbox"
 
@@ -54,7 +53,7 @@ class Waker:
     def __init__(
         self,
         connection: Connection,
-        lane: HeldLane,
+        lane: int,
         broker: str,
         *,
         is_long_running: bool = True,
@@ -62,7 +61,7 @@ class Waker:
         longest: timedelta,
     ) -> None:
         self._connection = connection
-        self._lane = lane.number
+        self._lane = lane
         self._broker = broker
         self._is_long_running = is_long_running
         self._shortest = shortest

@@ -74,12 +74,8 @@ def misfits(written: Schema, read: Schema) -> list[Misfit]:
     return list(by_place.values())
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """Two nodes that are to be compared."""
-
-    path: str
-    written: Node
-    read: Node
+_Part = tuple[str, Node, Node]
+"""A path, and what is written and read there: two nodes that are to be compared."""
 
 
 class _Comparison(msgspec.Struct):
@@ -90,14 +86,15 @@ class _Comparison(msgspec.Struct):
     fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)
 
     def run(self, written: Node, read: Node) -> Iterator[Misfit]:
-        todo, seen = [_Part("", written, read)], set()
+        todo: list[_Part] = [("", written, read)]
+        seen = set()
         while todo:
             part = todo.pop()
-            key = id(self.writer.resolve(part.written)), id(self.reader.resolve(part.read))
+            key = id(self.writer.resolve(part[1])), id(self.reader.resolve(part[2]))
             if key not in seen:
                 seen.add(key)
-                for misfit in self._compare(part):
-                    if isinstance(misfit, _Part):
+                for misfit in self._compare(*part):
+                    if isinstance(misfit, tuple):
                         todo.append(misfit)
                     else:
                         yield misfit
@@ -109,23 +106,22 @@ class _Comparison(msgspec.Struct):
             self.fitting[key] = next(self.run(written, read), None) is None
         return self.fitting[key]
 
-    def _compare(self, part: _Part) -> Iterator[Misfit | _Part]:
+    def _compare(self, path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
         """Compare each alternative that is written with those that are read."""
-        written, read = self.writer.resolve(part.written), self.reader.resolve(part.read)
-        choices = read.any_of or [part.read]
-        for node in written.any_of or [part.written]:
+        choices = self.reader.resolve(read).any_of or [read]
+        for node in self.writer.resolve(written).any_of or [written]:
             alternative = self.writer.resolve(node)
             if alternative.enum is not None:
                 refused = [value for value in alternative.enum if not any(self._accepts(choice, value) for choice in choices)]
                 if refused:
-                    yield Misfit(part.path, MisfitKind.REFUSED, _listed(refused), _in_words(part.read, self.reader))
+                    yield Misfit(path, MisfitKind.REFUSED, _listed(refused), _in_words(read, self.reader))
             elif len(choices) == 1 or not any(self._fits(node, choice) for choice in choices):
                 resolved = [self.reader.resolve(choice) for choice in choices]
                 alike = [choice for choice in resolved if choice == ANY or _is_alike(alternative, choice)]
                 if len(alike) == 1:
-                    yield from _compare_alike(part.path, alternative, alike[0])
+                    yield from _compare_alike(path, alternative, alike[0])
                 else:
-                    yield Misfit(part.path, MisfitKind.REFUSED, _in_words(node, self.writer), _in_words(part.read, self.reader))
+                    yield Misfit(path, MisfitKind.REFUSED, _in_words(node, self.writer), _in_words(read, self.reader))
 
     def _accepts(self, choice: Node, value: object) -> bool:
         """Return whether a node accepts a value of an enum, as far as its type says."""
@@ -163,15 +159,15 @@ def _compare_objects(path: str, written: Node, read: Node) -> Iterator[Misfit | 
     for name, node in knows.items():
         at = f"{path}.{name}".lstrip(".")
         if name in has:
-            yield _Part(at, has[name], node)
+            yield (at, has[name], node)
         elif isinstance(written.additional_properties, Node):
-            yield _Part(at, written.additional_properties, node)
+            yield (at, written.additional_properties, node)
         if name in read.required and name not in written.required:
             yield Misfit(at, MisfitKind.MISSING, read=describe(node))
     for name in sorted(has.keys() - knows.keys()):
         at = f"{path}.{name}".lstrip(".")
         if isinstance(others, Node):
-            yield _Part(at, has[name], others)
+            yield (at, has[name], others)
         elif others is False:
             yield Misfit(at, MisfitKind.REFUSED, describe(has[name]), "no field")
         elif read.properties is not None:
@@ -179,16 +175,16 @@ def _compare_objects(path: str, written: Node, read: Node) -> Iterator[Misfit | 
             yield Misfit(at, MisfitKind.IGNORED, describe(has[name]), alike=alike)
     if isinstance(others, Node) and written.properties is None:
         given = written.additional_properties
-        yield _Part(f"{path}{{}}", given if isinstance(given, Node) else ANY, others)
+        yield (f"{path}{{}}", given if isinstance(given, Node) else ANY, others)
 
 
 def _compare_arrays(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
     for index in range(max(len(written.prefix_items), len(read.prefix_items))):
         item, expected = _item(written, index), _item(read, index)
         if isinstance(item, Node) and isinstance(expected, Node):
-            yield _Part(f"{path}[{index}]", item, expected)
+            yield (f"{path}[{index}]", item, expected)
     if isinstance(read.items, Node) and written.items is not False:
-        yield _Part(f"{path}[]", written.items if isinstance(written.items, Node) else ANY, read.items)
+        yield (f"{path}[]", written.items if isinstance(written.items, Node) else ANY, read.items)
 
 
 def _item(node: Node, index: int) -> bool | Node:

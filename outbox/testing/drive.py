@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import msgspec
 from django.db import connections, transaction
 from django.test.testcases import DatabaseOperationForbidden  # type: ignore[attr-defined]
 from msgspec.structs import replace
@@ -31,12 +30,11 @@ from outbox.message import Half, Resolution
 from outbox.models import FailedDelivery
 from outbox.relay.breaker import Breakers
 from outbox.relay.claims import MOVE_LIMIT, move_due
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay, RelayResult, make_breakers
 from outbox.testing.clock import Clock
 from outbox.topics import match_topics
 
-LANE = HeldLane(1)
+LANE = 1
 ASKED_BY = "test"
 
 
@@ -150,11 +148,12 @@ class Consumers:
     The consumer groups of the project, each with a worker for each of its brokers.
 
     Args:
-        failures: the errors of this run, without retries and rejections that handlers asked for.
+        failures: the errors of this run, each with the exception that a handler raised, if any; without retries and rejections
+            that handlers asked for.
     """
 
     def __init__(self) -> None:
-        self.failures: list[Failure] = []
+        self.failures: list[tuple[str, Exception | None]] = []
         self._intended = 0  # retries and dead letters that a handler asked for
 
     def run(self, databases: Sequence[str]) -> Counts:
@@ -181,7 +180,7 @@ class Consumers:
         rows = list(log.filter(id__gt=before))
         if len(rows) - self._intended > len(self.failures) - known:  # it failed outside of the handler
             row = rows[0]
-            self.failures.append(Failure(f"Group {group.name!r}", f"message {row.message_id}", row.error))
+            self.failures.append((f"Group {group.name!r} failed over message {row.message_id}: {row.error}", None))
         return worker.counts
 
     def _watch(self, consumer: Consumer) -> Consumer:
@@ -197,20 +196,8 @@ class Consumers:
             self._intended += 1
             raise
         except Exception as error:
-            self.failures.append(Failure(consumer.name, repr(message), f"{type(error).__name__}: {error}", error))
+            self.failures.append((f"{consumer.name} failed over {message!r}: {type(error).__name__}: {error}", error))
             raise
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A delivery that failed unexpectedly. `error` is None if the handler did not raise it."""
-
-    who: str
-    message: str
-    text: str
-    error: Exception | None = None
-
-    def __str__(self) -> str:
-        return f"{self.who} failed over {self.message}: {self.text}"
 
 
 def ask_database(half: Half, databases: Sequence[str]) -> Resolution:

@@ -213,9 +213,9 @@ class Outbox:
         consumers = Consumers()
         counts = consumers.run(self._ready_databases())
         if raise_errors and consumers.failures:
-            failure = consumers.failures[0]
+            text, error = consumers.failures[0]
             hint = "To see it retried instead: run_until_idle(raise_errors=False)."
-            raise AssertionError(f"{str(failure).rstrip('.')}. {hint}") from failure.error
+            raise AssertionError(f"{text.rstrip('.')}. {hint}") from error
         return counts
 
     def _deliver(self, message: Outgoing, times: int) -> Counts:

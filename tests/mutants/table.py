@@ -213,7 +213,7 @@ MUTANTS: dict[str, Mutant] = {
     "withdraw": Mutant(
         "What was certainly not committed is in no transaction any more",
         "outbox/relay/transactions.py",
-        "        withdraw(self.connection, self.lane.number, [result.batch for result in results])\n",
+        "        withdraw(self.connection, self.lane, [result.batch for result in results])\n",
         "",
         TRANSACTIONS,
     ),
@@ -566,8 +566,8 @@ MUTANTS: dict[str, Mutant] = {
     "commit-once": Mutant(
         "Where a second commit makes a copy, only the writer of the decision commits",
         "outbox/relay/commit.py",
-        "[decision.batch for decision in decisions if decision.is_fresh]",
-        "[decision.batch for decision in decisions]",
+        "[batch for batch in decided if batch.is_fresh]",
+        "[batch for batch in decided]",
         (f"{RELAY}/test_commit.py",),
     ),
     "other-end": Mutant(
@@ -580,15 +580,15 @@ MUTANTS: dict[str, Mutant] = {
     "missing-row-rollback": Mutant(
         "Half messages of a batch whose row is gone are not rolled back",
         "outbox/relay/commit.py",
-        "        if step is not None:\n            self.end(",
+        "        if is_decided is not None:\n            self.end(",
         "        if True:\n            self.end(",
         (f"{RELAY}/test_decide.py",),
     ),
     "read-again": Mutant(
         "A decision whose answer was lost stands",
         "outbox/relay/commit.py",
-        "step.half_ids is not None and step.is_decided_by(batch.attempt)",
-        "step.half_ids is None",
+        "half_ids is not None and is_decided",
+        "half_ids is None",
         (f"{RELAY}/test_decide.py",),
     ),
     "late-ends": Mutant(

@@ -10,7 +10,8 @@ from uuid import uuid4
 import pytest
 
 import outbox
-from outbox.logs import fields_of, log_fields
+from outbox.check_backs.sources import fields_of
+from outbox.logs import log_fields
 from outbox.message import Half
 from tests.quotes import python_blocks
 

@@ -6,7 +6,7 @@ import pytest
 
 from outbox import RetryPolicy, consumer, database
 from outbox.batches.batch import SplitReason, Unaccepted
-from outbox.check_backs.answer import record
+from outbox.check_backs.answer import answer
 from outbox.check_backs.resolve import Answer
 from outbox.consuming.handle import handle
 from outbox.consuming.register import group
@@ -42,10 +42,11 @@ class TestALongError:
 
         assert len(unaccepted.text) == MAX_ERROR_CHARACTERS
 
-    def test_of_a_check_back_is_cut_in_its_row(self):
+    def test_of_a_check_back_is_cut_in_its_row(self, monkeypatch):
         half = Half("orders", "m-1", "h-1", "source:17:1:1", asked=1)
+        monkeypatch.setattr("outbox.check_backs.answer.resolve", lambda connection, half: Answer(UNKNOWN, LONG))
 
-        record(database.raw("default"), half, Answer(UNKNOWN, LONG), request_id="r", asked_by="endpoint", milliseconds=1.5)
+        answer(half, asked_by="endpoint")
 
         assert len(CheckBack.objects.get().reason) == MAX_ERROR_CHARACTERS
 

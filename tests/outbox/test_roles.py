@@ -176,8 +176,8 @@ class TestARoleWithTheGrantsOfThePage:
             done = maintain("default")
 
         assert done.made == []
-        assert done.pruned.rows["outbox_duplicate"] == 1
-        assert list(done.pruned.kept.values()) == ["another role, which owns the tables and has to run outbox_maintenance"]
+        assert done.rows["outbox_duplicate"] == 1
+        assert list(done.kept.values()) == ["another role, which owns the tables and has to run outbox_maintenance"]
         assert caplog.messages == []
 
     def test_deletes_rows_although_days_are_missing(self, granted, no_tomorrow):

@@ -119,14 +119,13 @@ def _beside(consumers: ConsumerThreads, chosen: list[Group]) -> list[RepeatingTh
     ]
 
 
-def _again(step: Callable[[T], object], subject: T) -> bool:
+def _again(step: Callable[[T], object], subject: T) -> None:
     """Run a step on Django's connections, which are closed after an error, to be opened again by the next step."""
     try:
         step(subject)
     except BaseException:
         connections.close_all()
         raise
-    return False
 
 
 def _look(chosen: list[Group]) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
-from msgspec.structs import asdict
 
 from outbox import conf
 from outbox.brokers.capabilities import Receives
@@ -31,17 +29,10 @@ from outbox.relay.hosts import databases
 
 logger = get_logger(__name__)
 
+Dropped = dict[str, Any]
+"""The messages of a group in a topic: database, broker and topic, and how many were waiting and deferred."""
+
 FINAL = "This cannot be undone: these messages can never be delivered to the group again."
-
-
-class Dropped(msgspec.Struct, frozen=True):
-    """The messages of a group in a topic that are dropped."""
-
-    database: str
-    broker: str
-    topic: str
-    waiting: int
-    deferred: int
 
 
 class Command(BaseCommand):
@@ -62,11 +53,11 @@ class Command(BaseCommand):
         done: list[Dropped] = []
         try:
             dropped = list(_find(group, only))
-            for alias in {entry.broker for entry in dropped}:
+            for alias in {entry["broker"] for entry in dropped}:
                 _forget(group, alias, [])  # raises where the broker cannot
             if dropped and not options["no_input"]:
                 confirm(f"{_as_table(dropped)}\n\n{FINAL}")
-                _require_stopped(group, [entry.topic for entry in dropped])
+                _require_stopped(group, [entry["topic"] for entry in dropped])
             for entry in dropped:
                 _drop(group, entry)
                 done.append(entry)
@@ -75,7 +66,7 @@ class Command(BaseCommand):
                 self.stderr.write(f"{_as_table(done)}\n\nThese were dropped, the others were not.")
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"group": group, "dropped": [asdict(entry) for entry in dropped]}))
+            self.stdout.write(json.dumps({"group": group, "dropped": dropped}))
         elif dropped:
             self.stdout.write(f"{_as_table(dropped)}\n\nDropped.")
         else:
@@ -104,7 +95,8 @@ def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
             for topic in chosen:
                 count = progress.deferred.get(topic)
                 deferred = count.waiting + count.held + count.dead if count else 0
-                yield Dropped(alias, progress.broker, topic, progress.waiting.get(topic, 0), deferred)
+                place = {"database": alias, "broker": progress.broker, "topic": topic}
+                yield place | {"waiting": progress.waiting.get(topic, 0), "deferred": deferred}
 
 
 def _require_stopped(group: str, topics: Sequence[str]) -> None:
@@ -122,18 +114,13 @@ def _require_stopped(group: str, topics: Sequence[str]) -> None:
                 )
 
 
-def _drop(group: str, one: Dropped) -> None:
-    _forget(group, one.broker, [one.topic], one.database)
-    with connected(one.database, "outbox forget", statement_seconds=None) as connection:
-        subscriptions.forget_group(connection, group, one.topic)
-    logger.warning(
-        "Group %r was forgotten in topic %r by %s: %s waiting and %s deferred messages were dropped.",
-        group,
-        one.topic,
-        actor("outbox_forget"),
-        one.waiting,
-        one.deferred,
-    )
+def _drop(group: str, dropped: Dropped) -> None:
+    alias, topic = dropped["database"], dropped["topic"]
+    _forget(group, dropped["broker"], [topic], alias)
+    with connected(alias, "outbox forget", statement_seconds=None) as connection:
+        subscriptions.forget_group(connection, group, topic)
+    text = "Group %r was forgotten in topic %r by %s: %s waiting and %s deferred messages were dropped."
+    logger.warning(text, group, topic, actor("outbox_forget"), dropped["waiting"], dropped["deferred"])
 
 
 def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = None) -> None:
@@ -143,8 +130,5 @@ def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = N
         broker.forget_group(group, topics)
 
 
-def _as_table(found: Sequence[Dropped]) -> str:
-    heads = ["database", "broker", "topic", "waiting", "deferred"]
-    return table(
-        heads, [[dropped.database, dropped.broker, dropped.topic, dropped.waiting, dropped.deferred] for dropped in found]
-    )
+def _as_table(entries: Sequence[Dropped]) -> str:
+    return table(list(entries[0]), [list(entry.values()) for entry in entries])

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.relay.hosts import databases
-from outbox.relay.maintenance import MaintenanceResult, maintain
+from outbox.relay.maintenance import Pruned, maintain
 
 
 class Command(BaseCommand):
@@ -36,15 +36,14 @@ class Command(BaseCommand):
         else:
             for alias, result in done.items():
                 self.stdout.write(_as_text(alias, result))
-        if any(result.pruned.kept for result in done.values()):
+        if any(result.kept for result in done.values()):
             raise SystemExit(1)
 
 
-def _as_text(alias: str, result: MaintenanceResult) -> str:
-    pruned = result.pruned
+def _as_text(alias: str, result: Pruned) -> str:
     lines = [f"Database {alias!r}"]
     lines += [f"  {day} created" for day in result.made]
-    lines += [f"  {day} dropped" for day in pruned.days]
-    lines += [f"  {day} kept: {holder}" for day, holder in pruned.kept.items()]
-    lines += [f"  {table}: {count} rows deleted" for table, count in pruned.rows.items() if count]
+    lines += [f"  {day} dropped" for day in result.days]
+    lines += [f"  {day} kept: {holder}" for day, holder in result.kept.items()]
+    lines += [f"  {table}: {count} rows deleted" for table, count in result.rows.items() if count]
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing to create, and nothing is past its retention"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -106,15 +106,6 @@ def _beside(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
         checker = Checker(alias, using, in_process(using))
         yield RepeatingThread(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)
     for alias in sorted({target.database for target in targets}):
-        yield RepeatingThread(
-            f"Maintenance of database {alias!r}", partial(_without_more, maintain, alias), pause=MAINTENANCE_INTERVAL
-        )
-        yield RepeatingThread(
-            f"Housekeeping of database {alias!r}", partial(_without_more, tidy, alias), pause=HOUSEKEEPING_INTERVAL
-        )
-    yield RepeatingThread("Maintenance of brokers", partial(_without_more, prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)
-
-
-def _without_more(step: Callable[[Any], object], subject: Any) -> bool:
-    step(subject)
-    return False
+        yield RepeatingThread(f"Maintenance of database {alias!r}", partial(maintain, alias), pause=MAINTENANCE_INTERVAL)
+        yield RepeatingThread(f"Housekeeping of database {alias!r}", partial(tidy, alias), pause=HOUSEKEEPING_INTERVAL)
+    yield RepeatingThread("Maintenance of brokers", partial(prune_brokers, brokers), pause=MAINTENANCE_INTERVAL)

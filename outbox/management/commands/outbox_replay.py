@@ -27,6 +27,7 @@ from outbox.management.exits import unable
 from outbox.management.tables import table
 from outbox.management.times import time
 from outbox.models import Act, Deferred, State
+from outbox.monitoring.text import count
 from outbox.relay.hosts import databases
 
 LISTED = 1000  # messages
@@ -119,7 +120,7 @@ class Command(BaseCommand):
                 results = [replay_all(connection, by=by, topic=topic) for topic in options["topic"] or [None]]
         messages = sum(result.messages for result in results)
         refused = {str(message_id): reason for result in results for message_id, reason in result.refused.items()}
-        done = f"{_count(messages)} {'discarded' if discard else 'will be sent again'}."
+        done = f"{count(messages, 'message')} {'discarded' if discard else 'will be sent again'}."
         lines = [done, *(f"{message_id}: {reason}" for message_id, reason in refused.items())]
         text = "\n".join(map(one_line, lines)) if messages or refused else "No message is dead."
         self._say({"messages": messages, "refused": refused}, text, as_json=options["json"])
@@ -160,7 +161,7 @@ class Command(BaseCommand):
         for row in rows:
             if row.refused:
                 refused[row.refused] += row.messages
-        lines = [f"{_count(done)} {'is' if done == 1 else 'are'} delivered again."]
+        lines = [f"{count(done, 'message')} {'is' if done == 1 else 'are'} delivered again."]
         lines += [f"{number:,} not: {reason}" for reason, number in refused.items()]
         lines += [f"{text}: no group has {kind} it" for text in missing]
         self._say({"delivered_again": done, "refused": refused, "not_found": missing}, "\n".join(lines), as_json=options["json"])
@@ -179,12 +180,12 @@ class Command(BaseCommand):
         chosen = [rows.filter(id__in=some) for rows, some in zip(chosen, ids, strict=True)]
         wanted = sum(map(len, ids))
         if act is Act.DISCARDED and wanted and not options["no_input"]:
-            confirm(f"{_as_kinds(chosen)}\n\n{_count(wanted)} will be discarded. {NEVER_HANDLED}")
+            confirm(f"{_as_kinds(chosen)}\n\n{count(wanted, 'message')} will be discarded. {NEVER_HANDLED}")
         by = actor("outbox_replay")
         done = [row for rows in chosen for portion in settle(rows, act, by=by) for row in portion]
         known = {name for row in done for name in (row.own_id, str(row.message_id))}
         missing = [text for text in options["message_id"] if text not in known and str(uuid_of(text)) not in known]
-        lines = [f"{_count(len(done))} {act}."]
+        lines = [f"{count(len(done), 'message')} {act}."]
         lines += [f"{text}: no group has deferred it, or it is in another state" for text in missing]
         self._say({str(act): len(done), "not_found": missing}, "\n".join(map(one_line, lines)), as_json=options["json"])
         if missing or len(done) < wanted:
@@ -258,10 +259,6 @@ def _require(noun: str, given: Sequence[str] | None, known: Collection[str]) -> 
     for name in given or ():
         if name not in known:
             raise unable(f"There is no {noun} {name!r}. Choices are: {', '.join(sorted(known)) or 'none'}.")
-
-
-def _count(number: int) -> str:
-    return f"{number:,} message{'' if number == 1 else 's'}"
 
 
 def _state(row: Deferred) -> str:

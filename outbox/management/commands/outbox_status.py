@@ -18,7 +18,7 @@ from outbox.errors import OutboxError
 from outbox.findings import Finding
 from outbox.logs import one_line
 from outbox.management.exits import unable
-from outbox.management.found import NONE_FOUND, NOT_FOUND, FoundInDatabase, as_text, find_in
+from outbox.management.found import NONE_FOUND, NOT_FOUND, as_text, find_in
 from outbox.management.tables import table
 from outbox.management.times import time
 from outbox.monitoring.attention import find_attention
@@ -98,9 +98,9 @@ class Command(BaseCommand):
             results = [find_in(alias, search, since=since, until=until) for alias in databases(options["database"])]
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
-        has_any = any(result.messages for result in results)
+        has_any = any(result["messages"] for result in results)
         if options["json"]:
-            self.stdout.write(json.dumps({"databases": [_as_dict(result) for result in results]}, default=str))
+            self.stdout.write(json.dumps({"databases": results}, default=str))
         else:
             parts = [part for result in results for part in as_text(result)]
             self.stdout.write("\n\n".join(parts if has_any else [NOT_FOUND if parts else NONE_FOUND, *parts]))
@@ -114,19 +114,15 @@ class Command(BaseCommand):
             raise unable(error) from error
         if options["json"]:
             shown = [
-                _as_dict(status) | {"findings": [finding.as_dict() for finding in attention]} for status, attention in results
+                msgspec.to_builtins(status, builtin_types=(datetime, timedelta))
+                | {"findings": [finding.as_dict() for finding in attention]}
+                for status, attention in results
             ]
             self.stdout.write(json.dumps({"databases": shown}, default=str))
         else:
             self.stdout.write("\n\n".join(starmap(_as_text, results)))
         if any(attention for _, attention in results):
             raise SystemExit(1)
-
-
-def _as_dict(result: FoundInDatabase | Status) -> dict[str, Any]:
-    """Return a result with all that it contains as JSON has it; `json.dumps` makes texts of times."""
-    shown: dict[str, Any] = msgspec.to_builtins(result, builtin_types=(datetime, timedelta))
-    return shown
 
 
 def _read(alias: str) -> tuple[Status, list[Finding]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from argparse import ArgumentParser
 from collections.abc import Collection, Iterator, Mapping
@@ -26,18 +25,7 @@ from outbox.management.tables import table
 from outbox.monitoring.connection import connected
 from outbox.relay.hosts import relay_targets
 
-
-class ResourceState(enum.StrEnum):
-    """What became of a resource."""
-
-    THERE = "there"
-    CREATED = "created"
-    MISSING = "missing"
-    DIFFERENT = "different"
-    UNKNOWN = "unknown"
-
-
-DONE = {ResourceState.THERE, ResourceState.CREATED}
+DONE = {"there", "created"}
 HOW_TO_CREATE = "Run manage.py outbox_topics --create to create what is missing."
 NEVER_CHANGED = (
     "What is different was left as it is: correct the settings, or change it with the server's own tools, unless a line above "
@@ -45,7 +33,7 @@ NEVER_CHANGED = (
 )
 
 
-Shown = tuple[ServerResource, ResourceState]  # `trouble` also says why it was not created
+Shown = tuple[ServerResource, str]  # and its state; `trouble` also says why it was not created
 SHOWN_FIELDS = "kind", "name", "place", "wanted", "differences", "trouble"
 
 
@@ -131,17 +119,17 @@ def _id(resource: ServerResource) -> str:
 
 def _shown(resource: ServerResource, outcome: str | None) -> Shown:
     if resource.differences:
-        state = ResourceState.DIFFERENT
+        state = "different"
     elif outcome == "":  # a node of a cluster may list it a moment later
-        state = ResourceState.CREATED
+        state = "created"
     elif resource.is_there is None:
-        state = ResourceState.UNKNOWN
+        state = "unknown"
     else:
-        state = ResourceState.THERE if resource.is_there else ResourceState.MISSING
+        state = "there" if resource.is_there else "missing"
     return replace(resource, trouble=resource.trouble or outcome or ""), state
 
 
-def _as_dict(resource: ServerResource, state: ResourceState) -> dict[str, Any]:
+def _as_dict(resource: ServerResource, state: str) -> dict[str, Any]:
     return {name: getattr(resource, name) for name in SHOWN_FIELDS} | {"state": state}
 
 
@@ -180,9 +168,9 @@ def _as_text(listed: Mapping[str, tuple[list[Shown], list[str]]], *, create: boo
         if resource.trouble
     )
     states = {state for _, _, state in shown}
-    if ResourceState.DIFFERENT in states:
+    if "different" in states:
         yield NEVER_CHANGED
-    if ResourceState.MISSING in states and not create:
+    if "missing" in states and not create:
         yield HOW_TO_CREATE
 
 
@@ -190,7 +178,7 @@ def _full_name(resource: ServerResource) -> str:
     return f"{resource.name} at {resource.place}" if resource.place else resource.name
 
 
-def _settings(resource: ServerResource, state: ResourceState) -> str:
-    if state is ResourceState.DIFFERENT:
+def _settings(resource: ServerResource, state: str) -> str:
+    if state == "different":
         return "; ".join(resource.differences)
     return ", ".join(f"{name}={value}" for name, value in resource.wanted.items())

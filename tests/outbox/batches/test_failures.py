@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox.batches.batch import SplitReason, Unaccepted
+from outbox.batches.split import split_at_send
 from outbox.models import Batch, DeadMessage, FailedSend, MessageRow, State
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
 from tests.outbox.relay.batches import children, claimed, make_claimed, result_of
@@ -12,7 +13,7 @@ class TestBooks:
     def test_hold_each_send_that_failed(self, splitter):
         batch = make_claimed(size=4, attempt=5)
 
-        splitter.split_at_send(batch, result_of(batch, unsure=[1, 2], held=3).unaccepted)
+        splitter.split(batch, result_of(batch, unsure=[1, 2], held=3).unaccepted, split_at_send)
 
         (note,) = FailedSend.objects.all()
         assert (note.batch_id, note.attempt, note.verdict, note.reason) == (
@@ -26,7 +27,7 @@ class TestBooks:
         other = MessageRowFactory(topic=topic)
         batch = make_claimed(topic=topic, message_ids=[other.id, message.id], lane=2, first_seq=10)
 
-        splitter.split_at_send(batch, result_of(batch, refused=2).unaccepted)
+        splitter.split(batch, result_of(batch, refused=2).unaccepted, split_at_send)
 
         (dead,) = DeadMessage.objects.all()
         assert (dead.message_id, dead.topic, dead.key, dead.headers, dead.about, bytes(dead.body)) == (

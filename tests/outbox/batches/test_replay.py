@@ -6,7 +6,6 @@ from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.message import TopicSpec, TopicType
 from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State, Topic
-from outbox.relay.lane import HeldLane
 from tests.factories import BatchFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -93,7 +92,7 @@ class TestSettleMessages:
 
         batch.refresh_from_db()
         assert batch.order_keys is None
-        relay = make_relay(lane=HeldLane(1))
+        relay = make_relay(lane=1)
         name = Topic.objects.get(id=batch.topic_id).name
         relay.broker.topics[name] = TopicSpec(name, TopicType.TRANSACTION)
         assert relay.drain().batches == 2  # with keys, each relay would fail on it again and again
@@ -102,7 +101,7 @@ class TestSettleMessages:
         batch = dead(size=2, topic=TopicFactory(type="fifo"), order_keys=[11, 22])
         replay_messages(connection, [batch.message_ids[1]], by="ada")
 
-        claimed = make_relay(lane=HeldLane(1)).claims.reclaim()
+        claimed = make_relay(lane=1).claims.reclaim()
 
         assert claimed is not None
         assert claimed.message_ids == [str(batch.message_ids[1])]

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.batches.take_over import LATE_ENDS, Limit, take_over
+from outbox.batches.take_over import LATE_ENDS, take_over
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, TopicFactory, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 WINDOW = timedelta(seconds=2)
-MANY = Limit(batches=100, messages=1000)
+MANY = {"batches": 100, "messages": 1000}
 
 
 def left(over: timedelta = timedelta(minutes=1), **fields) -> Batch:
@@ -25,8 +25,8 @@ def left(over: timedelta = timedelta(minutes=1), **fields) -> Batch:
     return BatchFactory(**{"prepared": True, "ends_until": ends_until, "decided_at": ends_until - WINDOW} | fields)
 
 
-def ids(connection: database.Connection, limit: Limit = MANY) -> list[int]:
-    return [batch.id for batch in take_over(connection, broker="default", window=WINDOW, limit=limit)]
+def ids(connection: database.Connection, **limit: int) -> list[int]:
+    return [batch.id for batch in take_over(connection, broker="default", window=WINDOW, **MANY | limit)]
 
 
 class TestTakeOver:
@@ -50,7 +50,7 @@ class TestTakeOver:
         first, second = connect(), connect()
 
         with first.transaction():
-            assert ids(first, Limit(1, 1000)) == [old.id]
+            assert ids(first, batches=1) == [old.id]
             assert ids(second) == [young.id]
 
     def test_gives_none_twice_to_sweepers_that_run_at_once(self, connect):
@@ -61,7 +61,7 @@ class TestTakeOver:
         def sweep(connection: database.Connection) -> list[int]:
             together.wait(10)
             found = []
-            while some := ids(connection, Limit(3, 1000)):
+            while some := ids(connection, batches=3):
                 found += some
             return found
 
@@ -97,20 +97,20 @@ class TestTakeOver:
         batches = [left(size=size) for size in (4, 3, 1)]
         connection = connect()
 
-        assert ids(connection, Limit(100, 5)) == [batch.id for batch in batches[:2]]
-        assert ids(connection, Limit(100, 5)) == [batches[2].id]
+        assert ids(connection, messages=5) == [batch.id for batch in batches[:2]]
+        assert ids(connection, messages=5) == [batches[2].id]
 
     def test_takes_one_that_is_larger_than_that(self, connect):
         batch = left(size=7)
 
-        assert ids(connect(), Limit(100, 5)) == [batch.id]
+        assert ids(connect(), messages=5) == [batch.id]
 
     def test_tells_all_that_finds_the_half_messages_again(self, connect):
         row = left(size=3, half_places=[None, "a:2", "a:3"], open=[2, 3], split=[3], half_ids=["h1", "h2", None])
         connection = connect()
         (source,) = connection.execute("SELECT id FROM outbox_source").fetchone()
 
-        [batch] = take_over(connection, broker="default", window=WINDOW, limit=MANY)
+        [batch] = take_over(connection, broker="default", window=WINDOW, **MANY)
 
         half = batch.half(2)
         assert batch.positions == [2]

@@ -15,7 +15,6 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.brokers.memory import MemoryBroker
 from outbox.embedded import EmbeddedBroker
 from outbox.half_first.producers import close_idle
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 
 SOON = timedelta(microseconds=1)
@@ -93,7 +92,7 @@ def memory(use_memory: Any) -> MemoryBroker:
 @pytest.fixture
 def relay(broker: EmbeddedBroker) -> Iterator[Relay]:
     with database.connect("default") as connection:
-        yield Relay(connection, broker, HeldLane(1))
+        yield Relay(connection, broker, 1)
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ class TestWhileATopicIsPaused:
 
         make_group()
 
-        assert [(wakeup.database, wakeup.broker) for wakeup in heard] == [("default", "default")]
+        assert heard == [("default", "default")]
 
 
 class TestWhatWasUnderWayWhenItsTopicWasPaused:

@@ -11,9 +11,9 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, connections, transaction
 
 import outbox
+from outbox.batches.half_first import insert_prepared
 from outbox.embedded.models import EmbeddedHalf
 from outbox.errors import HalfNotStored
-from outbox.half_first.message import write_prepared
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution
 from outbox.models import MessageRow
 from outbox.publishing.draft import compose
@@ -131,7 +131,7 @@ class TestTheFence:
         def write():
             with transaction.atomic():
                 Group.objects.create(name="staff")
-                write_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                insert_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
 
         with pytest.raises(HalfNotStored, match=f"{draft.id} .GroupMade. was rolled back by a check-back"):
             write()
@@ -145,7 +145,7 @@ class TestTheFence:
 
         def write():
             with transaction.atomic():
-                write_prepared(draft, topic, "default", half_id="4711", about=None)
+                insert_prepared(draft, topic, "default", half_id="4711", about=None)
 
         with other_connection.transaction():
             other_connection.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [draft.id])
@@ -161,7 +161,7 @@ class TestTheFence:
             cursor.execute("ALTER TABLE outbox_batch ADD CONSTRAINT never CHECK (state <> 2) NOT VALID")
         try:
             with pytest.raises(IntegrityError, match="never"), transaction.atomic():
-                write_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
+                insert_prepared(draft, topic_id("orders", "default"), "default", half_id="4711", about=None)
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("ALTER TABLE outbox_batch DROP CONSTRAINT never")

@@ -92,7 +92,7 @@ class TestALockedTable:
             database.connect("default") as own,
         ):
             [blocking] = read_blocking(own, seconds=0)
-            own.execute(blocking.step.partition("end it: ")[2].rstrip("."))
+            own.execute(blocking.hint.partition("end it: ")[2].rstrip("."))
 
             wait_until(lambda: not read_blocking(own, seconds=0))
 

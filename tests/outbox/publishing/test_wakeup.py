@@ -10,7 +10,7 @@ from django.db import transaction
 from outbox import publish, publish_many
 from outbox.message import Message
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Wakeup, WakeupSender, wake_after_commit
+from outbox.publishing.wakeup import WakeupSender, wake_after_commit
 from tests.waiting import wait_until
 
 OUTBOX = {
@@ -87,7 +87,7 @@ class TestTheWakeupOfATransaction:
             publish(Nudging())
             assert calls == []
 
-        assert calls == [Wakeup("default", "default")]
+        assert calls == [("default", "default")]
 
     @pytest.mark.django_db(transaction=True)
     def test_does_not_come_after_a_rollback(self, calls):
@@ -104,7 +104,7 @@ class TestTheWakeupOfATransaction:
                 publish(Nudging())
                 publish_many([Nudging(), Spared()])
 
-        assert sorted(call.broker for call in calls) == ["default", "spare"]
+        assert sorted(broker for _, broker in calls) == ["default", "spare"]
 
     @pytest.mark.django_db(transaction=True)
     def test_comes_although_the_first_savepoint_was_rolled_back(self, calls):
@@ -114,7 +114,7 @@ class TestTheWakeupOfATransaction:
                 transaction.set_rollback(True)
             publish(Nudging())
 
-        assert calls == [Wakeup("default", "default")]
+        assert calls == [("default", "default")]
 
     @pytest.mark.django_db
     def test_is_registered_once(self, django_capture_on_commit_callbacks):
@@ -161,7 +161,7 @@ class TestTheSender:
     def test_sends_the_relays_task_by_name(self, app):
         sender = WakeupSender()
 
-        sender.add(Wakeup("default", "spare"))
+        sender.add(("default", "spare"))
         assert app.came.acquire(timeout=10)
 
         ((name, options, _),) = app.seen
@@ -175,7 +175,7 @@ class TestTheSender:
     def test_does_not_make_the_caller_wait(self, app):
         sender = WakeupSender()
 
-        sender.add(Wakeup("default", "default"))
+        sender.add(("default", "default"))
         assert app.came.acquire(timeout=10)
 
         assert app.seen[0][2] is not threading.current_thread()
@@ -189,8 +189,8 @@ class TestTheSender:
         sender = WakeupSender()
 
         for _ in range(1000):
-            sender.add(Wakeup("default", "default"))
-        sender.add(Wakeup("default", "last"))
+            sender.add(("default", "default"))
+        sender.add(("default", "last"))
         wait_until(lambda: sent_to("last") and sent_to("default"))  # those that wait together are sent in any order
 
         assert 1 <= len(sent_to("default")) <= 2
@@ -198,10 +198,10 @@ class TestTheSender:
     def test_sends_what_came_in_the_pause_after_it(self, app, monkeypatch):
         monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.1)
         sender = WakeupSender()
-        sender.add(Wakeup("default", "default"))
+        sender.add(("default", "default"))
         assert app.came.acquire(timeout=10)
 
-        sender.add(Wakeup("default", "default"))
+        sender.add(("default", "default"))
 
         assert app.came.acquire(timeout=10)
         assert len(app.seen) == 2
@@ -211,11 +211,11 @@ class TestTheSender:
         sender = WakeupSender()
         app.error = OSError("the broker is down")
         for failed in (1, 2, 3):
-            sender.add(Wakeup("default", "default"))
+            sender.add(("default", "default"))
             wait_until(lambda: sender.failed == failed)  # noqa: B023
 
         app.error = None
-        sender.add(Wakeup("default", "default"))
+        sender.add(("default", "default"))
         wait_until(lambda: sender.sent == 1)
 
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
@@ -230,7 +230,7 @@ class TestTheSender:
         for error, seconds in ((True, 5), (False, 15), (True, 45), (True, 0)):
             before = sender.sent + sender.failed
             app.error = OSError("the broker is down") if error else None
-            sender.add(Wakeup("default", "default"))
+            sender.add(("default", "default"))
             wait_until(lambda: sender.sent + sender.failed > before)  # noqa: B023
             pass_in_log(seconds)
 
@@ -239,14 +239,14 @@ class TestTheSender:
         assert written[-1].getMessage().endswith("(1 more time)")
 
     def test_begins_afresh_in_a_forked_process(self, app):
-        wakeup.sender.add(Wakeup("default", "default"))
+        wakeup.sender.add(("default", "default"))
         assert app.came.acquire(timeout=10)
         reader, writer = os.pipe()
 
         child = os.fork()
         if child == 0:
             app.came = threading.Semaphore(0)
-            wakeup.sender.add(Wakeup("default", "default"))
+            wakeup.sender.add(("default", "default"))
             os.write(writer, b"sent" if app.came.acquire(timeout=10) else b"lost")
             os._exit(0)
         os.waitpid(child, 0)

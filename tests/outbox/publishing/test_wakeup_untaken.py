@@ -13,7 +13,7 @@ from kombu import Connection
 from outbox import database
 from outbox.monitoring.doctor import check_wakeups
 from outbox.publishing import wakeup
-from outbox.publishing.wakeup import Wakeup, WakeupSender
+from outbox.publishing.wakeup import WakeupSender
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
 from tests.waiting import wait_until
@@ -67,7 +67,7 @@ def commit(sender: WakeupSender, times: int) -> None:
     """Have a sender wake both brokers for some commits, one after the other."""
     for number in range(times):
         done = sender.sent + sender.spared
-        sender.add(Wakeup("default", ("default", "spare")[number % 2]))
+        sender.add(("default", ("default", "spare")[number % 2]))
         wait_until(lambda: sender.sent + sender.spared > done)  # noqa: B023
 
 

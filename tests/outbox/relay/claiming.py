@@ -9,7 +9,6 @@ from typing import Any
 
 from outbox import database
 from outbox.models import MessageRow, Topic
-from outbox.relay import lane as lanes
 from outbox.relay.claims import Claims
 from tests.factories import MessageRowFactory
 
@@ -18,9 +17,7 @@ LEASE = timedelta(seconds=30)
 
 def claims(connection: database.Connection | None = None, lane: int = 1, **options: Any) -> Claims:
     """Return the claims of a relay for the broker "default"."""
-    return Claims(
-        connection or database.raw("default"), "default", lanes.HeldLane(lane), LEASE, options.pop("batch_size", 500), **options
-    )
+    return Claims(connection or database.raw("default"), "default", lane, LEASE, options.pop("batch_size", 500), **options)
 
 
 @contextmanager

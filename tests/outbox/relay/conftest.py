@@ -11,7 +11,6 @@ import pytest
 from django.db.models import F
 
 from outbox import conf, database
-from outbox.batches.take_over import Limit
 from outbox.brokers.base import EndSemantics, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import TopicSpec, TopicType
@@ -20,12 +19,11 @@ from outbox.outages import Backoff
 from outbox.relay import commit as commit_module
 from outbox.relay.breaker import Breakers, Budget
 from outbox.relay.commit import Committer
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.relay.splitter import Splitter
 from tests.factories import TicketFactory, TopicFactory, stored
 
-LANE = HeldLane(1)
+LANE = 1
 
 
 @dataclass
@@ -92,7 +90,7 @@ def clock() -> Clock:
 def make_relay(broker: MemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Relay]:
     monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
 
-    def make(connection: database.Connection | None = None, *, lane: HeldLane = LANE, **options: Any) -> Relay:
+    def make(connection: database.Connection | None = None, *, lane: int = LANE, **options: Any) -> Relay:
         settings = conf.RelaySettings(**{"lease": timedelta(seconds=30), "sweep_age": timedelta(0)} | options)
         connection = connection or database.raw("default")
         return Relay(connection, broker, lane, settings=settings, clock=clock, random=lambda: 0.5)
@@ -161,7 +159,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a sweep take one batch at once, and stop after a number of them."""
 
     def pages(batches: int = 1, seconds: float = 0) -> None:
-        monkeypatch.setattr(commit_module, "PAGE_LIMIT", Limit(batches, 2000))
+        monkeypatch.setattr(commit_module, "PAGE_LIMIT", {"batches": batches, "messages": 2000})
         monkeypatch.setattr(commit_module, "SWEEP_SECONDS", seconds)
 
     return pages

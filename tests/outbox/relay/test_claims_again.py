@@ -22,7 +22,7 @@ class TestReclaim:
     @pytest.fixture
     def held(self, connect: Callable[[], database.Connection]) -> int:
         """A lane that another relay holds."""
-        return lanes.take_lane(connect(), lanes=16).number
+        return lanes.take_lane(connect(), lanes=16)
 
     def test_takes_up_a_batch_that_is_due_with_the_next_attempt(self, connect):
         batch = BatchFactory(state=State.RELEASED, size=2, attempt=4, failures=3, split=[1], lane=9, first_seq=50)
@@ -36,7 +36,7 @@ class TestReclaim:
     def test_takes_the_oldest_first(self, connect):
         old, new = BatchFactory.create_batch(2, state=State.RELEASED)
         connection = connect()
-        mine = claims(connection, lanes.take_lane(connection, lanes=16).number)
+        mine = claims(connection, lanes.take_lane(connection, lanes=16))
 
         found = [mine.reclaim().id, mine.reclaim().id]
 
@@ -67,7 +67,7 @@ class TestReclaim:
 
     def test_takes_a_batch_at_once_whose_relay_died(self, connect):
         dying = connect()
-        batch = BatchFactory(owner=lanes.take_lane(dying, lanes=16).number)
+        batch = BatchFactory(owner=lanes.take_lane(dying, lanes=16))
         mine = claims(connect(), 2)
         assert mine.reclaim() is None
 

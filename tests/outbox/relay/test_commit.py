@@ -20,12 +20,12 @@ pytestmark = pytest.mark.django_db
 class TestCommitAndConclude:
     def decide(self, committer, broker, make_topic, size=2, **fields):
         (mine,) = send_halves(broker, make_claimed(topic=make_topic("transaction"), size=size, **fields))
-        return committer.decide(mine).batch
+        return committer.decide(mine)
 
     def test_marks_a_batch_whose_commits_are_all_answered(self, committer, broker, make_topic):
         batch = self.decide(committer, broker, make_topic)
 
-        sent = committer.conclude(committer.commit_again([batch]))
+        sent = committer.conclude(committer.commit_halves([batch]))
 
         assert sent == {batch.id}
         assert ended(broker) == [Ended.COMMITTED] * 2
@@ -37,7 +37,7 @@ class TestCommitAndConclude:
         placed = {(half.id, str(half.place)) for half in broker.halves()}
         broker.fail("end", SendStatus.UNSURE, times=None, where=lambda half: (half.half_id, half.place) not in placed)
 
-        sent = committer.conclude(committer.commit_again([batch]))
+        sent = committer.conclude(committer.commit_halves([batch]))
 
         assert sent == {batch.id}
 
@@ -46,7 +46,7 @@ class TestCommitAndConclude:
         batch = self.decide(committer, broker, make_topic, size=3)
         broker.fail("end", verdict, where=lambda half: half.message_id == batch.message_ids[1])
 
-        assert committer.conclude(committer.commit_again([batch])) == set()
+        assert committer.conclude(committer.commit_halves([batch])) == set()
 
         assert (stored(batch).state, stored(batch).open) == (State.PREPARED, [2])
 
@@ -57,7 +57,7 @@ class TestCommitAndConclude:
             raise RuntimeError("not foreseen")
 
         monkeypatch.setattr(broker, "end", fail)
-        ends = committer.commit_again([batch])
+        ends = committer.commit_halves([batch])
 
         assert list(ends[0].unanswered) == [1, 2]
         assert committer.conclude(ends) == set()
@@ -67,7 +67,7 @@ class TestCommitAndConclude:
         batch = self.decide(committer, broker, make_topic)
         monkeypatch.setattr(broker, "end", lambda *args, **options: [SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)])
 
-        ends = committer.commit_again([batch])
+        ends = committer.commit_halves([batch])
 
         assert list(ends[0].unanswered) == [1, 2]
         assert committer.conclude(ends) == set()
@@ -80,7 +80,7 @@ class TestCommitAndConclude:
             broker.fail("end", SendStatus.UNSURE)
         take_over(batch, state=State.CLAIMED, half_ids=None)
 
-        assert committer.conclude(committer.commit_again([batch])) == set()
+        assert committer.conclude(committer.commit_halves([batch])) == set()
 
         assert (stored(batch).state, stored(batch).open) == (State.CLAIMED, None)
         assert committer.fences_lost == 1
@@ -91,7 +91,7 @@ class TestCommitAndConclude:
         broker.fail("end", SendStatus.UNSURE, times=1)
         Batch.objects.filter(pk=batch.id).update(**changes)
 
-        committer.conclude(committer.commit_again([batch]))
+        committer.conclude(committer.commit_halves([batch]))
 
         assert stored(batch).open is None
 
@@ -99,14 +99,14 @@ class TestCommitAndConclude:
         batch = self.decide(committer, broker, make_topic, size=1)
         take_over(batch)  # returned, claimed and decided again
 
-        committer.conclude(committer.commit_again([batch]))
+        committer.conclude(committer.commit_halves([batch]))
 
         assert stored(batch).state == State.PREPARED
 
     def test_agrees_with_a_sweeper_that_was_faster(self, committer, broker, make_topic):
         batch = self.decide(committer, broker, make_topic)
-        ends = committer.commit_again([batch])
-        committer.conclude(committer.commit_again([batch]))
+        ends = committer.commit_halves([batch])
+        committer.conclude(committer.commit_halves([batch]))
 
         assert committer.conclude(ends) == {batch.id}
         assert committer.fences_lost == 0
@@ -115,14 +115,14 @@ class TestCommitAndConclude:
 class TestResendAfterDiscard:
     def discarded(self, committer, broker, make_topic, size, where=lambda message: True):
         (mine,) = send_halves(broker, make_claimed(topic=make_topic("transaction"), size=size))
-        batch = committer.decide(mine).batch
+        batch = committer.decide(mine)
         broker.discard_halves(lambda message: where(batch.message_ids.index(message.message_id) + 1))
         return batch
 
     def test_returns_a_batch_of_one_in_place(self, committer, broker, make_topic):
         batch = self.discarded(committer, broker, make_topic, 1)
 
-        committer.conclude(committer.commit_again([batch]))
+        committer.conclude(committer.commit_halves([batch]))
 
         assert (stored(batch).state, stored(batch).half_ids) == (State.RELEASED, None)
         assert "discarded" in stored(batch).last_error
@@ -130,7 +130,7 @@ class TestResendAfterDiscard:
     def test_splits_off_what_the_broker_has_no_more(self, committer, broker, make_topic):
         batch = self.discarded(committer, broker, make_topic, 3, lambda position: position == 2)
 
-        committer.conclude(committer.commit_again([batch]))
+        committer.conclude(committer.commit_halves([batch]))
 
         row, child = Batch.objects.order_by("id")
         assert (row.state, row.split, row.half_ids[1]) == (State.SENT, [2], None)
@@ -141,7 +141,7 @@ class TestResendAfterDiscard:
         batch = self.discarded(committer, broker, make_topic, 3, lambda position: position == 2)
         broker.fail("end", SendStatus.UNSURE, where=lambda half: half.message_id == batch.message_ids[2])
 
-        committer.conclude(committer.commit_again([batch]))
+        committer.conclude(committer.commit_halves([batch]))
 
         row = stored(batch)
         assert (row.state, row.split, row.open, row.sent_at) == (State.PREPARED, [2], [3], None)
@@ -149,7 +149,7 @@ class TestResendAfterDiscard:
     def test_is_applied_once_by_two_sweepers(self, committer, broker, make_topic):
         batch = self.discarded(committer, broker, make_topic, 2, lambda position: position == 1)
         broker.fail("end", SendStatus.UNSURE, times=2, where=lambda half: half.message_id == batch.message_ids[1])
-        first, second = committer.commit_again([batch]), committer.commit_again([batch])
+        first, second = committer.commit_halves([batch]), committer.commit_halves([batch])
 
         committer.conclude(first)
         committer.conclude(second)
@@ -167,7 +167,7 @@ class TestResendAfterDiscard:
         committer.conclude(ends)
 
         assert list(ends[0].unanswered) == [1]
-        assert stored(decision.batch).state == State.PREPARED
+        assert stored(decision).state == State.PREPARED
 
 
 class TestEnd:
@@ -223,7 +223,7 @@ class TestTheWindow:
         committer.conclude(committer.commit([decision], since=began))
 
         assert within == [timedelta(seconds=1.5)]
-        assert stored(decision.batch).state == State.SENT
+        assert stored(decision).state == State.SENT
 
     def test_sends_no_end_when_it_is_over(self, committer, decision, within, clock):
         began = clock.now
@@ -231,7 +231,7 @@ class TestTheWindow:
 
         assert committer.commit([decision], since=began) == []
         assert within == []
-        assert stored(decision.batch).state == State.PREPARED
+        assert stored(decision).state == State.PREPARED
 
     def test_sends_no_end_for_a_decision_found_written(self, committer, decision, within, clock):
         """The process that wrote it may have committed."""
@@ -247,8 +247,8 @@ class TestTheWindow:
         assert not committer.is_over(clock.now - 3600)
 
     def test_leaves_open_what_has_not_left_by_then(self, committer, broker, decision, clock):
-        broker.fail("end", SendStatus.UNAVAILABLE, where=lambda half: half.half_id == decision.batch.half_ids[1])
+        broker.fail("end", SendStatus.UNAVAILABLE, where=lambda half: half.half_id == decision.half_ids[1])
 
         committer.conclude(committer.commit([decision], since=clock.now))
 
-        assert (stored(decision.batch).state, stored(decision.batch).open) == (State.PREPARED, [2])
+        assert (stored(decision).state, stored(decision).open) == (State.PREPARED, [2])

@@ -30,7 +30,7 @@ class TestDecide:
         assert (row.state, row.half_ids, row.lease_until, row.open) == (State.PREPARED, ["h1", "h2"], None, None)
         assert (row.half_places, row.ends_until) == (None, None)
         assert row.decided_at is not None
-        assert (decision.batch.positions, decision.is_fresh) == ([1, 2], True)
+        assert (decision.positions, decision.is_fresh) == ([1, 2], True)
 
     def test_writes_until_when_the_halves_may_be_ended_and_where_they_are(self, make_committer, make_broker):
         committer = make_committer(make_broker(EndSemantics.STATELESS, window=timedelta(seconds=2)))
@@ -41,7 +41,7 @@ class TestDecide:
         row = stored(batch)
         assert row.half_places == [None, "a:2"]
         assert timedelta(seconds=1.9) < row.ends_until - row.decided_at < timedelta(seconds=2.1)
-        half = decision.batch.half(2)
+        half = decision.half(2)
         assert (half.half_id, half.place, half.source) == ("h2", "a:2", "urn:uuid:1")
 
     def test_writes_them_where_some_positions_are_split_off_too(self, make_committer, make_broker):
@@ -70,7 +70,7 @@ class TestDecide:
         refused, unsure = Batch.objects.exclude(pk=batch.id).order_by("first_seq")
         assert (stored(batch).half_ids, stored(batch).split) == ([None, "h2", None], [1, 3])
         assert (refused.state, unsure.state) == (State.DEAD, State.RELEASED)
-        assert decision.batch.positions == [2]
+        assert decision.positions == [2]
 
     def test_leaves_a_batch_alone_that_another_relay_claimed_again(self, committer, broker, make_topic):
         batch = make_claimed(topic=make_topic("transaction"), size=2)
@@ -135,7 +135,7 @@ class TestDecide:
 
         again = committer.decide(mine)
 
-        assert (again.batch.positions, again.is_fresh) == ([1, 2], False)
+        assert (again.positions, again.is_fresh) == ([1, 2], False)
         assert ended(broker) == [None, None]
         assert committer.fences_lost == 0
 
@@ -145,7 +145,7 @@ class TestDecide:
         committer.decide(mine)
         Batch.objects.filter(pk=batch.id).update(split=[1], half_ids=[None, mine.accepted[2]])
 
-        assert committer.decide(mine).batch.positions == [2]
+        assert committer.decide(mine).positions == [2]
 
     def test_commits_no_half_message_but_the_one_decided(self, committer, broker, make_topic):
         """Two half messages under one token: the transport repeated the send."""

@@ -71,7 +71,7 @@ class TestOpenRunner:
                 first.run(at_most=LONG)
 
         with hosts.open_runner(POST, note="test") as second, hosts.open_runner(POST, note="test") as third:
-            assert [runner.relay.lane.number for runner in (first, second, third)] == [1, 2, 1]
+            assert [runner.relay.lane for runner in (first, second, third)] == [1, 2, 1]
 
     @pytest.mark.parametrize(("statement", "arguments"), [(ROWS, [[1], 1, 1000]), (CLAIM_TOPIC, CLAIM)], ids=["rows", "claim"])
     def test_reads_no_table_as_a_whole_whatever_its_statistics_say(self, statement, arguments):
@@ -117,12 +117,12 @@ class TestOnDuty:
         first = take_lane(connect(), lanes=16)
 
         with hosts.open_runner(POST, note="test") as runner:
-            assert (first.number, runner.relay.lane.number) == (1, 2)
+            assert (first, runner.relay.lane) == (1, 2)
         other = connect()
         # The server ends a session, and with it the lane's lock, after its client has left.
         wait_until(lambda: other.execute(f"SELECT {IS_LANE_FREE.format(lane=2)}").fetchone() == (True,))
 
-        assert take_lane(other, lanes=16).number == 2
+        assert take_lane(other, lanes=16) == 2
 
     def test_leaves_when_all_lanes_are_held(self, settings, connect):
         settings.OUTBOX = {**settings.OUTBOX, "RELAY": {"LANES": 1}}
@@ -257,7 +257,7 @@ class TestDuty:
 
     def test_does_not_linger_beside_another_idle_relay(self, own, connect):
         lane = take_lane(connect(), lanes=16)
-        own.execute("INSERT INTO outbox_wakeup VALUES ('default', %s)", [lane.number])
+        own.execute("INSERT INTO outbox_wakeup VALUES ('default', %s)", [lane])
         visitor = threading.Thread(
             target=hosts.run_once, args=[POST], kwargs={"note": "test", "at_most": LONG, "idle_timeout": timedelta(seconds=20)}
         )

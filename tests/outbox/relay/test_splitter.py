@@ -8,6 +8,7 @@ import pytest
 
 from outbox import signals
 from outbox.batches.batch import SplitReason, Unaccepted
+from outbox.batches.split import split_at_commit, split_at_decision, split_at_send
 from outbox.errors import FenceLost
 from outbox.models import Batch, DeadMessage, FailedSend, State
 from tests.factories import BatchFactory, TopicFactory, stored
@@ -40,7 +41,7 @@ class TestSplit:
     def test_makes_each_run_a_batch_with_its_lane_numbers_and_attempt(self, splitter):
         batch = make_claimed(size=5, lane=3, first_seq=40, attempt=7)
 
-        splitter.split_at_send(batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted)
+        splitter.split(batch, result_of(batch, unsure=[2, 3], refused=5).unaccepted, split_at_send)
 
         pair, single = children(batch)
         assert [str(message_id) for message_id in pair.message_ids] == batch.message_ids[1:3]
@@ -51,7 +52,7 @@ class TestSplit:
     def test_leaves_the_rest_sent(self, splitter):
         batch = make_claimed(size=2)
 
-        splitter.split_at_send(batch, result_of(batch, unsure=2).unaccepted)
+        splitter.split(batch, result_of(batch, unsure=2).unaccepted, split_at_send)
 
         row = stored(batch)
         assert (row.state, row.lease_until, row.decided_at) == (State.SENT, None, None)
@@ -61,7 +62,7 @@ class TestSplit:
         batch = make_claimed(size=2)
 
         unaccepted = result_of(batch, unsure=2).unaccepted
-        splitter.split_at_decision(batch, unaccepted, half_ids=["h1", None], half_places={}, window=None)
+        splitter.split(batch, unaccepted, split_at_decision, half_ids=["h1", None], half_places={}, window=None)
 
         row = stored(batch)
         assert (row.state, row.half_ids, row.open, row.sent_at) == (State.PREPARED, ["h1", None], None, None)
@@ -71,9 +72,10 @@ class TestSplit:
     def test_writes_places_and_the_end_of_the_window_with_a_decision(self, splitter):
         batch = make_claimed(size=3)
 
-        splitter.split_at_decision(
+        splitter.split(
             batch,
             result_of(batch, unsure=2).unaccepted,
+            split_at_decision,
             half_ids=["h1", None, "h3"],
             half_places={1: "", 3: "a:3"},
             window=timedelta(seconds=2),
@@ -88,7 +90,7 @@ class TestSplit:
         fields = {"half_ids": ["a", "b", "c"], "half_places": ["a:1", "a:2", None], "ends_until": ends_until}
         row = BatchFactory(size=3, state=State.PREPARED, **fields)
 
-        splitter.split_at_commit(decided(row), {1: Unaccepted(SplitReason.DISCARDED, "gone")}, open_positions=[3])
+        splitter.split(decided(row), {1: Unaccepted(SplitReason.DISCARDED, "gone")}, split_at_commit, open_positions=[3])
 
         assert (stored(row).half_places, stored(row).ends_until) == ([None, "a:2", None], ends_until)
 
@@ -97,7 +99,7 @@ class TestSplit:
         row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"], half_places=places)
         gone = {1: DISCARDED, 2: UNPROVEN, 3: UNPROVEN}
 
-        splitter.split_at_commit(decided(row), gone, open_positions=[])
+        splitter.split(decided(row), gone, split_at_commit, open_positions=[])
 
         again, dead = children(row)
         assert (again.state, dead.state, dead.last_error) == (State.RELEASED, State.DEAD, "not proved")
@@ -107,7 +109,7 @@ class TestSplit:
     def test_keeps_order_keys_and_their_order(self, splitter):
         batch = make_claimed(topic=TopicFactory(type="fifo"), size=3, order_keys=[7, 8, 7])
 
-        splitter.split_at_send(batch, result_of(batch, unsure=1, held=3).unaccepted)
+        splitter.split(batch, result_of(batch, unsure=1, held=3).unaccepted, split_at_send)
 
         assert [row.order_keys for row in children(batch)] == [[7], [7]]  # by id, as they are claimed again
 
@@ -115,7 +117,7 @@ class TestSplit:
     def test_keeps_the_place_of_the_messages_in_the_order_of_their_keys(self, splitter, origin):
         batch = make_claimed(size=3, order_keys=[7, 8, 7], origin_id=origin)
 
-        splitter.split_at_send(batch, result_of(batch, refused=2, held=[3]).unaccepted)
+        splitter.split(batch, result_of(batch, refused=2, held=[3]).unaccepted, split_at_send)
 
         assert [row.origin_id for row in children(batch)] == [origin or batch.id] * 2
 
@@ -126,7 +128,7 @@ class TestSplit:
     def test_counts_failures_and_waits_by_fate(self, splitter, fate, failures, wait):
         batch = make_claimed(size=2, failures=2)
 
-        splitter.split_at_send(batch, result_of(batch, **{fate: 2}).unaccepted)
+        splitter.split(batch, result_of(batch, **{fate: 2}).unaccepted, split_at_send)
 
         (child,) = children(batch)
         assert (child.failures, child.state) == (failures, State.RELEASED)
@@ -137,9 +139,9 @@ class TestSplit:
         row = BatchFactory(size=3, state=State.PREPARED, half_ids=["a", "b", "c"])
         unaccepted = {2: Unaccepted(SplitReason.DISCARDED, "gone")}
 
-        splitter.split_at_commit(decided(row), unaccepted, open_positions=[1])
+        splitter.split(decided(row), unaccepted, split_at_commit, open_positions=[1])
         with pytest.raises(FenceLost):
-            splitter.split_at_commit(decided(row), unaccepted, open_positions=[1])
+            splitter.split(decided(row), unaccepted, split_at_commit, open_positions=[1])
 
         assert len(children(row)) == 1
         assert stored(row).split == [2]
@@ -148,7 +150,7 @@ class TestSplit:
         batch = make_claimed()
 
         with pytest.raises(FenceLost):
-            splitter.split_at_send(batch, result_of(batch, unsure=1).unaccepted)
+            splitter.split(batch, result_of(batch, unsure=1).unaccepted, split_at_send)
 
         assert children(batch) == []
 
@@ -157,7 +159,7 @@ class TestSplit:
         row = BatchFactory(size=2, **changes)
 
         with pytest.raises(FenceLost):
-            splitter.split_at_send(claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted)
+            splitter.split(claimed(row, attempt=1), result_of(claimed(row), refused=2).unaccepted, split_at_send)
 
         assert children(row) == []
         assert not DeadMessage.objects.exists()
@@ -269,7 +271,7 @@ class TestAnnouncements:
     def test_tell_of_each_message_given_up(self, splitter, heard):
         batch = make_claimed(topic=TopicFactory(name="parts"), size=2)
 
-        splitter.split_at_send(batch, result_of(batch, refused=2).unaccepted)
+        splitter.split(batch, result_of(batch, refused=2).unaccepted, split_at_send)
 
         assert heard == [
             ("message_dead", {
@@ -280,7 +282,7 @@ class TestAnnouncements:
     def test_log_each_message_given_up_and_why(self, splitter, caplog):
         batch = make_claimed(size=2, topic=TopicFactory(name="parts"))
 
-        splitter.split_at_send(batch, result_of(batch, refused=2).unaccepted)
+        splitter.split(batch, result_of(batch, refused=2).unaccepted, split_at_send)
 
         assert caplog.messages == [
             f"Message {batch.message_ids[1]} on topic 'parts' is dead (see outbox_replay --unsent): refused, says the broker"

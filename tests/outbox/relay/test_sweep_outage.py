@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 
 from outbox import database
-from outbox.batches.take_over import Limit
 from outbox.brokers.base import Ended, EndSemantics, Outgoing
 from outbox.message import Header
 from outbox.models import Batch, State
@@ -81,7 +80,7 @@ class TestAnOutage:
         assert len(broker.visible(broker.halves()[0].message.topic)) == 3000
 
     def test_is_taken_up_by_so_many_messages_at_once(self, relay, broker, leave_open, monkeypatch):
-        monkeypatch.setattr(commit_module, "PAGE_LIMIT", Limit(500, 5))
+        monkeypatch.setattr(commit_module, "PAGE_LIMIT", {"batches": 500, "messages": 5})
         leave_open(4, 3, 1, 9)
         calls = []
         end = broker.end

@@ -20,13 +20,12 @@ from outbox.database.locks import Lock
 from outbox.errors import BrokerMisconfigured
 from outbox.failpoints import FailpointReached
 from outbox.models import Batch, MessageRow, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
 
 pytestmark = pytest.mark.django_db
 
-LANE, OTHER = HeldLane(1), HeldLane(2)
+LANE, OTHER = 1, 2
 LONG = timedelta(hours=1)
 
 
@@ -52,7 +51,7 @@ def broker(connect_broker) -> MemoryBroker:
 def relay_beside(connect_broker, make_relay) -> Callable[..., Relay]:
     """Return a relay of another process."""
 
-    def make(lane: HeldLane = LANE, **options: Any) -> Relay:
+    def make(lane: int = LANE, **options: Any) -> Relay:
         return Relay(database.raw("default"), connect_broker(), lane, random=lambda: 0.5, **options)
 
     return make
@@ -293,7 +292,7 @@ class TestDeath:
             die(second, monkeypatch, place)
             end_leases()
 
-        relay_beside(lane=HeldLane(3)).drain()
+        relay_beside(lane=3).drain()
 
         assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
@@ -417,17 +416,17 @@ class TestDeath:
 
         def fence_slowly(source, lane):
             marker = fence(source, lane)
-            if lane == OTHER.number:
+            if lane == OTHER:
                 return marker
             end_leases()
-            die(relay_beside(lane=HeldLane(3)), monkeypatch, "relay.after_transaction")  # it had fenced lane 1, too
+            die(relay_beside(lane=3), monkeypatch, "relay.after_transaction")  # it had fenced lane 1, too
             return marker
 
         monkeypatch.setattr(late.broker, "open_lane", fence_slowly)
 
         late.step()
         end_leases()
-        relay_beside(lane=HeldLane(3)).drain()
+        relay_beside(lane=3).drain()
 
         assert shown(broker, topic) == ids(tickets)
 
@@ -487,10 +486,10 @@ class TestMarker:
         relay_beside(takes_over=True).step()
 
         for lane in (1, 2):
-            relay_beside(lane=HeldLane(lane)).step()
+            relay_beside(lane=lane).step()
         assert "Lanes [3] were not taken over, since other relays hold them" in caplog.text
         with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes all lanes"):
-            relay_beside(lane=HeldLane(3)).step()
+            relay_beside(lane=3).step()
 
     def test_that_is_not_ours_is_refused(self, relay, broker):
         broker.open_lane(read_identity(database.raw("default")).source, 1)

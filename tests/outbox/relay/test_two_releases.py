@@ -171,9 +171,9 @@ class TestFewerLanes:
         with database.connect("default") as holder, database.connect("default") as dying:
             take_lane(holder, lanes=16)
             lane = take_lane(dying, lanes=16)
-            (claimed,) = claim(dying, Scope("old"), lane=lane.number, lease=timedelta(hours=1), limit=10)
-        assert claimed.batch
-        assert lane.number == 2
+            (claimed,) = claim(dying, Scope("old"), lane=lane, lease=timedelta(hours=1), limit=10)
+        assert claimed[2]
+        assert lane == 2
 
         releases.run(few, "old")
 

@@ -5,7 +5,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from outbox.database.wakeup import name_topic, wake_relay
-from outbox.relay.lane import HeldLane, take_lane
+from outbox.relay.lane import take_lane
 from outbox.relay.wakeup import Waker, forget_dead
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,7 +29,7 @@ def idle(connection):
 
 
 def make_waker(connect, number=1, longest=LONG, broker="default", **options):
-    return Waker(connect(), HeldLane(number), broker, shortest=SHORT, longest=longest, **options)
+    return Waker(connect(), number, broker, shortest=SHORT, longest=longest, **options)
 
 
 def let_pass(connection, seconds):
@@ -175,8 +175,8 @@ class TestForgetDead:
     def test_deletes_the_rows_of_relays_whose_lane_is_free(self, connect, connection):
         living = connect()
         lane = take_lane(living, lanes=16)
-        connection.execute("INSERT INTO outbox_wakeup VALUES ('default', %s), ('other', 15)", [lane.number])
+        connection.execute("INSERT INTO outbox_wakeup VALUES ('default', %s), ('other', 15)", [lane])
 
         assert forget_dead(connection) == 1
 
-        assert idle(connection) == [lane.number]
+        assert idle(connection) == [lane]

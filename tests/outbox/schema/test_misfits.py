@@ -23,9 +23,9 @@ def looks(monkeypatch):
     """The pairs of nodes that are compared."""
     seen, compare = [], _Comparison._compare
 
-    def look(comparison, part):
+    def look(comparison, *part):
         seen.append(part)
-        return compare(comparison, part)
+        return compare(comparison, *part)
 
     monkeypatch.setattr(_Comparison, "_compare", look)
     return seen

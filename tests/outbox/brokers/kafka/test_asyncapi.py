@@ -13,7 +13,6 @@ from outbox.brokers.base import Outgoing
 from outbox.brokers.kafka import KafkaBroker
 from outbox.brokers.kafka.codec import record_headers, text_of
 from outbox.message import Header, TopicSpec, TopicType
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.kafka_node import server
 from tests.outbox.brokers.kafka.cluster import create_topic, read
@@ -76,7 +75,7 @@ class TestAMessage:
         with atomic():
             publish(type_of(topic)(order_id=4711))
         with closing(conf.make_broker("default")) as made:
-            Relay(database.raw("default"), made, HeldLane(1)).drain()
+            Relay(database.raw("default"), made, 1).drain()
 
         [record] = read(topic)
 

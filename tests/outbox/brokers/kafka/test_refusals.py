@@ -14,7 +14,6 @@ from outbox.brokers.kafka import receiver
 from outbox.brokers.kafka.marker import marker_topic
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.models import Batch, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory, TopicFactory
 from tests.outbox.brokers.kafka.cluster import message, new_source
@@ -216,7 +215,7 @@ class TestRelay:
     def test_sends_the_other_topics_and_counts_no_failure(self):
         denied, other = create_topic(), create_topic()
         connection = database.raw("default")
-        relay = Relay(connection, open_broker(denied, other), HeldLane(LANE))
+        relay = Relay(connection, open_broker(denied, other), LANE)
         allowed(other, source=database.identity.read_identity(connection).source)
         wait_until(lambda: _steps(relay))
         tickets = [TicketFactory(topic=TopicFactory(name=name)) for name in (denied, other, denied)]

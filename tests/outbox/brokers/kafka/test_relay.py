@@ -18,7 +18,6 @@ from outbox.errors import BrokerUnavailable
 from outbox.failpoints import FailpointReached
 from outbox.message import TopicType
 from outbox.models import Batch, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.kafka_node import server
@@ -37,7 +36,7 @@ PLACES = [
 
 
 def open_relay(topic: str, lane: int) -> Relay:
-    return Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), HeldLane(lane))
+    return Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), lane)
 
 
 def die(relay: Relay, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
@@ -91,7 +90,7 @@ class TestRefused:
         messages = [MessageRowFactory(topic=row, key=f"k{number % 10}", body=body) for number, body in enumerate(bodies)]
         tickets = [TicketFactory(topic=row, message=one, order_key=n % 10) for n, one in enumerate(messages)]
 
-        Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO, CLIENT=client), HeldLane(LANE)).drain()
+        Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO, CLIENT=client), LANE).drain()
 
         ids = [str(ticket.message_id) for ticket in tickets]
         held = ids[45::10]
@@ -104,7 +103,7 @@ class TestLargeMessages:
     def test_are_not_all_in_memory(self):
         topic = create_topic()
         row = TopicFactory(name=topic)
-        relay = Relay(database.raw("default"), open_broker(topic), HeldLane(LANE))
+        relay = Relay(database.raw("default"), open_broker(topic), LANE)
         relay.step()
         for _ in range(200):
             TicketFactory(topic=row, message=MessageRowFactory(topic=row, body=bytes(1_000_000)))
@@ -135,7 +134,7 @@ class TestWrongClock:
         topic = create_topic()
         row = TopicFactory(name=topic)
         TicketFactory(topic=row)
-        relay = Relay(database.raw("default"), open_broker(topic), HeldLane(LANE))
+        relay = Relay(database.raw("default"), open_broker(topic), LANE)
         relay.step()
         late = TicketFactory(topic=row)
         ahead = 2 * 3600

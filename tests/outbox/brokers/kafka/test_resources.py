@@ -22,7 +22,6 @@ from outbox.brokers.kafka.marker import marker_topic
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec, TopicType
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.kafka import Kafka
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
@@ -79,7 +78,7 @@ class TestTopics:
         topic = cluster.create_topic(partitions=1)
         row = TopicFactory(name=topic, type="fifo", ordered=True)
         broker = cluster.open_broker(topic, kind=TopicType.FIFO)
-        relay = Relay(database.raw("default"), broker, HeldLane(1))
+        relay = Relay(database.raw("default"), broker, 1)
         trouble = resources(broker)["topic"].trouble
 
         def publish(number: int) -> None:

@@ -13,7 +13,6 @@ import pytest
 from outbox import database
 from outbox.errors import BrokerUnavailable
 from outbox.models import Batch, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.kafka import Kafka
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
@@ -49,7 +48,7 @@ class TestRound:
     def test_gets_through_and_is_not_sent_again_and_again(self, link):
         topic = create_topic(at=link.address)
         row = TopicFactory(name=topic)
-        relay = Relay(database.raw("default"), open_broker(topic, SERVERS=[link.address]), HeldLane(1))
+        relay = Relay(database.raw("default"), open_broker(topic, SERVERS=[link.address]), 1)
         relay.step()
         for _ in range(COUNT):
             TicketFactory(topic=row, message=MessageRowFactory(topic=row, body=bytes(SIZE)))

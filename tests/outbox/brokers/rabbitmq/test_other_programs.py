@@ -18,7 +18,6 @@ from outbox.consuming import register
 from outbox.consuming.worker import Worker
 from outbox.message import Cause, current_cause
 from outbox.models import Deferred
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
@@ -84,7 +83,7 @@ def ours(topic: str, channel: amqp.Channel) -> Callable[[], list[amqp.Message]]:
 
     def relayed() -> list[amqp.Message]:
         with closing(conf.make_broker("default")) as broker:
-            sent = Relay(database.raw("default"), broker, HeldLane(1)).drain().sent
+            sent = Relay(database.raw("default"), broker, 1).drain().sent
         return [wait_until(lambda: channel.basic_get(queue, no_ack=True)) for _ in range(sent)]
 
     return relayed

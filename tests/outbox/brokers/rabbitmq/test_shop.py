@@ -20,7 +20,6 @@ from outbox.message import Header, read_headers
 from outbox.models import Batch, DeadMessage, InboxRow, MessageRow, State
 from outbox.monitoring import doctor
 from outbox.monitoring.attention import read_attention
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.rabbitmq import RabbitMQ
@@ -58,7 +57,7 @@ def relay() -> Iterator[Callable[[], int]]:
 
     def run() -> int:
         brokers.append(conf.make_broker("default"))
-        return Relay(database.raw("default"), brokers[-1], HeldLane(1)).drain().sent
+        return Relay(database.raw("default"), brokers[-1], 1).drain().sent
 
     yield run
     for broker in brokers:

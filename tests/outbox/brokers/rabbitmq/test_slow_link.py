@@ -10,7 +10,6 @@ import pytest
 
 from outbox import conf, database
 from outbox.models import Batch, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.slow_link import SlowLink
@@ -31,7 +30,7 @@ class TestRound:
     def test_ends_within_the_lease_and_sends_nothing_twice(self, link, open_broker, topic, node, monkeypatch):
         row = TopicFactory(name=topic, broker="rabbit")
         broker = open_broker(NODES=[node.address.replace(link.target, link.address)])
-        relay = Relay(database.raw("default"), broker, HeldLane(1), settings=conf.RelaySettings(lease=LEASE))
+        relay = Relay(database.raw("default"), broker, 1, settings=conf.RelaySettings(lease=LEASE))
         send, seconds = broker.send, []
 
         def note(messages):

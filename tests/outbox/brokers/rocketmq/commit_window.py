@@ -24,7 +24,6 @@ from outbox.message import Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.outages import Backoff
 from outbox.relay.breaker import Breaker, Breakers
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.remoting import read_all
 from project.servers.rocketmq import RocketMQ
@@ -88,9 +87,7 @@ def play(node: RocketMQ, topic: Topic, kills: int, **options: Any) -> Toll:
     toll = Toll()
     spec = TopicSpec(topic.name, TopicType.TRANSACTION)
     with closing(WatchedBroker("default", options, [spec])) as broker, database.connect("default") as connection:
-        relay = Relay(
-            connection, broker, HeldLane(1), breakers=Breakers(lambda: Breaker(1000, Backoff(timedelta(0), timedelta(0))))
-        )
+        relay = Relay(connection, broker, 1, breakers=Breakers(lambda: Breaker(1000, Backoff(timedelta(0), timedelta(0)))))
         for nth in range(kills):
             wait_until(lambda: all("routes" in text for text in errors_of(broker)), PATIENCE)
             toll.committed |= {str(one.message_id) for one in TicketFactory.create_batch(AT_ONCE, topic=topic)}
@@ -111,7 +108,7 @@ def sweep(options: dict[str, Any], topic: Topic) -> None:
     """Relay and sweep until every message is SENT."""
     spec = TopicSpec(topic.name, TopicType.TRANSACTION)
     with closing(RocketMQBroker("default", options, [spec])) as broker, database.connect("default") as connection:
-        relay = Relay(connection, broker, HeldLane(1))
+        relay = Relay(connection, broker, 1)
 
         def is_all_sent() -> bool:
             relay.drain()

@@ -19,7 +19,6 @@ from outbox.check_backs.ask import in_process
 from outbox.check_backs.loop import Checker
 from outbox.message import COMMIT, ROLLBACK, TopicSpec, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import Cluster, RocketMQ
 from tests.factories import TicketFactory, TopicFactory
@@ -112,7 +111,7 @@ def copies(node: RocketMQ, topic: Topic) -> Counter[str]:
 
 
 def relay(connection: database.Connection, broker: RocketMQBroker) -> Relay:
-    return Relay(connection, broker, HeldLane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
+    return Relay(connection, broker, 1, settings=conf.RelaySettings(sweep_age=timedelta(0)))
 
 
 def publish(topic: Topic, count: int = 10) -> set[str]:

@@ -21,7 +21,6 @@ from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.half_first import producers as brokers
 from outbox.message import COMMIT, ROLLBACK, UNKNOWN, Half, Resolution, TopicType
 from outbox.models import Batch, CheckBack, MessageRow, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS
 from tests.outbox.half_first.orders import announce, make_group
@@ -234,7 +233,7 @@ class TestSweep:
             return relay.sweep().sent
 
         with database.connect("default") as connection, closing(conf.make_broker("default")) as another:
-            relay = Relay(connection, another, HeldLane(1))
+            relay = Relay(connection, another, 1)
             wait_until(sweep, 120)
 
         wait_until(lambda: is_shown(broker, message.id), 120)

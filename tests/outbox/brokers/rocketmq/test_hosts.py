@@ -15,7 +15,6 @@ from django.db import connections
 from outbox import database
 from outbox.brokers.base import Broker
 from outbox.models import Batch, CheckBack, Topic
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.check_back_secrets import SECRET
@@ -100,7 +99,7 @@ class TestHosts:
     ):
         tickets = TicketFactory.create_batch(20, topic=topic)
         message_ids = {str(ticket.message_id) for ticket in tickets}
-        die(Relay(connection, broker, HeldLane(1)), "relay.after_decide")
+        die(Relay(connection, broker, 1), "relay.after_decide")
 
         pids = {name: start(name).pid for name in HOSTS}
 
@@ -120,7 +119,7 @@ class TestHosts:
         fast_checks: None,
     ):
         ticket = TicketFactory(topic=topic)
-        die(Relay(connection, broker, HeldLane(1)), "relay.after_decide")
+        die(Relay(connection, broker, 1), "relay.after_decide")
 
         start("outbox_checker over HTTP")
 

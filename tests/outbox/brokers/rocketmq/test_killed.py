@@ -13,7 +13,6 @@ from outbox.brokers.base import HalfRef, SendStatus
 from outbox.check_backs.loop import Checker
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import RocketMQ
 from tests.contracts.acts import Acts
@@ -44,7 +43,7 @@ class TestKilledServer:
         die: Callable[[Relay, str], None],
         figure: Callable[[str, float], None],
     ):
-        relay = Relay(connection, harness.open(), HeldLane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
+        relay = Relay(connection, harness.open(), 1, settings=conf.RelaySettings(sweep_age=timedelta(0)))
 
         committed = publish(topic)
         relay.drain()

@@ -14,7 +14,6 @@ from outbox import atomic, conf, database, publish, publish_raw
 from outbox.brokers.rocketmq import RocketMQBroker  # before the client, whose log it replaces
 from outbox.message import Cause, TopicType, current_cause
 from outbox.models import Deferred
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from outbox.topics import write_topics
 from project.servers.remoting import query
@@ -150,7 +149,7 @@ class TestOurMessage:
             publish_raw(topic, b"plain")
         current_cause.reset(cause)
         with closing(conf.make_broker("default")) as broker:
-            Relay(database.raw("default"), broker, HeldLane(1)).drain()
+            Relay(database.raw("default"), broker, 1).drain()
 
         typed, plain = sorted(read(2), key=lambda one: len(one.properties), reverse=True)
 

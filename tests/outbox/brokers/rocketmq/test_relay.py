@@ -15,7 +15,6 @@ from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.message import COMMIT, Half, Header, Resolution, TopicSpec, TopicType
 from outbox.models import Batch, State, Topic
 from outbox.relay.commit import SweepResult
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from tests.contracts.acts import Acts
@@ -37,7 +36,7 @@ def connection() -> database.Connection:
 
 
 def relay(connection: database.Connection, broker: Broker) -> Relay:
-    return Relay(connection, broker, HeldLane(1), settings=conf.RelaySettings(sweep_age=timedelta(0)))
+    return Relay(connection, broker, 1, settings=conf.RelaySettings(sweep_age=timedelta(0)))
 
 
 def arrived(acts: Acts, count: int, kind: TopicType = HALF) -> list[Delivery]:

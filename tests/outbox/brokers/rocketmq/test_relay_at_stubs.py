@@ -12,7 +12,6 @@ from outbox.brokers.base import Broker
 from outbox.brokers.rocketmq.remoting.requests import COMMIT_TYPE, END_TRANSACTION, SEND_MESSAGE_V2
 from outbox.brokers.rocketmq.stubs import Code
 from outbox.models import Batch, DeadMessage, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import TicketFactory, TopicFactory
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
@@ -31,7 +30,7 @@ def relay(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Relay:
     """A relay with five messages, which retries at once."""
     monkeypatch.setattr("outbox.relay.rounds.RETRY_BASE", timedelta(0))
     TicketFactory.create_batch(5, topic=TopicFactory(name="transaction", type="transaction"))
-    return Relay(database.raw("default"), broker, HeldLane(1))
+    return Relay(database.raw("default"), broker, 1)
 
 
 def released() -> Batch:

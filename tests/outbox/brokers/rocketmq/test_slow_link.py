@@ -14,7 +14,6 @@ from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
 from outbox.models import Batch, State
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from project.servers.remoting import read_all
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
@@ -65,7 +64,7 @@ class TestRound:
         for number in range(COUNT):
             TicketFactory(topic=row, message=MessageRowFactory(topic=row, key=str(number), body=bytes(SIZE)))
 
-        wait_until(lambda: drains(Relay(database.raw("default"), broker, HeldLane(1))), seconds=60)
+        wait_until(lambda: drains(Relay(database.raw("default"), broker, 1)), seconds=60)
 
         assert len(list(read_all(server.broker_address, topic, 4))) == COUNT
         assert COUNT * SIZE < link.passed < 1.5 * COUNT * SIZE

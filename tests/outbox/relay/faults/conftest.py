@@ -58,7 +58,7 @@ def crash_at(at, start) -> Callable[[str], None]:
         with pytest.raises(FailpointReached):
             dying.drain()
         dying.connection.close()
-        wait_until(partial(is_free, dying.lane.number))
+        wait_until(partial(is_free, dying.lane))
 
     return crash_at
 

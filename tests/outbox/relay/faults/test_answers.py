@@ -21,7 +21,7 @@ class TestLostAnswers:
         unlucky.claims.claim()
 
         unlucky.connection.close()
-        wait_until(partial(is_free, unlucky.lane.number))
+        wait_until(partial(is_free, unlucky.lane))
         start().drain()
 
         assert copies(broker, messages) == [1, 1]

@@ -30,7 +30,6 @@ from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
 from outbox.pipeline.spark.findings import Report
 from outbox.pipeline.spark.history import open_history
 from outbox.pipeline.spark.postgres import copy_history
-from outbox.relay.lane import HeldLane
 from outbox.relay.rounds import Relay
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.kafka_node import server
@@ -180,7 +179,7 @@ class TestAnOrderedTopic:
         row = TopicFactory(name=topic, type="fifo", ordered=True)
         for key in (1, 2, 3):
             TicketFactory.create_batch(10, topic=row, order_key=key)
-        Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), HeldLane(LANE)).drain()
+        Relay(database.raw("default"), open_broker(topic, kind=TopicType.FIFO), LANE).drain()
 
         report = replace(judge, kind=TopicType.FIFO)(topic, wrong.topic)
 
