@@ -36,6 +36,8 @@ from tests.outbox.pipeline.spark.test_postgres import outbox
 
 __all__ = ["outbox"]  # a fixture
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 NEEDED = ("dateutil", "numpy", "pandas", "psycopg", "pyarrow", "pytz", "six", "typing_extensions", "tzdata")  # by executors
 BARE = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
