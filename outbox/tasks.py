@@ -71,8 +71,10 @@ def _watch_for_shutdown() -> Iterator[ShutdownWatch]:
 def relay(database: str = "default", broker: str = "default") -> None:
     """Relay the messages of one target; stay a moment, since one wakeup stands for all commits of that moment."""
     settings = conf.settings().relay
+    asks_producers = conf.broker_has(broker, "AsksProducers")  # the task fails where settings have no such broker
     with _watch_for_shutdown() as shutdown:
-        try_step(listen_in_this_process, broker, database)
+        if asks_producers:
+            try_step(listen_in_this_process, broker, database)
         try_step(
             hosts.run_once,
             hosts.RelayTarget(database, broker),

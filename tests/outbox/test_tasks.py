@@ -11,6 +11,7 @@ from django.db import connections
 
 from outbox import atomic, database, publish_raw, shutdown, tasks
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage
+from outbox.errors import ConfigurationError
 from outbox.models import Batch, CheckBack, Deferred, MessageState, Process, State
 from outbox.relay import hosts
 from outbox.relay.lane import take_lane
@@ -87,6 +88,10 @@ class TestRelay:
         own = connect()
         wait_until(lambda: own.execute(left).fetchone() == (0,))  # the server ends a session after its client has left
         assert take_lane(own, lanes=16) == 1
+
+    def test_fails_for_a_broker_that_is_not_in_settings(self):
+        with pytest.raises(ConfigurationError, match="gone"):
+            tasks.relay("default", "gone")
 
     def test_logs_a_database_that_is_away(self, monkeypatch, caplog):
         with monkeypatch.context() as patched:
