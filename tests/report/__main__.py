@@ -39,8 +39,10 @@ class Run:
     A run of the report.
 
     Args:
-        arguments: of Python; `{seconds}` and `{json}` are put in.
+        arguments: of Python.
         environment: more variables; a storm gets its seconds as it wants them.
+
+    In both, `{seconds}` and `{json}` are put in.
     """
 
     arguments: tuple[str, ...]
@@ -56,7 +58,12 @@ def storm(path: str, marker: str = "", nodes: int = 1) -> Run:
 
 def soak(broker: str) -> Run:
     """Return the run of the soak on a broker; its days last a minute, and some have to be dropped."""
-    return Run((*PYTEST, "tests/journeys/soak/soak.py"), {"SOAK_BROKER": broker, "SOAK_SECONDS": "900", "SOAK_JSON": ""})
+    return Run((*PYTEST, "tests/journeys/soak/soak.py"), {"SOAK_BROKER": broker, "SOAK_SECONDS": "1800", "SOAK_JSON": ""})
+
+
+def foreign(broker: str) -> Run:
+    """Return the run that puts messages of random bytes between good ones."""
+    return Run((*PYTEST, "-m", broker, "tests/outbox/brokers/test_foreign_messages.py"), {"FUZZ_ODD": "10000"})
 
 
 def demo(broker: str) -> Run:
@@ -83,6 +90,10 @@ RUNS = {
     "soak on RabbitMQ": soak("rabbitmq"),
     "soak on RocketMQ": soak("rocketmq"),
     "tasks on RabbitMQ and Redis": storm("tests/journeys/celery_storm/test_storm.py"),
+    "foreign bytes on Kafka": foreign("kafka"),
+    "foreign bytes on RabbitMQ": foreign("rabbitmq"),
+    "foreign bytes on RocketMQ": foreign("rocketmq"),
+    "foreign requests": Run((*PYTEST, "tests/outbox/api/fuzz"), {"FUZZ_REQUESTS": "100000", "FUZZ_JSON": "{json}"}),
     EXPLORER: Run(("-m", "tests.explorer", "--seconds", "{seconds}", "--json", "{json}")),
     MUTANTS: Run(("-m", "tests.mutants", "--json", "{json}")),
 }
@@ -117,7 +128,8 @@ def _run(name: str, seconds: int) -> None:
     run, outcomes, found = RUNS[name], _path(name, ".outcomes"), _path(name, ".found")
     for old in (outcomes, found):
         old.unlink(missing_ok=True)
-    environment = {**os.environ, **run.environment, "STORM_SECONDS": str(seconds), VARIABLE: str(outcomes)}
+    more = {name: value.format(seconds=seconds, json=found) for name, value in run.environment.items()}
+    environment = {**os.environ, **more, "STORM_SECONDS": str(seconds), VARIABLE: str(outcomes)}
     command = [sys.executable, *(part.format(seconds=seconds, json=found) for part in run.arguments)]
     print(f"{time.strftime('%X')} {name}", flush=True)
     began_at = time.monotonic()

@@ -25,16 +25,21 @@ RUNS = """## Runs
 
 Each run ends when faults have stopped and nothing is left to do; *settled* says after how many seconds. A dash: not counted."""
 
-FAULTS = """## Faults"""
+FAULTS = """## Faults
 
-EXPLORER = """## Schedules
+How often each fault was done in the runs that count what breaks the promise. `docs/report.json` has them by run."""
 
-[The explorer](../tests/README.md) ran {schedules:,} seeded schedules with {steps:,} steps in {seconds:,.0f} s, {rate} a
-second; {failed} failed."""
+OTHERS = """## Schedules, requests, mutants"""
 
-MUTANTS = """## Rules that were taken out
+EXPLORER = """[The explorer](../tests/README.md) ran {schedules:,} seeded schedules with {steps:,} steps in {seconds:,.0f} s,
+{rate} a second, on models of {brokers} kinds of broker; {failed} failed."""
 
-`make mutants` took {count} rules out, one at a time. A test has failed for each of {killed}. The first that failed:"""
+REQUESTS = """The check-back endpoint got {requests:,} requests, most of them of random or spoiled bytes:
+{statuses}. {wrong} were answered wrong."""
+
+MUTANTS = """`make mutants` took {count} rules out, one at a time. A test has failed for each of {killed};
+`docs/report.json` names it."""
+SURVIVORS = """No test failed without: {rules}."""
 
 # A promise, and the count that breaks it.
 GUARANTEES = {
@@ -68,10 +73,9 @@ def page(records: Mapping[str, Mapping[str, Any]], versions: Mapping[str, str]) 
     """Return the page of the runs' records, by their names."""
     outcomes = [outcome for record in records.values() for outcome in record["outcomes"]]
     parts = [HEAD, _versions(records, versions), PROMISES, _promises(outcomes), RUNS, _runs(records), FAULTS, _faults(outcomes)]
-    if found := records.get("explorer", {}).get("found"):
-        parts += [_explorer(found)]
-    if found := records.get("mutants", {}).get("found"):
-        parts += [_mutants(found)]
+    paragraphs = {"explorer": _explorer, "foreign requests": _requests, "mutants": _mutants}
+    found = {name: record["found"] for name, record in records.items()}
+    parts += [OTHERS, *(write(found[name]) for name, write in paragraphs.items() if found.get(name))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -123,34 +127,39 @@ def _run_rows(records: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def _faults(outcomes: Iterable[Mapping[str, Any]]) -> str:
-    by_broker: dict[str, Counter[str]] = {}
-    for one in outcomes:
-        by_broker.setdefault(one["broker"], Counter()).update(one["faults"])
+    by_kind: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        for kind, times in outcome["faults"].items():
+            counted = [promise for promise, count in GUARANTEES.items() if outcome[count] is not None]
+            by_kind.setdefault(kind, Counter()).update(dict.fromkeys(counted, times))
     rows = [
-        [BROKERS[broker], ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.items()) if count)]
-        for broker, found in by_broker.items()
+        [kind, *(_number(times[promise] or None) for promise in GUARANTEES)]
+        for kind, times in sorted(by_kind.items())
+        if times.total()
     ]
-    return table(["broker", "how often"], rows)
+    return table(["fault", *GUARANTEES], rows)
 
 
 def _explorer(found: Mapping[str, Any]) -> str:
-    text = EXPLORER.format(
+    return EXPLORER.format(
         schedules=found["schedules"],
         steps=found["steps"],
         seconds=found["seconds"],
         rate=found["schedules_per_second"],
+        brokers=len({name.partition(",")[0] for name in found["by_broker_and_kind"]}),
         failed=len(found["failed_seeds"]),
     )
-    by_broker: Counter[str] = Counter()
-    for name, count in found["by_broker_and_kind"].items():
-        by_broker[name.partition(",")[0]] += count
-    return f"{text}\n\n" + table(["broker", "schedules"], [[name, f"{count:,}"] for name, count in sorted(by_broker.items())])
+
+
+def _requests(found: Mapping[str, Any]) -> str:
+    statuses = ", ".join(f"{count:,} times status {status}" for status, count in sorted(found["statuses"].items()))
+    return REQUESTS.format(requests=found["requests"], statuses=statuses, wrong=found["wrong"])
 
 
 def _mutants(found: Sequence[Mapping[str, Any]]) -> str:
-    text = MUTANTS.format(count=len(found), killed=sum(bool(one["killed_by"]) for one in found))
-    rows = [[one["rule"], f"`{one['killed_by'].rpartition('/')[2]}`" if one["killed_by"] else "**none**"] for one in found]
-    return f"{text}\n\n" + table(["rule", "test"], rows)
+    survivors = [mutant["rule"] for mutant in found if not mutant["killed_by"]]
+    text = MUTANTS.format(count=len(found), killed=len(found) - len(survivors))
+    return " ".join([text, *([SURVIVORS.format(rules="; ".join(survivors))] if survivors else [])])
 
 
 def _number(count: float | None) -> str:

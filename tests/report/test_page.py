@@ -63,14 +63,21 @@ class TestThePage:
         shown = page({"storm on Kafka": record(STORM)}, {})
 
         assert "| storm on Kafka | Kafka | 60 | 3 | 1,000 | 0 | 0 | 1 | - | 2 | 4 |" in shown
-        assert "| Kafka | broker killed 3 |" in shown
 
     def test_names_a_run_that_has_failed(self):
         shown = page({"storm on Kafka": record(exit_code=1)}, {})
 
         assert "**storm on Kafka has failed**, exit code 1" in shown
 
-    def test_shows_which_rule_no_test_knows(self):
+    def test_counts_faults_by_kind_for_each_promise(self):
+        consumers = replace(STORM, faults={"broker killed": 2}, copies=None, applied_twice=0)
+
+        shown = page({"storm on Kafka": record(STORM), "consumers on Kafka": record(consumers)}, {})
+
+        assert "| broker killed | 5 | 5 | 3 | 2 | 5 |" in shown
+        assert "relay frozen" not in shown
+
+    def test_names_the_rules_that_no_test_knows(self):
         found = [
             {"name": "fence", "rule": "A decision is fenced", "killed_by": "tests/outbox/test_a.py::test_b", "seconds": 1},
             {"name": "order", "rule": "A key is ordered", "killed_by": "", "seconds": 1},
@@ -78,15 +85,22 @@ class TestThePage:
 
         shown = page({"mutants": record(found=found)}, {})
 
-        assert "took 2 rules out" in shown
-        assert "| A decision is fenced | `test_a.py::test_b` |" in shown
-        assert "| A key is ordered | **none** |" in shown
+        assert "took 2 rules out, one at a time. A test has failed for each of 1;\n" in shown
+        assert "No test failed without: A key is ordered." in shown
 
-    def test_counts_schedules_by_broker(self):
+    def test_sums_up_schedules_and_requests(self):
         kinds = {"embedded, uniform": 3, "embedded, bursts": 2, "transactions, uniform": 1}
-        found = {"seconds": 10.0, "schedules": 6, "schedules_per_second": 0.6, "steps": 240, "failed_seeds": []}
+        schedules = {"seconds": 10.0, "schedules": 6, "schedules_per_second": 0.6, "steps": 240, "failed_seeds": []}
+        requests = {"requests": 3000, "statuses": {"401": 1200, "200": 1800}, "wrong": 0}
 
-        shown = page({"explorer": record(found=found | {"by_broker_and_kind": kinds})}, {})
+        shown = page(
+            {
+                "explorer": record(found=schedules | {"by_broker_and_kind": kinds}),
+                "foreign requests": record(found=requests),
+            },
+            {},
+        )
 
-        assert "ran 6 seeded schedules with 240 steps in 10 s, 0.6 a\nsecond; 0 failed." in shown
-        assert "| embedded | 5 |" in shown
+        assert "ran 6 seeded schedules with 240 steps in 10 s,\n0.6 a second, on models of 2 kinds of broker; 0 failed." in shown
+        assert "got 3,000 requests" in shown
+        assert "bytes:\n1,800 times status 200, 1,200 times status 401. 0 were answered wrong." in shown

@@ -87,9 +87,9 @@ class OnRabbitMQ(Server):
 
     def acts(self) -> Acts:
         return {
-            "alarm": (2, lambda: raise_alarm(self.server, self.chance.choice([2, 5, 10]))),
-            "close connections": (2, lambda: self.server.control("close_all_connections", "a storm")),
-            "delete the queue": (2, self._delete),
+            "broker without memory": (2, lambda: raise_alarm(self.server, self.chance.choice([2, 5, 10]))),
+            "connections closed": (2, lambda: self.server.control("close_all_connections", "a storm")),
+            "queue deleted": (2, self._delete),
         }
 
     def close(self) -> None:
@@ -119,9 +119,9 @@ class OnRedis(Server):
 
     def acts(self) -> Acts:
         return {
-            "fail over": (2, self._fail_over),
-            "fail over after a kill": (2, self._fail_over_after_kill),
-            "full memory": (1, self._fill),
+            "broker failed over": (2, self._fail_over),
+            "broker killed, and failed over": (2, self._fail_over_after_kill),
+            "broker without memory": (1, self._fill),
         }
 
     def close(self) -> None:
@@ -192,10 +192,10 @@ class Storm(storms.Storm):
 
     def list_acts(self) -> Acts:
         return {
-            "kill a process": (5, self.kill),
-            "freeze a process": (3, self.freeze),
-            "kill the server": (2, self._kill_server),
-            "freeze the server": (2, lambda: self.freeze_server(self.server.server)),
+            "process killed": (5, self.kill),
+            "process frozen": (3, self.freeze),
+            "broker killed": (2, self._kill_server),
+            "broker frozen": (2, lambda: self.freeze_server(self.server.server)),
             **self.server.acts(),
         }
 

@@ -57,7 +57,16 @@ KINDS: dict[str, tuple[int, str | None]] = {
     "loop": (1, "TimeLimitExceeded|begun 5 times, never ended"),  # where the storm ended its process each time
     "kill": (1, "begun 5 times, never ended"),
 }
-HARMFUL = ("exit", "loop", "kill")  # end the process, or have it interrupted
+# Handlers that end the process, or are interrupted.
+HARMFUL = {"exit": "handler exits", "loop": "handler loops", "kill": "handler kills its process"}
+ACTS = {
+    "consumer killed": 2,
+    "consumer stopped": 3,
+    "consumer frozen": 1,
+    "database session ended": 2,
+    "dead letter replayed": 2,
+    "run at once": 2,
+}
 TYPES = {"Told": 8, "Older": 1, "Newer": 1}
 
 
@@ -158,7 +167,7 @@ class Storm:
             run="consumers",
             broker=self.storm["backend"].split(".")[-2],
             seconds=seconds,
-            faults={**self.acts, **{f"handler: {kind}": kinds[kind] for kind in HARMFUL}},
+            faults={**self.acts, **{fault: kinds[kind] for kind, fault in HARMFUL.items()}},
             messages=len(self.sent),
             lost=len(self.sent.keys() - effects.keys() - dead.keys()),
             ghosts=len(effects.keys() - self.sent.keys()),
@@ -217,24 +226,24 @@ class Storm:
         return self._processes.start("django", "outbox_consume", "--threads", "2", "--group", self.group, **told)
 
     def _act(self) -> None:
-        act = self.chance.choices(["kill", "stop", "freeze", "cut", "replay", "retry now"], [2, 3, 1, 2, 2, 2])[0]
+        act = self.chance.choices(list(ACTS), list(ACTS.values()))[0]
         place = self.chance.randrange(PROCESSES)
         self.acts[act] += 1
-        if act == "kill":
+        if act == "consumer killed":
             self._signal(place, signal.SIGKILL)
-        elif act == "stop" and self._may_stop(place):
+        elif act == "consumer stopped" and self._may_stop(place):
             self._signal(place, signal.SIGTERM)
-        elif act == "freeze":
+        elif act == "consumer frozen":
             self._signal(place, signal.SIGSTOP)
             self.frozen[place] = time.monotonic() + self.chance.uniform(1, 5)
-        elif act == "cut":
+        elif act == "database session ended":
             with connection.cursor() as cursor:
                 cursor.execute(CUT_ONE, [connection.connection.info.backend_pid])
         else:
             deferred = Deferred.objects.filter(consumer_group=self.group)
-            if ids := list(deferred.filter(dead_at__isnull=act == "retry now").values_list("id", flat=True)):
+            if ids := list(deferred.filter(dead_at__isnull=act == "run at once").values_list("id", flat=True)):
                 chosen = deferred.filter(id=self.chance.choice(ids))
-                list(settle(chosen, Act.REPLAYED if act == "replay" else Act.RETRIED_NOW, by="the storm"))
+                list(settle(chosen, Act.REPLAYED if act == "dead letter replayed" else Act.RETRIED_NOW, by="the storm"))
 
     def _may_stop(self, place: int) -> bool:
         """Return whether another process of the same release is well: what no live process takes is ignored."""

@@ -82,7 +82,7 @@ class Storm(storms.Storm):
 
     kinds = {"relay": 2, "celery": 1, "consumer": 2, "consumer of two": 1, "consumer of spare": 1, "publisher": 2}
     publisher = "tests.journeys.rabbitmq.publisher"
-    first = ("kill the leader", "part a node")
+    first = ("leader killed", "broker partitioned")
 
     def __init__(self, cluster: Cluster, folder: Path, unique: str) -> None:
         told = {VARIABLE: json.dumps({"unique": unique, "nodes": [node.address for node in cluster.nodes]})}
@@ -96,18 +96,18 @@ class Storm(storms.Storm):
 
     def list_acts(self) -> Acts:
         acts: Acts = {
-            "kill a process": (6, self.kill),
-            "freeze a process": (4, self.freeze),
-            "stop a process": (1, self.stop),
-            "kill a node": (2, lambda: self._kill_node(self._node())),
-            "freeze a node": (2, self._freeze_node),
-            "alarm": (2, self._alarm),
-            "close connections": (2, self._close_connections),
-            "purge a queue": (1, self._purge),
-            "delete a queue": (1, self._delete),
+            "process killed": (6, self.kill),
+            "process frozen": (4, self.freeze),
+            "process stopped": (1, self.stop),
+            "broker killed": (2, lambda: self._kill_node(self._node())),
+            "broker frozen": (2, self._freeze_node),
+            "broker without memory": (2, self._alarm),
+            "connections closed": (2, self._close_connections),
+            "queue purged": (1, self._purge),
+            "queue deleted": (1, self._delete),
         }
         if len(self.nodes) > 1:
-            acts |= {"kill the leader": (3, lambda: self._kill_node(self._leader())), "part a node": (3, self._part)}
+            acts |= {"leader killed": (3, lambda: self._kill_node(self._leader())), "broker partitioned": (3, self._part)}
         return acts
 
     def command(self, kind: str) -> list[str]:
@@ -144,11 +144,11 @@ class Storm(storms.Storm):
             self.cluster.heal(node)
 
     def _alarm(self) -> None:
-        self._mark("alarm")
+        self._mark("broker without memory")
         raise_alarm(self._node(), self.chance.choice([2, 6, 15]))
 
     def _close_connections(self) -> None:
-        self._mark("close connections")
+        self._mark("connections closed")
         self._node().control("close_all_connections", "a storm")
 
     def _purge(self) -> None:

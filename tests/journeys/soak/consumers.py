@@ -59,6 +59,6 @@ def work(message: Work, context: Context) -> None:
         raise ValueError("bad")
 
 
-for type_ in (Work, OtherWork, Later):
+for type_ in (Work, Later) if given.get("release") == "old" else (Work, OtherWork, Later):
     consumer(type_, group=ALL.group, retry=RETRY)(work)
 consumer(Step, group=ALL.group, retry=RETRY)(work)

@@ -34,6 +34,7 @@ UNION ALL SELECT 'partitions', name, count(*) FROM part WHERE name = 'outbox_mes
 
 MESSAGES = """
 SELECT 'messages', 'waiting', (SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)
+UNION ALL SELECT 'messages', 'deferred', (SELECT count(*) FROM outbox_deferred)
 UNION ALL SELECT 'messages', 'claimed', coalesce(sum(cardinality(message_ids) - cardinality(split)), 0)
 FROM outbox_batch WHERE state IN (0, 1, 2)
 UNION ALL SELECT 'messages', 'dead', coalesce(sum(cardinality(message_ids) - cardinality(split)), 0)

@@ -2,8 +2,9 @@
 A soak, played by `make soak SECONDS=1800 BROKER=embedded`; pytest does not find it of itself.
 
 Messages are published at a steady rate and handled; some fail once, some become dead letters and are replayed, some are delayed.
-Days last a minute (`days.py`), so partitions are created and dropped. Once a minute a process is killed. Beside those that are
-killed, one process of each kind lives as long as the soak, and its memory is measured.
+Days last a minute (`days.py`), so partitions are created and dropped. Once a minute a process is killed; a consumer that follows
+is of the other one of two releases, and the older one has no handler for one of the types. Beside those that are killed, one
+process of each kind lives as long as the soak, and its memory is measured.
 
 It fails where something was lost or doubled, and where a figure at the end is beyond its bound (`bounds.py`).
 """
@@ -91,7 +92,8 @@ class Soak:
         self.kills: Counter[str] = Counter()
         self._numbers = iter(range(1, 10**12, 10**6))
         self._began_at = time.monotonic()
-        self._told = {VARIABLE: json.dumps({**server.given, "unique": unique, "began_at": int(time.time())})}
+        self._given = {**server.given, "unique": unique, "began_at": int(time.time())}
+        self._releases = cycle(["old", "new"])
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def begin(self) -> None:
@@ -147,14 +149,15 @@ class Soak:
             self.running[name] = self._start(name)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        def start(*command: str) -> subprocess.Popen[bytes]:
-            return self.processes.start(*command, **self._told)
+        def start(*command: str, release: str = "new") -> subprocess.Popen[bytes]:
+            return self.processes.start(*command, **{VARIABLE: json.dumps({**self._given, "release": release})})
 
         match name.removeprefix("killed "):
             case "relay":
                 return start(f"{PACKAGE}.relay")
             case "consumer":
-                return start("django", "outbox_consume", "--threads", "2", "--group", self.server.names.group)
+                command = ("django", "outbox_consume", "--threads", "2", "--group", self.server.names.group)
+                return start(*command, release="new" if name == "consumer" else next(self._releases))
             case "checker":
                 return start("django", "outbox_checker")
             case "replays":
@@ -169,7 +172,7 @@ class Soak:
     def _kill(self, name: str) -> None:
         print(f"{time.strftime('%X')} {name}", flush=True)  # noqa: T201
         self._end(name)
-        self.kills[name] += 1
+        self.kills[f"{name.removeprefix('killed ')} killed"] += 1
         self._run(name)
 
     def _end(self, name: str) -> None:
