@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 
 SEED = int(os.environ.get("FUZZ_SEED", 20))
 GOOD, ODD = 200, int(os.environ.get("FUZZ_ODD", 2000))
-SECONDS = 60
+SECONDS = 60 + ODD // 20
 MARK = re.compile(r"(?:good|odd) \d+\.")
 
 Write = Callable[[Sequence[Foreign]], list[Foreign]]  # returns those that the server took
@@ -38,7 +38,7 @@ Write = Callable[[Sequence[Foreign]], list[Foreign]]  # returns those that the s
 
 @pytest.fixture(
     params=[
-        pytest.param(name, marks=[getattr(pytest.mark, name), pytest.mark.timeout(300)])
+        pytest.param(name, marks=[getattr(pytest.mark, name), pytest.mark.timeout(240 + SECONDS)])
         for name in ("rabbitmq", "kafka", "rocketmq")
     ]
 )
