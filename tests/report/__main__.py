@@ -93,7 +93,7 @@ RUNS = {
     "foreign bytes on Kafka": foreign("kafka"),
     "foreign bytes on RabbitMQ": foreign("rabbitmq"),
     "foreign bytes on RocketMQ": foreign("rocketmq"),
-    "foreign requests": Run((*PYTEST, "tests/outbox/api/fuzz"), {"FUZZ_REQUESTS": "100000", "FUZZ_JSON": "{json}"}),
+    "foreign requests": Run((*PYTEST, "tests/outbox/api/fuzz"), {"FUZZ_REQUESTS": "20000", "FUZZ_JSON": "{json}"}),
     EXPLORER: Run(("-m", "tests.explorer", "--seconds", "{seconds}", "--json", "{json}")),
     MUTANTS: Run(("-m", "tests.mutants", "--json", "{json}")),
 }
