@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
-import msgspec
-
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, places_as_stored
 from outbox.batches.fence import take_step
@@ -21,6 +19,8 @@ from outbox.logs import get_logger, log_fields
 from outbox.models import State
 
 logger = get_logger(__name__)
+
+DeadMessage = tuple[str, str, str]  # its id, its topic, and the reason
 
 DECIDE = f"""
 UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
@@ -105,7 +105,7 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 def return_batch(
     connection: Connection, batch: ClaimedBatch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
-) -> list[DeadNotice]:
+) -> list[DeadMessage]:
     """
     Release a claimed batch, or mark it DEAD; return the messages that have become dead.
 
@@ -137,7 +137,7 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 """
 
 
-def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadMessage]:
     """Mark a prepared batch of one DEAD, and return its message. `split_at_commit` takes such ones out of a larger batch."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     take_step(connection, GIVE_UP, arguments)
@@ -184,14 +184,6 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 """
 
 
-class DeadNotice(msgspec.Struct, frozen=True):
-    """A message that has just become dead."""
-
-    message_id: str
-    topic: str
-    reason: str
-
-
 def note_failure(
     connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
 ) -> None:
@@ -199,19 +191,16 @@ def note_failure(
     connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
 
 
-def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:
+def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadMessage]:
     """Copy the messages of dead batches, in the transaction that marks them DEAD."""
     if not batch_ids:
         return []
-    return [DeadNotice(*row) for row in connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()]
+    return connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()
 
 
-def notify_dead(dead: Sequence[DeadNotice]) -> None:
+def notify_dead(dead: Sequence[DeadMessage]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
-    for message in dead:
-        extra = log_fields(message_id=message.message_id, topic=message.topic)
-        text = "Message %s on topic %r is dead (see outbox_replay --unsent): %s"
-        logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
-        signals.message_dead.send_robust(
-            sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason
-        )
+    for message_id, topic, reason in dead:
+        extra = log_fields(message_id=message_id, topic=topic)
+        logger.error("Message %s on topic %r is dead (see outbox_replay --unsent): %s", message_id, topic, reason, extra=extra)
+        signals.message_dead.send_robust(sender=copy_dead, message_id=message_id, topic=topic, reason=reason)

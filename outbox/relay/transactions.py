@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from outbox import signals, tracing
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Unaccepted
 from outbox.batches.split import split_at_claim
-from outbox.batches.steps import DeadNotice, notify_dead
+from outbox.batches.steps import DeadMessage, notify_dead
 from outbox.batches.transactions import (
     adopt,
     give_up_batch,
@@ -201,10 +201,10 @@ class TransactionalSender:
             return
         self._notify_lost(lane, give_up_lane(self.connection, lane, alias, error=MARKER_LOST.format(lane=lane, broker=alias)))
 
-    def _notify_lost(self, lane: int, dead: Sequence[DeadNotice]) -> None:
+    def _notify_lost(self, lane: int, dead: Sequence[DeadMessage]) -> None:
         notify_dead(dead)
         reason = f"The marker of lane {lane} is gone from broker {self.broker.alias!r}: {len(dead)} messages are dead."
-        details = {"lane": lane, "broker": self.broker.alias, "messages": [message.message_id for message in dead]}
+        details = {"lane": lane, "broker": self.broker.alias, "messages": [message_id for message_id, _, _ in dead]}
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _reset_marker(self) -> None:
