@@ -279,7 +279,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if not may_see(self.admin_site, Deferred, request):
             return []
         url = url_of(self.admin_site, "outbox_deferred_changelist")
-        groups = [end.group for end in timeline.ended if not end.by]
+        groups = [group for group, _outcome, by in timeline.ended if not by]
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted, places_as_stored
 from outbox.batches.fence import take_step
-from outbox.batches.steps import DeadMessage, copy_dead
+from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import State
 
@@ -105,14 +105,14 @@ def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
 
 def split_at_claim(
     connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """Split positions off a claimed batch that is sent without them; else as `split_at_send`."""
     return _split(connection, SPLIT_AT_CLAIM, batch, leaving, waits, {})
 
 
 def split_at_send(
     connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """
     Split positions off a claimed batch that was sent in one phase; the rest of it is SENT.
 
@@ -138,7 +138,7 @@ def split_at_decision(
     half_ids: Sequence[str | None],
     half_places: Mapping[int, str],
     window: timedelta | None,
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """
     Split positions off a claimed batch, and decide to commit the half messages of the others; else as `split_at_send`.
 
@@ -159,7 +159,7 @@ def split_at_commit(
     *,
     waits: Sequence[timedelta],
     open_positions: Sequence[int],
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """
     Split positions whose half messages are gone off a prepared batch; else as `split_at_send`.
 
@@ -183,7 +183,7 @@ def _split(
     leaving: Sequence[Run],
     waits: Sequence[timedelta],
     own: Mapping[str, Any],
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """Execute one of the statements above with the arguments that all share and its own; copy the dead messages."""
     arguments = {
         "id": batch.id,

@@ -20,7 +20,7 @@ from outbox.models import State
 
 logger = get_logger(__name__)
 
-DeadMessage = tuple[str, str, str]  # its id, its topic, and the reason
+DeadNotice = tuple[str, str, str]  # its id, its topic, and the reason
 
 DECIDE = f"""
 UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
@@ -105,7 +105,7 @@ WHERE state = {State.CLAIMED} AND owner = %s
 
 def return_batch(
     connection: Connection, batch: ClaimedBatch, *, wait: timedelta, error: str, is_counted: bool, is_dead: bool
-) -> list[DeadMessage]:
+) -> list[DeadNotice]:
     """
     Release a claimed batch, or mark it DEAD; return the messages that have become dead.
 
@@ -137,7 +137,7 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 """
 
 
-def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadMessage]:
+def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
     """Mark a prepared batch of one DEAD, and return its message. `split_at_commit` takes such ones out of a larger batch."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     take_step(connection, GIVE_UP, arguments)
@@ -191,14 +191,14 @@ def note_failure(
     connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
 
 
-def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadMessage]:
+def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:
     """Copy the messages of dead batches, in the transaction that marks them DEAD."""
     if not batch_ids:
         return []
     return connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()
 
 
-def notify_dead(dead: Sequence[DeadMessage]) -> None:
+def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
     for message_id, topic, reason in dead:
         extra = log_fields(message_id=message_id, topic=topic)

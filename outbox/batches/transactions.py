@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch, Transaction
 from outbox.batches.fence import take_step
-from outbox.batches.steps import DeadMessage, copy_dead
+from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import UNFINISHED, State
 
@@ -128,14 +128,14 @@ def is_in_doubt(connection: Connection, lane: int, broker: str) -> bool:
     return connection.execute(f"{IN_DOUBT} LIMIT 1", {"lane": lane, "broker": broker}).fetchone() is not None
 
 
-def give_up_lane(connection: Connection, lane: int, broker: str, *, error: str) -> list[DeadMessage]:
+def give_up_lane(connection: Connection, lane: int, broker: str, *, error: str) -> list[DeadNotice]:
     """Mark the batches that a lane's transactions left in doubt DEAD, since its marker is lost; return their messages."""
     with connection.transaction():
         dead = connection.execute(GIVE_UP_LANE, {"lane": lane, "broker": broker, "error": error}).fetchall()
         return copy_dead(connection, [row[0] for row in dead])
 
 
-def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) -> list[DeadMessage]:
+def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) -> list[DeadNotice]:
     """
     Mark a claimed batch in doubt DEAD, since the marker of its lane is lost; return its messages.
 

@@ -11,7 +11,7 @@ import msgspec
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.split import Run, runs
-from outbox.batches.steps import DeadMessage, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
+from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.outages import Backoff
@@ -49,7 +49,7 @@ class Splitter(msgspec.Struct, frozen=True):
         self,
         batch: ClaimedBatch | PreparedBatch,
         unaccepted: Mapping[int, Unaccepted],
-        step: Callable[..., list[DeadMessage]],
+        step: Callable[..., list[DeadNotice]],
         **more: Any,
     ) -> None:
         """Split positions off a batch, by a step of `batches/split.py` with more arguments of its own."""
@@ -64,7 +64,7 @@ class Splitter(msgspec.Struct, frozen=True):
     def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> None:
         """Release a decided batch of one whose half message does not exist any more, or mark it dead where that is unproven."""
         run = Run(1, 1, gone.reason, gone.text)
-        dead: list[DeadMessage] = []
+        dead: list[DeadNotice] = []
         with self.connection.transaction():
             if run.is_dead:
                 dead = give_up_unproven(self.connection, batch, error=run.text)
