@@ -223,7 +223,8 @@ class TransactionalSender:
         """
         results: list[BatchSendResult] = []
         sent: set[int] = set()
-        waiting = self._adopt(self._release_unavailable(batches), sent)
+        adopted = (self._adopt(batch, sent) for batch in self._release_unavailable(batches))
+        waiting = [batch for batch in adopted if batch is not None]
         for loaded in self._loads(waiting):
             round_ = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
@@ -242,16 +243,13 @@ class TransactionalSender:
                 self._return_unavailable(batch, away[batch.topic])
         return [batch for batch in batches if batch.topic not in away]
 
-    def _adopt(self, batches: Sequence[ClaimedBatch], sent: set[int]) -> list[ClaimedBatch]:
+    def _adopt(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         """
-        Return the batches that may be sent in this lane's next transaction, which is recorded.
+        Return a batch if it may be sent in this lane's next transaction, which is recorded.
 
         Args:
-            sent: the ids of those that were found to be published are added.
+            sent: its id is added where it was found to be published.
         """
-        return [ready for batch in batches if (ready := self._adopt_one(batch, sent)) is not None]
-
-    def _adopt_one(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         lane, held = self.lane, batch.transaction
         if held is not None and held.attempt == batch.attempt:
             return batch  # no transaction before this claim may hold it
