@@ -25,8 +25,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from outbox.pipeline.spark import HistoryError
-from outbox.pipeline.spark.cells import COLUMNS as OF_ROLES
-from outbox.pipeline.spark.cells import DEAD, DISCARDED, MAX_GROUPS, NEVER, WAITING, Roles, Seen, micros, roles_of
+from outbox.pipeline.spark.cells import COLUMNS as ROLE_COLUMNS
+from outbox.pipeline.spark.cells import DEAD, DISCARDED, FAR_FUTURE, MAX_GROUPS, WAITING, Role, RoleRules, micros, role_rules
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Report, Stage, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
@@ -117,22 +117,22 @@ def _findings(stage: Stage, rows: Iterable[Any]) -> list[Breach]:
 OBSERVED = pa.schema({"message_id": pa.string(), "topic": pa.string(), "seen": pa.string()})
 NOT_READ = "not recorded yet"
 SENT_AS = {
-    int(Seen.SENT): "sent",
-    int(Seen.SENT_YOUNG): "sent young",
-    int(Seen.UNSEEN): "unseen",
-    int(Seen.UNREAD): "unread",
+    int(Role.SENT): "sent",
+    int(Role.SENT_YOUNG): "sent young",
+    int(Role.UNSEEN): "unseen",
+    int(Role.UNREAD): "unread",
 }
 
 
 def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """Compare the stages, message by message."""
     columns = {
-        name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in OF_ROLES.items()
+        name: tuple(dict.fromkeys(("source", "topic", "number", "message_id", *wanted))) for name, wanted in ROLE_COLUMNS.items()
     }
     if not may_have_null(history, columns, "number"):
         return []
     observations = Observations(
-        roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
+        role_rules(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
     )
     wrong = (
         scan(spark, history, columns, observations.of_part, OBSERVED, where_null="number")
@@ -151,7 +151,7 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
 class Observations:
     """Turns rows of messages without a number into observations: message_id, topic, seen."""
 
-    roles: Roles
+    roles: RoleRules
     sources: frozenset[str]
     cutoff_micros: int
 
@@ -177,7 +177,7 @@ class Observations:
                 for index, is_not_owed in self.roles.not_owed(batch):
                     yield [f"not for {self.roles.groups[index].name}" if flag else None for flag in is_not_owed]
             case "broker":
-                is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
+                is_shown = micros_of(batch, "at", missing=FAR_FUTURE) <= self.cutoff_micros
                 yield np.where(is_shown, "stored", "stored young").tolist()
             case "inbox":
                 yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
