@@ -283,7 +283,9 @@ def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -
     if archived.live_since is None:  # nothing was ever pruned
         return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
     kept = timedelta(seconds=archived.kept_seconds)
-    complete = partial(complete_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
+    complete = partial(
+        complete_since, commits, days, installed_at=archived.born, retention=kept, database_since=archived.live_since
+    )
     whole, recorded = complete(), complete(frames=[RECORDED.name])
     begin = max((time for time in (whole, since) if time), default=None)
     return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)

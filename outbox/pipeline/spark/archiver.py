@@ -34,7 +34,7 @@ from outbox.pipeline.spark.lake import (
     Frame,
     Lake,
     Span,
-    Written,
+    WrittenFrame,
     digest_query,
     require_own_lake,
 )
@@ -355,7 +355,7 @@ class Archiver:
         failpoint("archive.after_commit")
         return commit
 
-    def _verified(self, span: Span, frame: Frame, attempt: int, planned: Written) -> Written:
+    def _verified(self, span: Span, frame: Frame, attempt: int, planned: WrittenFrame) -> WrittenFrame:
         if not planned.rows:
             return planned
         folder = self._folder(span, frame.name, attempt)
@@ -367,7 +367,7 @@ class Archiver:
                 "other values. Nothing was committed or deleted. Check the disk, then archive again."
             )
         sizes = {str(file.relative_to(self.lake.root)): file.stat().st_size for file in files}
-        return Written(rows, digest, sizes)
+        return WrittenFrame(rows, digest, sizes)
 
     def _delete(self, span: Span, commit: Commit) -> None:
         records.mark(self.connection, records.COMMITTED, commit)
@@ -417,9 +417,9 @@ def archive_due(config: ArchiveConfig, log: Log) -> ArchiveReport:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
 
 
-def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
+def _planned(reading: Connection, frame: Frame, span: Span) -> WrittenFrame:
     [row] = reading.execute(digest_query(frame, frame.query(span))).fetchall()
-    return Written(*row)
+    return WrittenFrame(*row)
 
 
 def _cuts(reading: Connection, span: Span, rows: int, per_part: int) -> list[tuple[str | None, str | None]]:
