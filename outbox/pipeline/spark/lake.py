@@ -144,7 +144,7 @@ def _text(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, name) for name in names)
 
 
-# Messages and their states. On a day whose messages are all finished, a row changes only if an operator sends a dead message again.
+# Messages and their states. On a finished day, a row changes only if an operator sends a dead message again.
 # Topic 0 marks a tombstone, which a check-back writes in place of a message. If several batches contain a message, the newest one
 # is valid.
 MESSAGES = Frame(
@@ -267,7 +267,8 @@ CHECK_BACK = Frame(
 )
 
 # Messages that the recorder has received, with their positions (queue and pos) at the broker. A position may be recorded again
-# after its row was deleted from the table, so `archived.once` drops repetitions. Commits of older versions lack this frame.
+# after its row was deleted from the table; `archived.drop_repeated_rows` keeps one row. Commits of older versions lack this
+# frame.
 RECORDED = Frame(
     "recorded",
     (

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from outbox.pipeline.spark import HistoryError, PipelineError, statements
-from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.archived import add_archived, broker_spans, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.findings import Breach, broken_rows
 from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
@@ -87,7 +87,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
     of_lake: dict[str, Any] = {}
     if lake is not None:
-        recorded = known_at_the_broker(config, lake, recorded)
+        recorded = broker_spans(config, lake, recorded)
         of_lake = {"judged_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
     write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox import database
 from outbox.pipeline.spark import LakeError
-from outbox.pipeline.spark.archived import ALWAYS, LakeSnapshot, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.archived import ALWAYS, LakeSnapshot, broker_spans, snapshot_lake
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
 from outbox.pipeline.spark.history import Recorded
 from outbox.pipeline.spark.statements import exported_snapshot
@@ -34,7 +34,7 @@ class TestWhatIsKnownOfBrokers:
         archived = Archived(str(lake.root), began, 7 * 86400.0, live_since)
         config = PipelineConfig(Source("x"), seen_topics=["orders", "bills", "notes"], recorded={"bills": 0.0, "notes": 0.0})
         recorded = {"bills": Recorded(began, until), "notes": Recorded(late, None)}
-        return known_at_the_broker(config, LakeSnapshot(archived, lake, [], set(), True, None, recorded_since), recorded)
+        return broker_spans(config, LakeSnapshot(archived, lake, [], set(), True, None, recorded_since), recorded)
 
     def test_is_all_that_was_recorded_and_in_their_own_tables_what_is_not_pruned(self, lake):
         began, _, late, until, live = self.MOMENTS
