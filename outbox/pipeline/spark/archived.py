@@ -31,8 +31,8 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark import LakeError, records
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
 from outbox.pipeline.spark.findings import NO_TOPIC
-from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
+from outbox.pipeline.spark.history import LATEST_TIME, RecordedTimes
 from outbox.pipeline.spark.lake import (
     DUPLICATE,
     EPOCH,
@@ -302,7 +302,7 @@ def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -
     return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), complete_from is None, begin, recorded_from)
 
 
-def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
+def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[str, RecordedTimes]) -> dict[str, RecordedTimes]:
     """
     Return topic -> the span of time for which database and lake have the messages at the broker.
 
@@ -315,7 +315,7 @@ def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[
     live = snapshot.archived.live_since
     if live is None:
         return recorded
-    not_archived = {topic: Recorded(live, ALWAYS) for topic in config.seen_topics if topic not in config.recorded}
+    not_archived = {topic: RecordedTimes(live, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
     since = snapshot.recorded_since
     return not_archived | {
         topic: replace(recorded_topic, began=max(recorded_topic.began, since)) if since else recorded_topic

@@ -298,7 +298,7 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
         folder = config.outbox.url
     with steps("opening the history"):
         history = open_history(spark, folder)
-    config = replace(config, since=history.judged_since or config.since)
+    config = replace(config, since=history.audited_since or config.since)
     recent = history  # without archived days, whose latency and backlog earlier runs have reported
     if config.archived and config.archived.live_since:
         recent = history.since(first_id_at(config.archived.live_since))

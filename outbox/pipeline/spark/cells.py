@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from outbox.pipeline.spark.config import AuditedGroup, PipelineConfig
-from outbox.pipeline.spark.history import History, Recorded
+from outbox.pipeline.spark.history import History, RecordedTimes
 from outbox.pipeline.spark.scan import Bools, Ints, coded, distinct, integers, micros_of
 
 
@@ -195,14 +195,14 @@ def recorded_spans(config: PipelineConfig, history: History) -> dict[str, Record
     of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}
     for topic in {**config.recorded, **history.recorded}:
         hidden_seconds = config.recorded.get(topic, 0.0)
-        recorded = history.recorded.get(topic, Recorded(history.as_of, None))
+        recorded = history.recorded.get(topic, RecordedTimes(history.as_of, None))
         began = recorded.began + tolerance
         until = began if recorded.until is None else recorded.until - tolerance
         spans[topic] = RecordedSpan(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in of_kafka)
     return spans
 
 
-def unread_detail(recorded: Recorded | None) -> str:
+def unread_detail(recorded: RecordedTimes | None) -> str:
     """Return the detail of a finding about sent messages that the history cannot contain yet, even if the broker has them."""
     if recorded is not None and recorded.why:
         return recorded.why

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import KafkaCluster
-from outbox.pipeline.spark.history import ALWAYS, FRAMES, Recorded
+from outbox.pipeline.spark.history import FRAMES, LATEST_TIME, RecordedTimes
 from outbox.pipeline.spark.lake import EPOCH
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class KafkaSnapshot:
 
     cluster: KafkaCluster
     bounds: Bounds
-    recorded: Mapping[str, Recorded]
+    recorded: Mapping[str, RecordedTimes]
     finished: Mapping[str, Mapping[Partition, int]]
 
     @classmethod
@@ -167,20 +167,20 @@ def _offsets(admin: AdminClient, places: Sequence[Partition], which: OffsetSpec,
     return {(place.topic, place.partition): answer.result(ANSWER_SECONDS).offset for place, answer in offsets.items()}
 
 
-def _recorded(admin: AdminClient, settings: Mapping[str, Any], topic: str, bounds: Bounds) -> Recorded:
+def _recorded(admin: AdminClient, settings: Mapping[str, Any], topic: str, bounds: Bounds) -> RecordedTimes:
     """Return between which times a topic has all messages: since its retention deleted some, and before an open transaction."""
     if _is_compacted(admin, topic):
-        return Recorded(ALWAYS, ALWAYS)
+        return RecordedTimes(LATEST_TIME, LATEST_TIME)
     places = [place for place in bounds if place[0] == topic]
     ends = _offsets(admin, places, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
-    began, until, why = EPOCH, ALWAYS, ""
+    began, until, why = EPOCH, LATEST_TIME, ""
     for place in places:
         low, committed = bounds[place]
         if low > 0:
             began = max(began, _time_at(settings, place, low, ends[place]))
         if committed < ends[place] and (begun := _time_at(settings, place, committed, ends[place])) < until:
             until, why = begun, OPEN.format(partition=place[1], time=begun.isoformat(timespec="seconds"))
-    return Recorded(began, until, why)
+    return RecordedTimes(began, until, why)
 
 
 def _is_compacted(admin: AdminClient, topic: str) -> bool:

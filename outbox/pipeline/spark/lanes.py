@@ -61,7 +61,7 @@ from outbox.pipeline.spark.cells import (
 )
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import NO_SUCH_LANE, NUMBERS_WITHOUT_LANE, Breach, FindingKind, Report, Stage, merge
-from outbox.pipeline.spark.history import History, Mark, Recorded
+from outbox.pipeline.spark.history import History, Mark, RecordedTimes
 from outbox.pipeline.spark.scan import Bools, Ints, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def audit_lanes(spark: SparkSession, config: PipelineConfig, history: History) -
     The findings have no message ids yet, and DUPLICATED stands for any repeated number, of one message or of several.
     `with_messages` completes both.
     """
-    marks = history.marks_list()
+    marks = history.read_marks()
     result = Report()
     rows = _compare_lanes(spark, config, history, marks)
     if unknown := _unknown_lanes(history, rows, result):
@@ -364,7 +364,7 @@ def _collect(result: Report, config: PipelineConfig, history: History, marks: Se
     result.findings += _without_losses_before_groups_began(config, rows, merge(findings))
 
 
-def _finding(mark: Mark, row: Any, recorded: Recorded | None) -> Breach:
+def _finding(mark: Mark, row: Any, recorded: RecordedTimes | None) -> Breach:
     group = row.what if row.stage == Stage.INBOX else ""
     span = row.last - row.first + 1
     detail = (

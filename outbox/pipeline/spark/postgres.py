@@ -25,7 +25,7 @@ from outbox.pipeline.spark import HistoryError, PipelineError, statements
 from outbox.pipeline.spark.archived import add_archived, broker_spans, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.findings import Breach, broken_rows
-from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
+from outbox.pipeline.spark.history import FRAMES, RecordedTimes, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake import RECORDED
 from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
 from outbox.pipeline.spark.statements import BROKEN_BATCHES, Statement, exported_snapshot
@@ -77,7 +77,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
-            recorded = {topic: Recorded(began, until) for topic, began, until in rows}
+            recorded = {topic: RecordedTimes(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
         broken = broken_rows(connection.execute(BROKEN_BATCHES))
@@ -88,7 +88,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
     of_lake: dict[str, Any] = {}
     if lake is not None:
         recorded = broker_spans(config, lake, recorded)
-        of_lake = {"judged_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+        of_lake = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
     write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from outbox.pipeline.spark.history import MESSAGE_FRAMES, History, opened
+from outbox.pipeline.spark.history import MESSAGE_FRAMES, History, open_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -256,7 +256,7 @@ def may_have_null(history: History, frames: Iterable[str], column: str) -> bool:
 
 def _file_may_have_null(column: str, file: str) -> bool:
     try:
-        with opened(file) as source:
+        with open_file(file) as source:
             metadata = pq.read_metadata(source)
     except (OSError, pa.ArrowException):
         return True  # the error will be reported when its rows are read
@@ -289,7 +289,7 @@ class FileReader:
         if first_id and "message_id" not in columns:
             columns.append("message_id")
         codes = [name for name in CODED if name in columns]
-        with opened(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
+        with open_file(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
             groups = self._groups(parquet.metadata, part)
             for batch in parquet.iter_batches(ROWS, row_groups=groups, columns=columns, use_threads=False):
                 yield batch.filter(pc.greater_equal(batch.column("message_id"), first_id)) if first_id else batch

@@ -105,7 +105,7 @@ class TestAHistoryFromPostgreSQL:
             (str(outbox[10]), None, "waiting"),
             (str(outbox[11]), None, "delayed"),
         }
-        assert {(mark.topic, mark.lane, mark.first, mark.last) for mark in history.marks_list()} == {("orders", 1, 1, 10)}
+        assert {(mark.topic, mark.lane, mark.first, mark.last) for mark in history.read_marks()} == {("orders", 1, 1, 10)}
         assert [history.frames[name].count() for name in ("messages", "broker", "inbox")] == [12, 10, 9]
         assert {row.type for row in history.messages.collect()} == {"OrderPlaced"}
         report = audit(spark, config, history)
