@@ -29,7 +29,7 @@ from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.cells import COLUMNS as ROLE_COLUMNS
 from outbox.pipeline.spark.cells import DEAD, DISCARDED, FAR_FUTURE, MAX_GROUPS, WAITING, Role, RoleRules, micros, role_rules
 from outbox.pipeline.spark.config import PipelineConfig
-from outbox.pipeline.spark.findings import IN_ORDER, NO_TOPIC, NOT_SENT, Breach, FindingKind, Report, Stage, unknown_topic
+from outbox.pipeline.spark.findings import NO_TOPIC, NOT_SENT, REPORT_ORDER, Breach, FindingKind, Report, Stage, unknown_topic
 from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.keys import audit_keys, by_topic, digest
 from outbox.pipeline.spark.lake import first_id_at
@@ -269,7 +269,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     with steps("comparing the stages"), ThreadPoolExecutor(2) as pool:
         numbers, ids = pool.submit(audit_numbers), pool.submit(audit_ids)
     report = numbers.result()
-    report.findings = sorted([*report.findings, *ids.result(), *history.broken], key=IN_ORDER)
+    report.findings = sorted([*report.findings, *ids.result(), *history.broken], key=REPORT_ORDER)
     return report
 
 

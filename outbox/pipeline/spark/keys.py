@@ -44,7 +44,7 @@ from outbox.pipeline.spark.findings import (
     Stage,
 )
 from outbox.pipeline.spark.history import FRAMES, History
-from outbox.pipeline.spark.scan import CODED, Ints, coded, collected, ddl, integers, micros_of, scan
+from outbox.pipeline.spark.scan import DICTIONARY_COLUMNS, Ints, coded, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,7 +120,7 @@ class Digest:
     """Accumulates the digests of one side of pairs of frames."""
 
     def __init__(self) -> None:
-        self._found: dict[int, npt.NDArray[np.int64]] = {}
+        self._counts: dict[int, npt.NDArray[np.int64]] = {}
 
     def add(self, pair: int, sign: int, hashes: Hashes) -> None:
         """Add the keys of some rows. sign: -1 left, 1 right."""
@@ -129,11 +129,11 @@ class Digest:
         # Sums of 32-bit halves of a batch are below 2^53, up to which floats are exact.
         sums = [np.bincount(buckets, part.astype(np.float64), BUCKETS).astype(np.int64) for part in parts]
         found = sign * np.stack([np.bincount(buckets, minlength=BUCKETS), *sums])
-        self._found[pair] = self._found.get(pair, 0) + found
+        self._counts[pair] = self._counts.get(pair, 0) + found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield a row for each bucket that is not zero."""
-        for pair, found in self._found.items():
+        for pair, found in self._counts.items():
             buckets = np.flatnonzero(found.any(axis=0))
             columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *found[:, buckets]]
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=DIGEST)
@@ -256,7 +256,7 @@ def row_hashes(frame: str, batch: pa.RecordBatch) -> Hashes:
 
 
 def _hashes(batch: pa.RecordBatch, name: str) -> Hashes:
-    if name in CODED:
+    if name in DICTIONARY_COLUMNS:
         return coded(batch, name).each(_of_text, np.uint64)
     column = batch.column(name)
     if name in TEXTS:
