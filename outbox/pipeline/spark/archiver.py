@@ -41,7 +41,7 @@ from outbox.pipeline.spark.lake import (
     digest_query,
     require_own_lake,
 )
-from outbox.pipeline.spark.statements import HIGHEST, NOW, exported_snapshot, is_beyond
+from outbox.pipeline.spark.statements import HIGHEST, NOW, exported_snapshot, is_out_of_range
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
@@ -88,13 +88,13 @@ MAX_VALUES_NAMED = 3  # in the reason why a day is kept
 
 FIND_UNREADABLE_MESSAGES = f"""
 SELECT 'created_at of message ' || id || ' is ' || created_at FROM outbox_message
-WHERE id >= %(first)s AND id < %(end)s AND {is_beyond("created_at")}
+WHERE id >= %(first)s AND id < %(end)s AND {is_out_of_range("created_at")}
 UNION ALL
 SELECT w.name || ' of batch ' || b.id || ' with message ' || b.message_ids[1] || ' is ' || w.value
 FROM outbox_batch b CROSS JOIN LATERAL (
     SELECT name, value::text FROM (
         VALUES ('claimed_at', b.claimed_at), ('decided_at', b.decided_at), ('sent_at', b.sent_at)) t(name, value)
-    WHERE {is_beyond("value")}
+    WHERE {is_out_of_range("value")}
     UNION ALL SELECT 'first number', b.first_seq::text WHERE b.first_seq NOT BETWEEN -{HIGHEST} AND {HIGHEST}) w(name, value)
 WHERE outbox_newest(b.message_ids) >= %(first)s
     AND EXISTS (SELECT FROM unnest(b.message_ids) u(id) WHERE u.id >= %(first)s AND u.id < %(end)s)
@@ -116,7 +116,7 @@ def _find_unreadable_rows(frame: Frame, span: Span) -> str:
     times = [column.sql for column in frame.columns if column.kind == "time"]
     return " UNION ALL ".join(
         f"SELECT '{time} of message ' || coalesce({message}, '') || ' in outbox_{frame.name} is ' || {time} "
-        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {is_beyond(time)}"
+        f"FROM outbox_{frame.name} WHERE {frame.time} < '{span.end}' AND {is_out_of_range(time)}"
         for time in times
     )
 

@@ -1,11 +1,11 @@
 """
-Copy PostgreSQL's tables, and the topics of Kafka, to a history in Parquet.
+Copy PostgreSQL's tables and Kafka's topics to a history in Parquet.
 
     outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
                                                                                   orders, 1, 4, b, sent
 
-Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
-Brokers are looked at first, so that every message that they have is also in the outbox's snapshot.
+Each database is read in one snapshot, which ends after the copy, so that it does not hold back vacuum while the history is
+audited. The brokers' snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
-NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # errors that are not caused by damaged rows
+
+# Texts in errors that damaged rows do not cause, so reading again with checks would not help.
+NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)
 
 
 @dataclass(frozen=True)
 class FramePart:
-    """A query for a frame, or for a part of it. `opened`: a connection in the snapshot, and the snapshot's name."""
+    """
+    The queries for a frame, or for a part of it, and where to execute them.
+
+    Args:
+        opened: a connection in the snapshot, and the name of the snapshot.
+    """
 
     source: Source
     opened: tuple[Any, str]
@@ -54,14 +61,14 @@ class FramePart:
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
     """
-    Write the current history to a folder.
+    Copy the current history to a folder.
 
-    Rows that no release writes, and that cannot be read, are listed in `History.broken`.
+    Findings about rows that no release writes are stored in it, as `History.broken`.
 
     Raises:
-        HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
+        HistoryError: a database or Kafka cannot be read, or a table or column is missing; the text names it.
         LakeError: the lake cannot be read.
-        PipelineError: Kafka is to be read, and its client is missing.
+        PipelineError: a Kafka cluster is to be read, and the package confluent-kafka is missing.
     """
     brokers_as_of = _now(config.outbox.url) if config.kafka else None
     clusters = _snapshot_clusters(config)
@@ -100,7 +107,7 @@ def _now(url: str) -> datetime:
 
 
 def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
-    """Note what Kafka's clusters have now. Raises HistoryError; PipelineError where Kafka's client is missing."""
+    """Record the offsets that Kafka's clusters have now. Raises HistoryError; PipelineError if confluent-kafka is missing."""
     if not config.kafka:
         return []
     try:
@@ -113,12 +120,18 @@ def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
 def _parts(
     spark: SparkSession, config: PipelineConfig, opened: Opened, clusters: Sequence[KafkaSnapshot], *, is_archived: bool
 ) -> dict[str, list[FramePart | DataFrame]]:
-    """Return the parts of each frame. With an archive: all numbers of lanes, and recorded rows in the form of the lake."""
+    """
+    Return frame -> its parts.
+
+    Args:
+        is_archived: archived days will be added. So marks begin with the first number, and the recorder's rows are returned as a
+            separate frame with the lake's columns.
+    """
     parts: dict[str, list[FramePart | DataFrame]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
             parts[name].append(FramePart(source, opened[source.url], statement))
-    ours = opened[config.outbox.url]
+    outbox = opened[config.outbox.url]
     for cluster in clusters:
         parts["broker"] += cluster.messages(spark)
         parts["failed_deliveries"] += cluster.waiting(spark)
@@ -128,16 +141,16 @@ def _parts(
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
-        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])]
+        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), outbox[1])]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     for name, statement in wanted:
-        parts[name].append(FramePart(config.outbox, ours, statement))
+        parts[name].append(FramePart(config.outbox, outbox, statement))
     return parts
 
 
 def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
-    """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
+    """Write a frame. On an error, read its tables again with checks of each value, and return findings about the broken rows."""
     queries = [part for part in parts if isinstance(part, FramePart)]
 
     def write(*, with_care: bool) -> None:
@@ -150,7 +163,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
         try:
             write(with_care=False)
             return []
-        except Exception as error:  # tasks raise errors of PySpark or py4j
+        except Exception as error:  # errors of tasks are of PySpark or py4j
             is_careful = any(part.statement.careful for part in queries)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
@@ -181,6 +194,6 @@ def _explained(name: str, error: Exception) -> HistoryError:
     hint = ""
     if "does not exist" in text:
         hint = " The database's tables are of another version: run migrate."
-    if any(said_so in text for said_so in SNAPSHOT_GONE):
+    if any(sign in text for sign in SNAPSHOT_GONE):
         hint = " The snapshot is gone, because its connection was closed or the server was restarted. Run the job again."
     return HistoryError(f"The frame {name!r} cannot be read: {reason}.{hint}")
