@@ -38,9 +38,9 @@ class Role(enum.IntEnum):
     STORED = 5  # at the broker
     STORED_YOUNG = 6
     FOREIGN_GROUP = 7  # in the inbox of a group that is not audited
-    NO_NUMBER_PLACE = 8
-    NO_NUMBER_BROKER = 9
-    NO_NUMBER_INBOX = 10
+    NO_NUMBER_PLACE = 8  # in the outbox, with a number that no lane can assign
+    NO_NUMBER_BROKER = 9  # the same at the broker
+    NO_NUMBER_INBOX = 10  # the same in the inbox of a group
     UNSEEN = 11  # sent before the recorder began, so the broker may have it without a record
     UNREAD = 12  # sent, not young, and the recorder has not read that far yet
 
@@ -139,6 +139,7 @@ class RoleRules:
         roles = np.where(at <= self.cutoff_micros, Role.SENT, Role.SENT_YOUNG)
         for name, span in self.recorded_spans.items():
             is_earlier = (claimed_at if span.is_by_claim else at) < span.began
+            # A delayed message may not have become visible before `until`, so the recorder could not receive it.
             may_be_hidden = (at > span.until - span.hidden) & (span.hidden > 0)
             cases = {
                 Role.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & is_earlier),
@@ -161,8 +162,8 @@ class RoleRules:
 
     def _of_places(self, batch: pa.RecordBatch) -> Ints:
         state = coded(batch, "state")
-        is_long_open = micros_of(batch, "claimed_at", "at", missing=FAR_FUTURE) <= self.cutoff_micros
-        under_way = np.where(is_long_open, Role.OPEN_LATE, Role.OPEN)
+        is_late = micros_of(batch, "claimed_at", "at", missing=FAR_FUTURE) <= self.cutoff_micros
+        under_way = np.where(is_late, Role.OPEN_LATE, Role.OPEN)
         otherwise = np.where(state.is_("dead", "discarded"), Role.GONE, under_way)
         return np.where(state.is_("sent"), self.of_sent(batch), otherwise)
 
@@ -219,7 +220,7 @@ def micros(time: datetime) -> int:
 
 BUCKET = 32_768
 HIGHEST = BUCKET << 34  # the highest possible number: with it, lane, role and bucket still fit into one integer
-CELLS_AT_ONCE = 256  # limits memory: while it is filled, a cell needs a byte per number
+CELLS_AT_ONCE = 256  # limits memory, since a cell needs a byte per number while it is filled
 
 LANE = ("source", "topic", "lane")
 LANE_FIELDS = [("source", pa.string()), ("topic", pa.string()), ("lane", pa.int16())]

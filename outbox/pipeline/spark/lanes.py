@@ -80,7 +80,7 @@ COUNTED_ROLES = {"outbox": OUTBOX_ROLES, "sent": SENT_ROLES, "explained": {Role.
 @dataclass(frozen=True)
 class ExpectedLane:
     """
-    What a lane's messages are compared with.
+    What is expected of a lane: the numbers of its messages, and the groups that must have handled them.
 
     Args:
         first, last: the range of numbers that the lane has assigned.
@@ -267,6 +267,8 @@ def cells(spark: SparkSession, config: PipelineConfig, history: History) -> Data
 
 
 def _summarize(roles: RoleRules, latest: int) -> Any:
+    """Return a function for `scan` that collects the rows of a part of a frame into cells."""
+
     def summarize(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cells_of_part = Cells(ROLE_WITHOUT_NUMBER[frame])
         for batch in batches:
@@ -288,6 +290,8 @@ def _expected(config: PipelineConfig, mark: Mark) -> ExpectedLane:
 
 
 def _compare_buckets(lanes: Mapping[LaneName, ExpectedLane]) -> Any:
+    """Return a function for `mapInArrow` that compares the stages of each bucket."""
+
     def compare_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = [row for bucket in batch.to_pylist() for row in _compare_bucket(lanes, **bucket)]
@@ -382,7 +386,7 @@ def _absent_buckets(mark: Mark, present: set[int]) -> Iterator[Breach]:
     Yield findings for the assigned numbers of buckets without any row.
 
     Args:
-        present: the buckets with rows. The loop runs over them, since far more may be missing.
+        present: the buckets with rows. The loop runs over them, since far more buckets may be missing.
     """
     first, end = mark.first, mark.last + 1
     for bucket in [*sorted(present), (end + BUCKET - 2) // BUCKET]:
@@ -414,7 +418,7 @@ def _without_losses_before_groups_began(config: PipelineConfig, rows: list[Any],
 
 
 LANE_SHIFT = 49  # bits: numbers are at most 2^49, and the index of the lane is above them
-BEFORE_ALL = np.iinfo(np.int64).min
+BEFORE_ALL = np.iinfo(np.int64).min  # the end of an empty range before the first one
 
 
 def index_of(ranges: Mapping[LaneName, Iterable[tuple[int, int]]]) -> RangeIndex:
