@@ -68,6 +68,7 @@ def read_lake(
     Return the rows of a frame in all commits, each row once. Commits of older versions may lack the frame.
 
     Args:
+        commits: the commits to read; None: all commits of the lake.
         unsettled: days that are not recorded as deleted from the database. Their inbox rows, and rows of other frames with a time
             column, may also be in the commit of a later day.
 

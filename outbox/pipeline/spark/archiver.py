@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ArchiveConfig:
     """
+    The configuration of an archive job.
+
     Args:
         pipeline: the outbox's database, and how to run Spark.
         lake: the folder of this database's lake.
@@ -161,7 +163,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
         connection.execute(END_IDLE_TRANSACTION)
         connection.execute(ROW_LOCK_TIMEOUT)
         if connection.execute(HAS_DEFERRED.format(end=span.end)).fetchone() == (True,):
-            raise DayInUse("messages that were handled and are deferred still, until outbox_relay or Celery's maintenance runs")
+            raise DayInUse("messages that were handled and are still deferred, until outbox_relay or Celery's maintenance runs")
         for name, frame in TIMED_FRAMES.items():
             if name not in commit.frames:  # committed by an older version; the next day's commit includes these rows
                 continue
@@ -270,7 +272,7 @@ class Archiver:
     Archives the days of a database that are due. The caller holds the archive lock.
 
     Args:
-        connection: the one that holds the lock, in autocommit.
+        connection: the connection that holds the lock, in autocommit.
         open_writer: called when the first rows are to be written.
     """
 

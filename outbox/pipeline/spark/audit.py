@@ -170,7 +170,7 @@ class Observations:
             is_ours = coded(batch, "source").is_(*self.sources)
             ours = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
             for seen in self.seen(frame, ours) if len(ours) else ():
-                has_seen = [message is not None for message in seen]
+                has_seen = [value is not None for value in seen]
                 columns = [ours.column("message_id"), ours.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
                 yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVATION)
 
@@ -204,26 +204,26 @@ def _delivery_state(outcome: str | None, group: str) -> str | None:
 def _unnumbered_rules(config: PipelineConfig) -> list[Column]:
     """Return a column for each rule: a struct if a message breaks it, otherwise NULL. Needs the columns topic and seen."""
 
-    def is_(*names: str) -> Column:
+    def has(*names: str) -> Column:
         return reduce(Column.__or__, [F.array_contains("seen", name) for name in names])
 
-    placed = is_(*OBSERVATION_OF_ROLE.values(), "gone", "late", "open")
-    stored = is_("stored", "stored young")
-    is_seen = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
+    placed = has(*OBSERVATION_OF_ROLE.values(), "gone", "late", "open")
+    stored = has("stored", "stored young")
+    is_broker_known = F.col("topic").isin(*config.seen_topics) if config.seen_topics else F.lit(False)
     arrived = F.exists("seen", lambda value: value.startswith("in "))
     rules = [
-        _rule(is_("late") & ~stored, FindingKind.LATE, Stage.OUTBOX, NOT_SENT),
-        _rule(is_seen & is_("sent") & ~stored, FindingKind.LOST, Stage.BROKER),
-        _rule(is_seen & is_("unread") & ~stored, FindingKind.LATE, Stage.BROKER, NOT_READ),
+        _rule(has("late") & ~stored, FindingKind.LATE, Stage.OUTBOX, NOT_SENT),
+        _rule(is_broker_known & has("sent") & ~stored, FindingKind.LOST, Stage.BROKER),
+        _rule(is_broker_known & has("unread") & ~stored, FindingKind.LATE, Stage.BROKER, NOT_READ),
         _rule(stored & ~placed, FindingKind.ORPHAN, Stage.BROKER),
         _rule(arrived & ~stored & ~placed, FindingKind.ORPHAN, Stage.INBOX),
     ]
-    due = F.when(is_seen, is_("stored") | (is_("unseen") & ~is_("stored young"))).otherwise(is_("sent"))
+    due = F.when(is_broker_known, has("stored") | (has("unseen") & ~has("stored young"))).otherwise(has("sent"))
     for group in config.groups:
         if group.topics:
             name = group.name
-            owed = due & F.col("topic").isin(*group.topics) & ~is_(f"in {name}", f"dead in {name}", f"not for {name}")
-            waits = is_(f"waits in {name}")
+            owed = due & F.col("topic").isin(*group.topics) & ~has(f"in {name}", f"dead in {name}", f"not for {name}")
+            waits = has(f"waits in {name}")
             rules.append(_rule(owed & ~waits, FindingKind.LOST, Stage.INBOX, group=name))
             rules.append(_rule(owed & waits, FindingKind.LATE, Stage.INBOX, group=name))
     return rules
@@ -273,7 +273,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     return report
 
 
-# The shortest audit is the first one: at the end, it would leave a core idle.
+# The first one is the shortest. If it ran last, a core would be idle at the end.
 ID_AUDITS: tuple[Callable[[SparkSession, PipelineConfig, History], list[Breach]], ...] = (
     audit_unnumbered,
     audit_keys,
