@@ -43,8 +43,7 @@ FROZEN_SECONDS = 60.0  # the server ends the session of a recorder that is idle 
 # One recorder per broker and group holds this lock. Others stand by until it is released, at the latest when its connection ends.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.RECORDER}, hashtext(%s))"
 
-# If a topic is recorded by another group or broker than before, the records of the old one are not continued: it is audited from
-# now on.
+# A topic that another group or broker has recorded before begins anew, so that it is audited from now on.
 BEGIN_TOPICS = """
 INSERT INTO outbox_recorded_topic AS t (topic, broker, consumer_group)
 SELECT topic, %(broker)s, %(group)s FROM unnest(%(topics)s::text[]) AS topic
@@ -128,7 +127,7 @@ class Recorder:
         Raises:
             BrokerUnavailable, psycopg.Error: broker or database cannot be reached; or the broker refuses a topic, and all
             messages
-                of the others are recorded.
+                of the other topics are recorded.
         """
         started_at: datetime | None = None
         while not is_stopped():
@@ -229,7 +228,9 @@ class Recorder:
     def _write_read_until(
         self, broker: Receives, connection: database.Connection, asked_at: datetime, topics: Sequence[str]
     ) -> None:
-        """Record that topics are read up to a time, except topics that the broker refuses: unread messages may wait in them."""
+        """
+        Record that topics are read up to a time, except topics that the broker refuses, because unread messages may wait in them.
+        """
         refusals = self._refusals(broker)
         known = [topic for topic in topics if topic not in refusals]
         connection.execute(READ_UNTIL, {"time": asked_at, "topics": known, "broker": self.alias, "group": self.group})

@@ -53,7 +53,8 @@ class KafkaSnapshot:
     The offsets of a cluster at one moment.
 
     Args:
-        bounds: partition -> the offset of its first record, and its last stable offset: no record from there on is committed yet.
+        bounds: partition -> the offset of its first record, and its last stable offset, up to which read_committed consumers can
+            read.
         recorded: topic -> the span of time for which the topic has all messages that were sent to it.
         finished: group -> partition -> the offset that the group has committed; it has finished all records before it.
     """
