@@ -161,8 +161,7 @@ SECURITY_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl."
 
 def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
     """
-    Return the settings with which a Java client connects as the Python client does. Settings that only tune a client are left
-    out.
+    Return the settings with which a Java client connects as the Python client does, without those that only tune a client.
 
     Certificates and keys are in the settings themselves, so the machine of the Java client needs no file.
 
@@ -268,10 +267,7 @@ def pipeline_config(
 
 
 def _business(using: str, name: str, entry: AuditSettings) -> Business:
-    """
-    Return the configuration of an entry's rows. Its query is executed without rows, so that wrong SQL is reported before Spark
-    starts.
-    """
+    """Return the configuration of an entry's rows. Executes its query without rows, to report wrong SQL before Spark starts."""
     business = business_of(name, entry)
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

@@ -4,8 +4,7 @@ Run an audit in a child process, store its signed result, and send an alert if t
     pipeline_config -> run_job (Spark) -> report -> verdict, stored run -> new findings? -> alert
 
 A nightly audit finds an old loss every night, but sends an alert about it only once. A running audit holds an advisory lock of
-its database, on a separate connection. So only one audit runs at a time, and a run in state RUNNING has died if nobody holds the
-lock.
+its database, on a separate connection. So only one audit runs at a time, and a run in state RUNNING has died if the lock is free.
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ def _find_unreadable_rows(frame: Frame, span: Span) -> str:
 
 DELETE = "DELETE FROM outbox_{name} WHERE {time} < '{end}'"
 
-# Whether an inbox row of the day belongs to a message that is also deferred. Without the inbox row, the message would be handled
-# again.
+# Whether a message with an inbox row of the day is also deferred: it would be handled again if the inbox row were deleted.
 HAS_DEFERRED = """
 SELECT EXISTS (SELECT FROM outbox_deferred d JOIN outbox_inbox i ON i.message_id = d.message_id
     AND i.consumer_group = d.consumer_group WHERE i.handled_at < '{end}')
@@ -155,8 +154,7 @@ def delete_day(connection: Connection, span: Span, commit: Commit, *, patience_s
 
     Raises:
         DayChanged: rows were added, deleted or changed since they were archived.
-        DayInUse: an unfinished batch refers to the day, other transactions lock it, or a message that was handled is still
-            deferred.
+        DayInUse: an unfinished batch refers to the day, other transactions lock it, or a handled message is still deferred.
     """
     _require_unchanged_messages(connection, span, commit)
     with connection.transaction():

@@ -118,8 +118,7 @@ class Archived:
         path: the folder of the lake.
         born: when the outbox was installed; no row is older.
         kept_seconds: the age at which rows are pruned without an archive.
-        live_since: the time since which the database and the brokers' tables are complete without the lake; None: since the
-            installation.
+        live_since: the time since which the database and brokers are complete without the lake; None: since the installation.
     """
 
     path: str

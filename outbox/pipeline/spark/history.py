@@ -4,9 +4,8 @@ A history: business rows, outbox, broker and inbox at one moment, as frames in P
     folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
     folder/history.json: sources, time, the spans of time for which brokers are known; it is written last
 
-Whatever a history is copied from, it has these frames, and each job reads only them. A place is a row in which a stage has a
-message, with the message's number. The frame `places` has those of the outbox: positions in batches, tickets, delayed rows. Times
-are UTC.
+Whatever a history is copied from, it has these frames, and each job reads only them. The place of a message in the outbox, which
+is in the frame `places`, is a position in a batch, a ticket or a delayed row. Times are UTC.
 """
 
 from __future__ import annotations

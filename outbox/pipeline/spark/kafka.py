@@ -53,8 +53,7 @@ class KafkaSnapshot:
     The offsets of a cluster at one moment.
 
     Args:
-        bounds: partition -> the offset of its first record, and its last stable offset, up to which read_committed consumers can
-            read.
+        bounds: partition -> the offset of its first record, and its last stable offset, where read_committed consumers stop.
         recorded: topic -> the span of time for which the topic has all messages that were sent to it.
         finished: group -> partition -> the offset that the group has committed; it has finished all records before it.
     """
@@ -208,10 +207,7 @@ def _is_compacted(admin: AdminClient, topic: str) -> bool:
 
 
 def _time_at(settings: Mapping[str, Any], partition: Partition, offset: int, end: int) -> datetime:
-    """
-    Return the time of the first record at an offset or after it, committed or not; the current time if there is none before
-    `end`.
-    """
+    """Return the time of the first record at or after an offset, committed or not; now, if there is none before `end`."""
     options = {**NO_GROUP, "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest"}
     deadline = time.monotonic() + ANSWER_SECONDS
     # Each call needs a new consumer: after a second `assign`, `position` may still return the position of the first one.

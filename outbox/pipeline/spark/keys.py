@@ -415,10 +415,7 @@ class Keys:
         return self._about_side(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [rows.name for rows in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
-        """
-        Return for each topic and type the first entry whose model has this label, otherwise the first whose model has such a
-        child.
-        """
+        """Return for each topic and type the first entry whose model has a label, otherwise the first with such a child model."""
         entries: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
         for index, rows in sorted(enumerate(self.business), key=lambda entry: (entry[1].about == label, -entry[0])):
             if label in (rows.about, *rows.also) and rows.topic in topics:

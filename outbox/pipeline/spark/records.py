@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-# One archiver at a time holds this lock, which ends with its connection. After a kill, the server may notice that only after a
+# One archiver at a time holds this lock. It ends with the connection; after a kill, the server may notice that only after a
 # while.
 LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"
 SET_LOCK_TIMEOUT = "SET lock_timeout = '3s'"

@@ -225,8 +225,7 @@ def scan(
     Args:
         columns: frame -> the columns to read.
         work: called with a frame's name and batches of some of its rows; yields batches of `schema`.
-        where_null: a column; only rows with NULL in it are needed, so row groups without any are skipped. `work` may get other
-            rows.
+        where_null: a column; row groups without NULL in it are skipped, since rows that have a value there are not needed.
     """
     files, results = [], []
     for name, wanted in columns.items():
