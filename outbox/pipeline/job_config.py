@@ -77,9 +77,7 @@ def _problem_with_at(meta: Options[Any], at: str) -> tuple[str, str] | None:
 
 
 def _model_with_column(meta: Options[Any], field: Field[Any, Any]) -> Options[Any] | None:
-    """
-    Return the model whose table has a field: this model, or a parent with the same key. None: a parent with another key has it.
-    """
+    """Return the model whose table has a field: this one, or a parent with the same key. None: a parent with another key."""
     owner = _concrete_model(field.model._meta)
     return owner if owner in (_concrete_model(meta), *_parents_with_same_key(meta)) else None
 

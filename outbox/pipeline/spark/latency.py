@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
-RECENT = timedelta(
-    days=2
-)  # latencies are counted by the minute if they ended within this time before the history, otherwise by the day
+
+# Latencies that ended within this time before the history are counted by the minute, others by the day.
+RECENT = timedelta(days=2)
 
 COLUMNS = {
     "places": ("topic", "state", "message_id", "claimed_at", "at"),
