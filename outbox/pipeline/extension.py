@@ -71,9 +71,8 @@ class PipelineExtension(Extension):
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
         kind = conf.broker_class(broker)
-        is_recorded = Receives.has(kind) and not (
-            StoredInDatabase.has(kind) or SpeaksKafka.has(kind)
-        )  # the audit reads other brokers itself
+        # The audit itself reads brokers that keep their messages in a database, and Kafka.
+        is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def has_archive(self) -> bool:

@@ -334,7 +334,7 @@ FAILED_DELIVERIES = _statement(
 )
 
 # The marks of lanes: the first and last number that each lane has assigned. A message gets its number when it is claimed, so
-# earlier claims have lower numbers. So if the history was pruned, the marks begin after the highest number that was claimed
+# earlier claims have lower numbers. If the history was pruned, the marks begin after the highest number that was claimed
 # before `since`.
 MARKS = """
 SELECT 0 AS part, s.id AS source, {topic} AS topic, l.lane, {first} AS first, {last} AS last
