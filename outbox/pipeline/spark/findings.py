@@ -93,15 +93,15 @@ class Breach:
 
     def __str__(self) -> str:
         """Return the finding as one line."""
-        where = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
-        what = f"{self.subject!r} " if self.subject else ""
+        location = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
+        subject = f"{self.subject!r} " if self.subject else ""
         numbers = ""
         if self.lane >= 0:
             span = f"number {self.first}" if self.first == self.last else f"numbers {self.first} to {self.last}"
             numbers = f", lane {self.lane}, {span}"
         topic = f"topic {self.topic!r}" if self.topic else ""
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.kind}: {self.count} x {what}{topic}{numbers}, at {where}{detail}"
+        return f"{self.kind}: {self.count} x {subject}{topic}{numbers}, at {location}{detail}"
 
 
 def merge(findings: Iterable[Breach]) -> list[Breach]:

@@ -96,13 +96,13 @@ class ExpectedLane:
 
 class RangeResult(NamedTuple):
     """
-    A finding about `n` numbers of a range. Or, with `kind` None, a count of `n` messages whose name is `what`; for the count of
-    handled messages, `first` is the lowest handled number.
+    A finding about `n` numbers of a range, whose `label` is the consumer group. Or, with `kind` None, a count of `n` messages,
+    whose `label` is its name; for the count of handled messages, `first` is the lowest handled number.
     """
 
     kind: FindingKind | None
     stage: Stage
-    what: str
+    label: str
     first: int
     last: int
     n: int
@@ -143,9 +143,9 @@ def compare_stages(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -
     handled = {group: with_role(group_role(group, GroupRole.HANDLED)) for group in lane.groups}
     arrived = np.logical_or.reduce([with_role(Role.FOREIGN_GROUP), *handled.values()])
 
-    def ranges(kind: FindingKind, stage: Stage, what: str, wrong: Bools) -> Iterator[RangeResult]:
+    def ranges(kind: FindingKind, stage: Stage, label: str, wrong: Bools) -> Iterator[RangeResult]:
         for first, last, count in runs_of(wrong):
-            yield RangeResult(kind, stage, what, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
+            yield RangeResult(kind, stage, label, bucket * BUCKET + 1 + first, bucket * BUCKET + 1 + last, count)
 
     yield from ranges(FindingKind.LOST, Stage.OUTBOX, "", is_assigned & ~placed & ~stored & ~arrived)
     yield from ranges(FindingKind.ORPHAN, Stage.BROKER, "", stored & ~placed)
@@ -168,13 +168,13 @@ def compare_stages(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -
         yield from ranges(FindingKind.LATE, Stage.INBOX, name, due & ~explained & waiting)
         lowest = roles[group_role(group, GroupRole.HANDLED)].lowest if handled[group].any() else 0
         yield RangeResult(None, Stage.INBOX, f"{HANDLED_BY}{name}", lowest, 0, int((handled[group] & ~discarded).sum()))
-        for what, flags in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
-            yield _count(Stage.INBOX, f"{what}{name}", flags)
-    for stage, what, repeated in _repeats(lane, roles):
-        yield from ranges(FindingKind.DUPLICATED, stage, what, repeated & is_audited)
+        for prefix, flags in ((DEAD_LETTERS_OF, dead), (DISCARDED_BY, discarded), (UNREAD_BY, waiting)):
+            yield _count(Stage.INBOX, f"{prefix}{name}", flags)
+    for stage, label, repeated in _repeats(lane, roles):
+        yield from ranges(FindingKind.DUPLICATED, stage, label, repeated & is_audited)
     yield from _from_the_future(lane, roles)
-    for what, wanted in COUNTED_ROLES.items():
-        yield _count(Stage.BROKER if what == "broker" else Stage.OUTBOX, what, with_role(*wanted))
+    for label, wanted in COUNTED_ROLES.items():
+        yield _count(Stage.BROKER if label == "broker" else Stage.OUTBOX, label, with_role(*wanted))
     in_flight = with_role(Role.OPEN, Role.SENT_YOUNG, Role.UNREAD, Role.STORED_YOUNG) & ~arrived
     yield _count(Stage.OUTBOX, "in flight", in_flight)
 
@@ -192,14 +192,14 @@ def _no_numbers(roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
 
 def _repeats(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[tuple[Stage, str, Bools]]:
     """Yield the repeated numbers of each stage. `with_messages` looks up whether they belong to one message or to several."""
-    for stage, what, wanted in (
+    for stage, label, wanted in (
         (Stage.OUTBOX, "", OUTBOX_ROLES),
         (Stage.BROKER, "", BROKER_ROLES),
         *((Stage.INBOX, name, [group_role(group, GroupRole.HANDLED)]) for group, name in lane.groups.items()),
     ):
         present = [roles[role] for role in wanted if role in roles]
         if present:
-            yield stage, what, reduce(operator.or_, present).repeated
+            yield stage, label, reduce(operator.or_, present).repeated
 
 
 def _from_the_future(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[RangeResult]:
@@ -212,19 +212,19 @@ def _from_the_future(lane: ExpectedLane, roles: Mapping[int, Cell]) -> Iterator[
             yield RangeResult(FindingKind.CLOCK, stage, names.get(role, ""), cell.lowest, cell.highest, 1)
 
 
-def _count(stage: Stage, what: str, counted: Bools) -> RangeResult:
-    return RangeResult(None, stage, what, 0, 0, int(counted.sum()))
+def _count(stage: Stage, label: str, counted: Bools) -> RangeResult:
+    return RangeResult(None, stage, label, 0, 0, int(counted.sum()))
 
 
 RESULT = pa.schema(
     [
         *LANE_FIELDS,
-        *((name, pa.string()) for name in ("kind", "stage", "what")),
+        *((name, pa.string()) for name in ("kind", "stage", "label")),
         *((name, pa.int64()) for name in ("first", "last", "n")),
     ]
 )
 HAS_ROWS = "bucket"  # the kind of a result that says only that the bucket has rows
-UNKNOWN_LANE_ROLE = "unknown"  # the kind of a result about one role in a lane without a mark; `what` is the role
+UNKNOWN_LANE_ROLE = "unknown"  # the kind of a result about one role in a lane without a mark; `label` is the role
 
 ROLE_WITHOUT_NUMBER = {
     "places": Role.NO_NUMBER_PLACE,
@@ -329,7 +329,7 @@ def _unknown_lanes(history: History, rows: list[Any], result: Report) -> list[Ma
     for (source, topic, lane), rows_of_lane in by_lane.items():
         by_role: Counter[str] = Counter()
         for row in rows_of_lane:
-            by_role[row.what] += row.n
+            by_role[row.label] += row.n
         if source not in history.sources:
             result.foreign += by_role.total()
             continue
@@ -358,7 +358,7 @@ def _collect(result: Report, config: PipelineConfig, history: History, marks: Se
         if row.kind == HAS_ROWS:
             buckets[mark].add(row.first)
         elif row.kind is None:
-            counts[mark.topic][row.what] += row.n
+            counts[mark.topic][row.label] += row.n
         else:
             findings.append(_finding(mark, row, history.recorded.get(mark.topic)))
     for mark in marks:
@@ -369,7 +369,7 @@ def _collect(result: Report, config: PipelineConfig, history: History, marks: Se
 
 
 def _finding(mark: Mark, row: Any, recorded: RecordedTimes | None) -> Breach:
-    group = row.what if row.stage == Stage.INBOX else ""
+    group = row.label if row.stage == Stage.INBOX else ""
     span = row.last - row.first + 1
     detail = (
         f"{row.n} of these {span} numbers" if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < span else ""
@@ -404,8 +404,8 @@ def _without_losses_before_groups_began(config: PipelineConfig, rows: list[Any],
     started_at_end = {group.name for group in config.groups if not group.is_from_start}
     first_handled: dict[tuple[str, str, int, str], int] = {}
     for row in rows:
-        if row.kind is None and row.what.startswith(HANDLED_BY) and row.n:
-            lane = row.source, row.topic, row.lane, row.what.removeprefix(HANDLED_BY)
+        if row.kind is None and row.label.startswith(HANDLED_BY) and row.n:
+            lane = row.source, row.topic, row.lane, row.label.removeprefix(HANDLED_BY)
             first_handled[lane] = min(row.first, first_handled.get(lane, row.first))
     for finding in findings:
         first = first_handled.get((finding.source, finding.topic, finding.lane, finding.group))

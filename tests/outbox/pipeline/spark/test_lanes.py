@@ -75,7 +75,7 @@ class TestTheCounts:
         }
         roles = {STAGES[name]: role(rows) for name, rows in seen.items()}
 
-        counts = {one.what: one.n for one in compare_stages(LANE, 0, roles) if one.kind is None}
+        counts = {one.label: one.n for one in compare_stages(LANE, 0, roles) if one.kind is None}
 
         assert {what: count for what, count in counts.items() if what.endswith(" cart")} == {
             "handled by cart": 2,
