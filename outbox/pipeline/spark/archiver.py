@@ -372,8 +372,8 @@ class Archiver:
         rows, digest = self.writer.verify(frame, files) if files else (0, "0")
         if (rows, digest) != (planned.rows, planned.digest):
             raise LakeError(
-                f"The files of {frame.name} in {folder} differ from the rows that were read: {rows} rows instead of {planned.rows}, "
-                "or other values. Nothing was committed or deleted. Check the disk, then archive again."
+                f"The files of {frame.name} in {folder} differ from the rows that were read: {rows} rows instead of "
+                f"{planned.rows}, or other values. Nothing was committed or deleted. Check the disk, then archive again."
             )
         sizes = {str(file.relative_to(self.lake.root)): file.stat().st_size for file in files}
         return WrittenFrame(rows, digest, sizes)
