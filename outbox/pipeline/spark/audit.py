@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,11 +132,10 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     }
     if not may_have_null(history, columns, "number"):
         return []
-    observations = Observations(
-        role_rules(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
-    )
+    cutoff_micros = micros(history.as_of) - int(config.settle_seconds * 1e6)
+    observe = partial(observations, role_rules(config, history), history.sources, cutoff_micros)
     wrong = (
-        scan(spark, history, columns, observations.of_part, OBSERVATION, where_null="number")
+        scan(spark, history, columns, observe, OBSERVATION, where_null="number")
         .groupBy("message_id", "topic")
         .agg(F.collect_set("seen").alias("seen"))
         .select("message_id", "topic", F.explode(F.array_compact(F.array(*_unnumbered_rules(config)))).alias("wrong"))
@@ -148,10 +147,11 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     return by_topic(config, rows)
 
 
-@dataclass(frozen=True)
-class Observations:
+def observations(
+    roles: RoleRules, sources: frozenset[str], cutoff_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """
-    Turns the rows of messages without a number into observations: message_id, topic, seen.
+    Yield the observations in a part of a frame about messages without a number: message_id, topic, seen.
 
     `seen` says what the row proves about its message, such as "sent" or "stored".
 
@@ -159,40 +159,33 @@ class Observations:
         sources: the source ids of the audited databases; messages of other databases are left out.
         cutoff_micros: messages with a later time are young.
     """
+    for batch in batches:
+        is_ours = coded(batch, "source").is_(*sources)
+        ours = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
+        for seen in observed(roles, cutoff_micros, frame, ours) if len(ours) else ():
+            has_seen = [value is not None for value in seen]
+            columns = [ours.column("message_id"), ours.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
+            yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVATION)
 
-    roles: RoleRules
-    sources: frozenset[str]
-    cutoff_micros: int
 
-    def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the observations of a part of a frame."""
-        for batch in batches:
-            is_ours = coded(batch, "source").is_(*self.sources)
-            ours = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
-            for seen in self.seen(frame, ours) if len(ours) else ():
-                has_seen = [value is not None for value in seen]
-                columns = [ours.column("message_id"), ours.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
-                yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVATION)
-
-    def seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
-        """Yield lists with an observation, or None, for each row of a frame."""
-        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a missing time counts as old
-        match frame:
-            case "places":
-                roles, state = self.roles.of_sent(batch), coded(batch, "state")
-                under_way = np.where(is_old, "late", "open")
-                sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles])
-                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
-                for index, is_not_owed in self.roles.not_owed(batch):
-                    yield [f"not for {self.roles.groups[index].name}" if flag else None for flag in is_not_owed]
-            case "broker":
-                is_shown = micros_of(batch, "at", missing=FAR_FUTURE) <= self.cutoff_micros
-                yield np.where(is_shown, "stored", "stored young").tolist()
-            case "inbox":
-                yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
-            case "failed_deliveries":
-                outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
-                yield [_delivery_state(*row) for row in zip(outcome, group, strict=True)]
+def observed(roles: RoleRules, cutoff_micros: int, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+    """Yield lists with an observation, or None, for each row of a frame."""
+    is_old = micros_of(batch, "at") <= cutoff_micros  # a missing time counts as old
+    match frame:
+        case "places":
+            state, under_way = coded(batch, "state"), np.where(is_old, "late", "open")
+            sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles.of_sent(batch)])
+            yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
+            for index, is_not_owed in roles.not_owed(batch):
+                yield [f"not for {roles.groups[index].name}" if flag else None for flag in is_not_owed]
+        case "broker":
+            is_shown = micros_of(batch, "at", missing=FAR_FUTURE) <= cutoff_micros
+            yield np.where(is_shown, "stored", "stored young").tolist()
+        case "inbox":
+            yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
+        case "failed_deliveries":
+            outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
+            yield [_delivery_state(*row) for row in zip(outcome, group, strict=True)]
 
 
 def _delivery_state(outcome: str | None, group: str) -> str | None:

@@ -306,8 +306,10 @@ class Cells:
             flags, repeated = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + count])
             for n in range(count):
                 lane, role, bucket = keys[first + n]
-                lowest, highest = _lowest_and_highest(flags[n], bucket)
-                if not are_all_numbers:
+                if are_all_numbers:
+                    start = bucket * BUCKET + 1
+                    lowest, highest = start + int(flags[n].argmax()), start + BUCKET - 1 - int(flags[n][::-1].argmax())
+                else:
                     numbers_of_cell = numbers[cells == first + n]
                     lowest, highest = int(numbers_of_cell.min()), int(numbers_of_cell.max())
                 cell = Cell(
@@ -371,12 +373,6 @@ def _packed(flags: Bools) -> Bytes:
 
 def _bytes_or_none(bits: Bytes) -> bytes | None:
     return bits.tobytes() if bits.any() else None
-
-
-def _lowest_and_highest(flags: Bools, bucket: int) -> tuple[int, int]:
-    """Return the lowest and highest number of a bucket whose flag is set."""
-    before = bucket * BUCKET + 1
-    return before + int(flags.argmax()), before + BUCKET - 1 - int(flags[::-1].argmax())
 
 
 def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:

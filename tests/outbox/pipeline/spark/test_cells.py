@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark import cells as numbers
-from outbox.pipeline.spark.audit import Observations
+from outbox.pipeline.spark.audit import observed
 from outbox.pipeline.spark.cells import (
     BUCKET,
     HIGHEST,
@@ -134,9 +134,9 @@ class TestAMessageThatAGroupHasNotHandled:
         assert found.tolist() == [WAITING, WAITING, dead, discarded, NO_ROLE, NO_ROLE, NO_ROLE]
 
     def test_without_a_number_too(self):
-        saying = Observations(RoleRules(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
+        roles = RoleRules(GROUPS, micros(NOW))
 
-        (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
+        (found,) = observed(roles, micros(NOW), "failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found == ["waits in cart", "waits in cart", "dead in cart", "dead in cart", None, None, None]
 
