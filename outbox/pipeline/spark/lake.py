@@ -98,7 +98,9 @@ class Frame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that identify a row forever: a key may be used again after a delete or a restore."""
+        """
+        The columns that identify a row forever: the key and the time, since keys may be used again after a delete or a restore.
+        """
         return (*self.key, self.time) if self.time else self.key
 
     def query(self, span: Span | None, low: str | None = None, high: str | None = None) -> str:
@@ -314,6 +316,7 @@ class Commit:
         day: the UTC day, as `2026-11-01`.
         attempt: identifies the commit among those of its day. If several contain a row, that of the highest attempt is valid.
         source: the source id of the database that was archived.
+        written_at: when the commit was made, by the database's clock.
     """
 
     day: str
