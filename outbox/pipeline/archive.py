@@ -1,4 +1,4 @@
-"""The Django side of the archive: configure and run its job, and look up one message in the lake."""
+"""The Django side of the archive: configure and run the job, and look up a message in the lake."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ HOLD = RetentionHold(
         }
     ),
 )
-"""With an archive, only the archiver deletes days: it is the only one that compares them with the lake."""
+"""With an archive, pruning drops no days: only the archiver does, because it compares them with the lake before."""
 
 
 def archive_config(using: str, *, reader: Reader = "jdbc", master: str = "local[2]", driver_memory: str = "2g") -> ArchiveConfig:
     """
-    Return the configuration of the archive job: which days of a database are due, and where the lake is.
+    Return the configuration of the archive job of a database: which days are due, and where the lake is.
 
     Raises:
         ConfigurationError: `OUTBOX["PIPELINE"]["ARCHIVE"]` is not set.
@@ -62,7 +62,7 @@ def archive_config(using: str, *, reader: Reader = "jdbc", master: str = "local[
 
 def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
     """
-    Return a message from a database's lake. None: the lake does not have it.
+    Return a message from the lake of a database. None: the lake does not have it.
 
     Raises:
         ConfigurationError: there is no archive.
@@ -76,7 +76,7 @@ def find_archived(using: str, message_id: UUID) -> ArchivedMessage | None:
 
 def archive_due(using: str) -> None:
     """
-    Archive what is due in a database, as `outbox_archive` does, unless another archive of it is running.
+    Archive the days of a database that are due, as `outbox_archive` does. If another archive of it is running, only log that.
 
     Raises:
         ConfigurationError: there is no archive.
@@ -93,7 +93,7 @@ def archive_due(using: str) -> None:
 
 def archive(config: ArchiveConfig, *, log: Log) -> dict[str, Any]:
     """
-    Archive what is due, in a child process. Return its report.
+    Archive the days that are due, in a child process. Return its report.
 
     Raises:
         ArchiveRunning: another archive of this database is running.

@@ -14,7 +14,7 @@ from outbox.conf.reading import read_section
 from outbox.database import Connection
 from outbox.errors import ConfigurationError
 from outbox.pipeline import conf
-from outbox.pipeline.job_config import business_of, place_of, problems_with
+from outbox.pipeline.job_config import business_of, problems_with, setting_of
 from outbox.pipeline.spark.statements import of_business
 
 
@@ -22,7 +22,7 @@ from outbox.pipeline.spark.statements import of_business
 def check_settings() -> Iterable[CheckMessage]:
     """Report under E001 an unknown name or a wrong value in `OUTBOX["PIPELINE"]`."""
     try:
-        read_section(known_settings().pipeline, conf.PipelineSettings, conf.PLACE)
+        read_section(known_settings().pipeline, conf.PipelineSettings, conf.SETTING)
     except ConfigurationError as error:
         hint = f"{error.hint} The package's outbox/pipeline/conf.py lists all names, with their types, defaults and units."
         yield Error(error.message, hint=hint.strip(), id="outbox.E001")
@@ -36,8 +36,8 @@ def pipeline_settings() -> conf.PipelineSettings:
         return conf.PipelineSettings()
 
 
-REFUSALS = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "42803"}
-"""SQLSTATE of errors in a condition itself: syntax, column, function, type."""
+ERRORS_IN_CONDITION = {"42601", "42703", "42883", "42804", "42846", "22P02", "42702", "42803"}
+"""SQLSTATEs of errors in the condition itself: syntax, unknown column or function, wrong type."""
 
 
 @check()
@@ -45,12 +45,12 @@ def check_business_rows() -> Iterable[CheckMessage]:
     """
     E038: An entry of `OUTBOX["PIPELINE"]["AUDIT"]` names a model, a message type or a field that the audit cannot use.
 
-    Correct the name; the text says which. A message type is known once its module is imported: `messages.py` of each app is
-    imported automatically, other modules by the app's `ready()`. The model has a primary key of one column, and AT is a date-time
-    field of it or of its parents.
+    The text says which name is wrong. A message type is known once its module is imported: `messages.py` of each app is
+    imported automatically, other modules by the app's `ready()`. The model must have a primary key of one column, and AT must
+    be a date-time field of the model or of its parents.
     """
     return [
-        Error(f"{place_of(name)} {text}", hint=hint, id="outbox.E038")
+        Error(f"{setting_of(name)} {text}", hint=hint, id="outbox.E038")
         for name, entry in pipeline_settings().audit.items()
         for text, hint in problems_with(entry)
     ]
@@ -59,9 +59,9 @@ def check_business_rows() -> Iterable[CheckMessage]:
 @check_each_database
 def check_conditions(alias: str, connection: Connection) -> Iterable[CheckMessage]:
     """
-    E056: PostgreSQL refuses the SQL in `WHERE` of an entry of `OUTBOX["PIPELINE"]["AUDIT"]`.
+    E056: PostgreSQL rejects the SQL in `WHERE` of an entry of `OUTBOX["PIPELINE"]["AUDIT"]`.
 
-    Correct it; the table's alias is `b`. Where a table is missing, `migrate` comes first.
+    Correct the SQL; the table's alias is `b`. A missing table is not reported: run `migrate` first.
     """
     for name, entry in pipeline_settings().audit.items():
         try:
@@ -72,9 +72,9 @@ def check_conditions(alias: str, connection: Connection) -> Iterable[CheckMessag
             if entry.where:
                 connection.execute(f"EXPLAIN {query}")
         except psycopg.Error as error:
-            if error.sqlstate in REFUSALS:
-                refused = f"database {alias!r} refuses: {str(error).strip().splitlines()[0]}"
-                text = f"{place_of(name)} has WHERE {entry.where!r}, which {refused}"
+            if error.sqlstate in ERRORS_IN_CONDITION:
+                rejection = f"database {alias!r} refuses: {str(error).strip().splitlines()[0]}"
+                text = f"{setting_of(name)} has WHERE {entry.where!r}, which {rejection}"
                 yield Error(text, hint="Correct the SQL; the table's alias is b.", id="outbox.E056")
 
 
@@ -83,11 +83,11 @@ def check_archive() -> Iterable[CheckMessage]:
     """
     E036: `OUTBOX["PIPELINE"]["ARCHIVE"]["PATH"]` is not an absolute path on this machine.
 
-    The path must not depend on the working directory of a process. Mount remote storage.
+    A relative path would depend on the working directory of each process. Remote storage must be mounted.
 
     E037: `OUTBOX["PIPELINE"]["ARCHIVE"]["AFTER"]` is shorter than `OUTBOX["RETENTION"]`.
 
-    An archived day is deleted from the database. Raise AFTER, or lower RETENTION.
+    An archived day is deleted from the database, so RETENTION would not be kept. Raise AFTER, or lower RETENTION.
     """
     archive, retention = pipeline_settings().archive, known_settings().retention
     if archive is None:

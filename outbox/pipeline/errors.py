@@ -1,4 +1,4 @@
-"""Errors of the pipeline's Django side. Those of its jobs are in `spark/errors.py`."""
+"""Errors of the pipeline's Django side. The errors of its jobs are in `spark/__init__.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from outbox.errors import OutboxError
 
 
 class ArchiveFailed(OutboxError):
-    """Raised when the archive job failed. What it had committed stays, and the next run continues from there."""
+    """
+    Raised when the archive job failed. Days that it had committed stay committed, and the next run continues with the others.
+    """
 
 
 class ArchiveRunning(ArchiveFailed):

@@ -1,4 +1,4 @@
-"""The pipeline's additions to the outbox: its pages and tables, and what needs attention after audits."""
+"""The pipeline's additions to the outbox: admin pages, pruned tables, and findings about audits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outbox.pipeline.recorder import PAST_RETENTION, recorder_group
 
 HAS_TABLES = "SELECT to_regclass('outbox_audit_finding') IS NOT NULL"
 
-# Open findings of the newest finished audit: neither acknowledged nor sent again.
+# The open findings of the newest finished audit, which are neither acknowledged nor sent again.
 OPEN_FINDINGS = """
 SELECT count(*), min(f.text), max(r.id), extract(epoch FROM clock_timestamp() - max(r.ended_at))::float8
 FROM outbox_audit_finding f JOIN outbox_audit_run r ON r.id = f.run_id
@@ -42,8 +42,8 @@ WHERE id = (SELECT max(id) FROM outbox_audit_run WHERE state IN ('done', 'failed
 @rule("outbox_pipeline.audit", needs=Needs.DATABASE)
 def _audits(status: Status, connection: Connection) -> Iterator[Finding]:
     """
-    outbox_pipeline.audit: There are open findings of the last audit, or it ended without an answer.
-        Review them on the findings page; correct the error, and run the audit again.
+    outbox_pipeline.audit: The last audit has open findings, or it failed.
+        Review the findings on their page in the admin. After a failure, correct the error and run the audit again.
     """
     if connection.execute(HAS_TABLES).fetchone() != (True,):
         return
@@ -71,13 +71,14 @@ class PipelineExtension(Extension):
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
         kind = conf.broker_class(broker)
-        is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))  # else read by the audit
+        # The audit itself reads brokers that keep their messages in a database, and Kafka.
+        is_recorded = Receives.has(kind) and not (StoredInDatabase.has(kind) or SpeaksKafka.has(kind))
         return map(recorder_group, database.outbox_databases()) if is_recorded else ()
 
     def has_archive(self) -> bool:
         return settings().archive is not None
 
     def archived_message(self, model_admin: ModelAdmin[Any], request: HttpRequest, message_id: UUID) -> HttpResponse:
-        from outbox.pipeline.admin.archived import archived_message  # a project may have no admin
+        from outbox.pipeline.admin.archived import archived_message  # imported only here, because a project may have no admin
 
         return archived_message(model_admin, request, message_id)

@@ -18,17 +18,17 @@ OF_GROUPS = {
     "discarded": "discarded by operators for ",
     "unread": "unread by ",
 }
-"""Table heading -> prefix of the count's name, which ends with the group; as made by `spark.lanes`."""
+"""Table heading -> the prefix of the count's name in `spark/lanes.py`, which is followed by the group."""
 
 
 def by_group(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Return group -> heading -> count, from the counts of a topic; 0 if a run of an older version lacks one."""
-    by_topic: dict[str, dict[str, int]] = {}
-    for head, beginning in OF_GROUPS.items():
-        for what, count in sorted(counts.items()):
-            if what.startswith(beginning):
-                by_topic.setdefault(what.removeprefix(beginning), dict.fromkeys(OF_GROUPS, 0))[head] = count
-    return by_topic
+    """Return group -> heading -> count, from the counts of a topic. Counts that a run of an older version lacks are 0."""
+    by_group_name: dict[str, dict[str, int]] = {}
+    for head, prefix in OF_GROUPS.items():
+        for name, count in sorted(counts.items()):
+            if name.startswith(prefix):
+                by_group_name.setdefault(name.removeprefix(prefix), dict.fromkeys(OF_GROUPS, 0))[head] = count
+    return by_group_name
 
 
 def given_up(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -42,14 +42,14 @@ def given_up(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _parts(dead_letters: int, discarded: int) -> list[str]:
-    kept = [f"{dead_letters} {'is a dead letter' if dead_letters == 1 else 'are dead letters'}"] if dead_letters else []
-    gone = [f"{discarded} {'was' if discarded == 1 else 'were'} discarded by operators"] if discarded else []
-    return kept + gone
+    dead = [f"{dead_letters} {'is a dead letter' if dead_letters == 1 else 'are dead letters'}"] if dead_letters else []
+    given_up = [f"{discarded} {'was' if discarded == 1 else 'were'} discarded by operators"] if discarded else []
+    return dead + given_up
 
 
 BUCKETS = 96  # points of a chart's line
 SHARES_DRAWN = (0.5, 0.95, 0.99)
-SPAN = timedelta(days=1)  # the day before the newest minute
+SPAN = timedelta(days=1)  # the charts show the day before the newest minute
 
 Hop = tuple[str, str, str]  # topic, hop, consumer group
 
@@ -58,7 +58,7 @@ SELECT topic, hop, consumer_group, u.bin, sum(u.n)::bigint FROM outbox_audit_lat
 WHERE run_id = %(run)s GROUP BY 1, 2, 3, 4
 """
 
-# The last day in equal buckets, from oldest to newest.
+# The last day in buckets of equal length, numbered from the oldest to the newest.
 OVER_TIME = """
 SELECT topic, hop, consumer_group,
     %(buckets)s - 1 - floor(extract(epoch FROM %(end)s - minute) / %(width)s)::int AS bucket, u.bin, sum(u.n)::bigint
@@ -71,7 +71,7 @@ GROUP BY 1, 2, 3, 4, 5
 
 NEWEST = "SELECT max(minute) FROM outbox_audit_latency WHERE run_id = %s"
 
-# Lost messages by the time in their ids, in equal buckets from the first to the last.
+# The lost messages, by the time in their ids, in buckets of equal length from the first to the last.
 LOSSES = """
 WITH lost AS (
     SELECT ('x' || left(replace(u.id, '-', ''), 12))::bit(48)::bigint AS at
@@ -84,24 +84,24 @@ SELECT first, last, (at - first) * %(buckets)s / (last - first), count(*) FROM l
 
 def percentiles(connection: Connection, run: int) -> list[tuple[Hop, int, dict[float, float | None]]]:
     """
-    Return the number of messages and the percentiles of all topics and hops of a run, the highest p99 first.
+    Return each hop of a run with its number of messages and its percentiles, the highest p99 first.
 
-    Percentiles: share -> seconds, None if unknown.
+    The percentiles are share -> seconds; None if there was no message.
     """
     bins: dict[Hop, dict[int, int]] = {}
-    for topic, hop, group, place, n in connection.execute(WHOLE, {"run": run}).fetchall():
-        bins.setdefault((topic, hop, group), {})[place] = n
+    for topic, hop, group, bin_number, n in connection.execute(WHOLE, {"run": run}).fetchall():
+        bins.setdefault((topic, hop, group), {})[bin_number] = n
     latencies = [
         (hop, sum(counts.values()), {share: percentile(counts, share) for share in SHARES}) for hop, counts in bins.items()
     ]
     return sorted(latencies, key=lambda latency: (-(latency[2][0.99] or 0), latency[0]))
 
 
-Series = tuple[Hop, dict[float, list[float | None]]]  # of a hop: share -> one value per bucket, None without messages
+Series = tuple[Hop, dict[float, list[float | None]]]  # a hop, and share -> one value per bucket; None if it has no messages
 
 
 def latency_series(connection: Connection, run: int, hops: Sequence[Hop]) -> tuple[datetime, datetime, list[Series]]:
-    """Return the begin and the end of the last day of a run, and percentiles of some hops between them."""
+    """Return begin and end of the last day of a run, and the percentiles of some hops in each of its buckets."""
     [(newest,)] = connection.execute(NEWEST, [run]).fetchall()
     end = (newest or datetime.now(UTC)).astimezone(UTC) + timedelta(minutes=1)
     begin = end - SPAN
@@ -110,8 +110,8 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop]) -> tup
     arguments = {"run": run, "begin": begin, "end": end, "width": width, "buckets": BUCKETS}
     buckets: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
     rows = connection.execute(OVER_TIME, {**arguments, "topics": topics, "hops": names, "groups": groups})
-    for topic, hop, group, bucket, place, n in rows.fetchall():
-        buckets[topic, hop, group].setdefault(bucket, {})[place] = n
+    for topic, hop, group, bucket, bin_number, n in rows.fetchall():
+        buckets[topic, hop, group].setdefault(bucket, {})[bin_number] = n
     series = [
         (hop, {share: [percentile(counts.get(bucket, {}), share) for bucket in range(BUCKETS)] for share in SHARES_DRAWN})
         for hop, counts in buckets.items()
@@ -120,7 +120,9 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop]) -> tup
 
 
 def losses(connection: Connection, run: int) -> tuple[datetime | None, datetime | None, list[int]]:
-    """Return when the first and the last named lost message of a run were published, and how many in each bucket between."""
+    """
+    Return when the first and the last lost message with a known id were published, and how many in each bucket between them.
+    """
     rows = connection.execute(LOSSES, {"run": run, "buckets": BUCKETS}).fetchall()
     counts = {bucket: n for _, _, bucket, n in rows}
     first, last = (datetime.fromtimestamp(rows[0][n] / 1000, UTC) if rows else None for n in range(2))

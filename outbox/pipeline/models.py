@@ -10,19 +10,19 @@ from django.utils.translation import pgettext_lazy
 
 
 class ArchivedDay(models.Model):
-    """A UTC day that is being archived, or has been. Written by the archive job; see docs/how-to/archive.md."""
+    """A UTC day that is being archived, or was archived. The archive job writes it; see docs/how-to/archive.md."""
 
     class Step(models.TextChoices):
         PLANNED = "planned", _("planned")  # being written, not committed yet
         COMMITTED = "committed", pgettext_lazy("archived day", "committed")  # in the lake, and still in the database
-        CHANGED = "changed", _("changed")  # its rows in the database differ from the lake; to be archived again
+        CHANGED = "changed", _("changed")  # its rows in the database differ from the lake, so it will be archived again
         DELETED = "deleted", _("deleted")  # only in the lake
 
     day = models.DateField(_("day"), primary_key=True)
     state = models.TextField(choices=Step)
-    attempt = models.IntegerField(_("attempt"))  # counts from 1; its folder in the lake is a1, a2, ...
+    attempt = models.IntegerField(_("attempt"))  # from 1; the folder of an attempt in the lake is a1, a2, ...
     rows = models.BigIntegerField()  # number of messages
-    digest = models.TextField()  # of the messages: sum of the rows' hashes
+    digest = models.TextField()  # of the messages: the sum of the rows' hashes
     manifest = models.TextField(default="")  # a copy of the lake's manifest, JSON
     planned_at = models.DateTimeField(db_default=Now())
     committed_at = models.DateTimeField(null=True)
@@ -43,21 +43,21 @@ class AuditRun(models.Model):
     """
     One run of the audit: its scope, its code version, and its result.
 
-    A run in state RUNNING may have died with its process; `outbox.pipeline.runs.state_of` tells.
+    A run whose process was killed stays in state RUNNING; `outbox.pipeline.runs.state_of` returns whether it still runs.
     """
 
     class RunState(models.TextChoices):
         RUNNING = "running", _("running")
-        DONE = "done", _("done")  # finished; `found` is the number of findings
-        FAILED = "failed", _("failed")  # for the reason in `error`
-        DIED = "died", pgettext_lazy("audit", "died")  # its process ended before it had finished
+        DONE = "done", _("done")  # the audit finished; `found` is the number of findings
+        FAILED = "failed", _("failed")  # `error` has the reason
+        DIED = "died", pgettext_lazy("audit", "died")  # its process ended before the audit had finished
         SKIPPED = "skipped", _("skipped")  # another run was in progress
 
     id = models.BigAutoField(primary_key=True)
     state = models.TextField(choices=RunState, default=RunState.RUNNING)
     started_at = models.DateTimeField(db_default=Now())
     ended_at = models.DateTimeField(null=True)
-    asked_by = models.TextField()  # command, beat
+    asked_by = models.TextField()  # `command` or `beat`
     host = models.TextField()
     pid = models.IntegerField()
     since = models.DateTimeField(null=True)  # NULL: the whole history was audited
@@ -69,7 +69,7 @@ class AuditRun(models.Model):
     code_version = models.TextField(default="")
     data_digest = models.TextField(default="")
     verdict = models.TextField(default="")  # JSON, exactly as signed
-    signature = models.TextField(default="")  # empty: there was no key to sign with
+    signature = models.TextField(default="")  # empty: there was no signing key
     exit_code = models.IntegerField(null=True)
     error = models.TextField(default="")
 
@@ -88,8 +88,8 @@ class AuditFinding(models.Model):
     """
     One finding of an audit. Kind and stage are values of the enums in `outbox.pipeline.spark.findings`.
 
-    Lane and numbers are NULL for messages without them. `message_ids` and `about` are limited to `ids_per_finding` entries;
-    `count` is the number of all.
+    Lane and numbers are NULL for messages without a number. `count` is the number of all messages, while `message_ids` and
+    `about` have at most `ids_per_finding` entries.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -131,8 +131,9 @@ class AuditFinding(models.Model):
 
 class AuditLatency(models.Model):
     """
-    A latency histogram of the messages that ended a hop in a minute, with the bins of `outbox.pipeline.spark.measures`. If that
-    was more than two days before the audit, `minute` begins a day, and the histogram is of the whole day.
+    A latency histogram of the messages that ended a hop in one minute, with the bins of `outbox.pipeline.spark.measures`.
+
+    For days more than two days before the audit there is one histogram per day, and `minute` is the day's beginning.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -154,7 +155,11 @@ class AuditLatency(models.Model):
 
 
 class AuditBacklog(models.Model):
-    """The backlog of a group and topic at the time of the audit. `minutes`: the last day, as `[seconds since 1970, backlog]`."""
+    """
+    The backlog of a group and topic at the time of the audit.
+
+    `minutes` has the backlog after each minute of the last day, as `[seconds since 1970, backlog]`.
+    """
 
     id = models.BigAutoField(primary_key=True)
     run = models.ForeignKey(AuditRun, models.CASCADE, related_name="backlogs")
@@ -178,10 +183,11 @@ class AuditBacklog(models.Model):
 
 class RecordedMessage(models.Model):
     """
-    A delivery to the recorder. A message that the broker has stored twice has two rows with `delivery_count` 1, at two places.
+    A delivery to the recorder. A message that the broker has stored twice has two rows with `delivery_count` 1, at two positions.
 
-    `queue` and `pos`: its place, in the broker's terms; empty and NULL if the broker does not report it. `delivery_count`:
-    the number of the delivery to the recorder, from 1. A place is recorded once as long as its row exists.
+    `queue` and `pos` are the message's position at the broker, in the broker's terms; they are empty and NULL if the broker does
+    not report it. `delivery_count` is the number of the delivery to the recorder, from 1. While a row exists, the same delivery
+    is not recorded again.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -212,8 +218,10 @@ class RecordedMessage(models.Model):
 
 class RecordedTopic(models.Model):
     """
-    The progress of the recorder in a topic: of the messages sent between these two times, all that the broker has are recorded.
-    `read_until` is NULL until that is certain for the first time.
+    The progress of the recorder in a topic.
+
+    Of the messages that were sent between `began_at` and `read_until`, all that the broker has are recorded. `read_until` is NULL
+    until that is certain for the first time.
     """
 
     topic = models.TextField(primary_key=True)

@@ -1,9 +1,9 @@
 """
-Send lost messages again: exactly those that a finding names, as far as they still exist.
+Send lost messages again: the messages of a finding, as far as they still exist.
 
-A message that the broker or the group has by now is not sent. A message that is lost at the broker is sent by a relay, under its
-old number. A message that only one group lost is deferred in its inbox: its consumers handle it, and a copy that still comes from
-the broker is dropped.
+A message that has arrived since is not sent again. If it was lost at the broker, a relay sends it, under its old number. If only
+one group lost it, it is deferred in the inbox of that group. The group's consumers handle it then, and drop a copy that the
+broker may still deliver.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from outbox.deliver_again import Undelivered, deliver_again
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import FindingKind, Stage
 
-MAX_MESSAGES = 10_000  # of one finding
+MAX_MESSAGES = 10_000  # that are sent again at a time for one finding
 
-# The messages with a range of numbers.
+# The messages with the numbers of a range.
 NUMBERED = """
 SELECT u.id FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE t.name = %(topic)s AND b.lane = %(lane)s AND u.n <> ALL(b.split)
@@ -58,10 +58,10 @@ DEFERRED_SINCE = "The group has deferred them since."
 @dataclass(slots=True)
 class ResendPlan:
     """
-    Which messages of a finding can be sent again.
+    Says which messages of a finding can be sent again.
 
     Args:
-        ids: the messages that can.
+        ids: the messages that can be sent again.
         refused: reason -> number of messages that cannot.
     """
 
@@ -70,53 +70,53 @@ class ResendPlan:
     refused: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, reason: str, count: int) -> None:
-        """Note that a number of messages cannot be sent, and why."""
+        """Add a number of messages that cannot be sent again, with the reason."""
         if count:
             self.refused[reason] += count
 
 
 def plan(finding: AuditFinding, using: str) -> ResendPlan:
     """Return which messages of a finding can be sent again now. Changes nothing."""
-    again = ResendPlan(finding)
+    resend_plan = ResendPlan(finding)
     connection = database.raw(using)
     if reason := _why_not(finding, connection):
-        again.refuse(reason, finding.count)
-        return again
-    ids = _ids(finding, connection, again)
+        resend_plan.refuse(reason, finding.count)
+        return resend_plan
+    ids = _ids(finding, connection, resend_plan)
     known = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
-    again.refuse(GONE, len(ids) - len(known))
+    resend_plan.refuse(GONE, len(ids) - len(known))
     if finding.stage == Stage.INBOX:
         inbox = database.raw(groups()[finding.consumer_group].using)
-        for question, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
-            arrived = {row[0] for row in inbox.execute(question, [finding.consumer_group, list(known)]).fetchall()}
-            again.refuse(reason, len(arrived))
+        for query, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
+            arrived = {row[0] for row in inbox.execute(query, [finding.consumer_group, list(known)]).fetchall()}
+            resend_plan.refuse(reason, len(arrived))
             known -= arrived
-    again.ids = [message_id for message_id in ids if message_id in known]
-    return again
+    resend_plan.ids = [message_id for message_id in ids if message_id in known]
+    return resend_plan
 
 
 def send(finding_id: int, using: str, *, by: str) -> ResendPlan:
     """
-    Send the lost messages of a finding again, and store that with the finding. A second call does nothing.
+    Send the lost messages of a finding again, and record that in the finding. A second call sends nothing.
 
     Returns:
-        The plan as it was carried out.
+        The plan: which messages are sent again, and which are not.
     """
     with guarded.atomic(using):
         finding = AuditFinding.objects.using(using).select_for_update(of=("self",)).select_related("run").get(pk=finding_id)
-        again = plan(finding, using)
-        if not again.ids:
-            return again
+        resend_plan = plan(finding, using)
+        if not resend_plan.ids:
+            return resend_plan
         connection = database.raw(using)
         if finding.stage == Stage.INBOX:
             group, topic = finding.consumer_group, finding.topic
-            deliver_again((Undelivered(group, using, topic, None, None, message_id) for message_id in again.ids), by=by)
+            deliver_again((Undelivered(group, using, topic, None, None, message_id) for message_id in resend_plan.ids), by=by)
         else:
-            _send(again, connection, finding.run.as_of or finding.run.started_at)
-        if again.ids:
-            finding.resent_at, finding.resent_by, finding.resent_count = timezone.now(), by, len(again.ids)
+            _send(resend_plan, connection, finding.run.as_of or finding.run.started_at)
+        if resend_plan.ids:
+            finding.resent_at, finding.resent_by, finding.resent_count = timezone.now(), by, len(resend_plan.ids)
             finding.save(update_fields=["resent_at", "resent_by", "resent_count"])
-    return again
+    return resend_plan
 
 
 def _why_not(finding: AuditFinding, connection: Connection) -> str:
@@ -145,35 +145,35 @@ def _is_scattered(finding: AuditFinding) -> bool:
     return finding.last_number - finding.first_number + 1 != finding.count
 
 
-def _ids(finding: AuditFinding, connection: Connection, again: ResendPlan) -> list[UUID]:
-    """Return the messages of a finding by their numbers, or by the ids in the finding if they have no numbers."""
+def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan) -> list[UUID]:
+    """Return the messages of a finding, by their numbers, or by the ids in the finding if they have no numbers."""
     if finding.lane is None:
         named = [uuid_of(message_id) for message_id in finding.message_ids]
-        again.refuse(NOT_NAMED, finding.count - len(named))
+        resend_plan.refuse(NOT_NAMED, finding.count - len(named))
         return named[:MAX_MESSAGES]
     span = {"lane": finding.lane, "first": finding.first_number, "last": finding.last_number}
     rows = connection.execute(NUMBERED, {**span, "topic": finding.topic, "limit": MAX_MESSAGES}).fetchall()
     if not _is_scattered(finding):
-        again.refuse(GONE if len(rows) < MAX_MESSAGES else MORE, finding.count - len(rows))
+        resend_plan.refuse(GONE if len(rows) < MAX_MESSAGES else MORE, finding.count - len(rows))
     return [row[0] for row in rows]
 
 
-def _send(again: ResendPlan, connection: Connection, lost_before: datetime) -> None:
-    """Schedule the messages to be sent again by a relay."""
-    settled = resend(connection, again.ids, lost_before=lost_before)
+def _send(resend_plan: ResendPlan, connection: Connection, lost_before: datetime) -> None:
+    """Have a relay send the messages again. Messages that cannot be sent are removed from the plan."""
+    settled = resend(connection, resend_plan.ids, lost_before=lost_before)
     for reason in settled.refused.values():
-        again.refuse(reason, 1)
+        resend_plan.refuse(reason, 1)
     refused = {UUID(message_id) for message_id in settled.refused}
-    again.ids = [message_id for message_id in again.ids if message_id not in refused]
+    resend_plan.ids = [message_id for message_id in resend_plan.ids if message_id not in refused]
 
 
 def counts(plans: Sequence[ResendPlan]) -> dict[str, int]:
     """Return the number of messages to send, by a description of topic and stage."""
     sums: Counter[str] = Counter()
     for planned in plans:
-        where = _("group {}").format(planned.finding.consumer_group) if planned.finding.consumer_group else planned.finding.stage
-        place = _("{}, lost at {}").format(planned.finding.topic, where)
-        sums[place] += len(planned.ids)
+        stage = _("group {}").format(planned.finding.consumer_group) if planned.finding.consumer_group else planned.finding.stage
+        description = _("{}, lost at {}").format(planned.finding.topic, stage)
+        sums[description] += len(planned.ids)
     return dict(+sums)
 
 

@@ -1,10 +1,10 @@
 """
-Run an audit in a child process, store its signed result, and send an alert of findings that are new.
+Run an audit in a child process, store its signed result, and send an alert if there are new findings.
 
     pipeline_config -> run_job (Spark) -> report -> verdict, stored run -> new findings? -> alert
 
-A nightly audit finds an old loss every night, but alerts only once. A running audit holds an advisory lock on a separate
-connection. So there is one audit at a time, and a run in state RUNNING without that lock has died.
+A nightly audit finds an old loss every night, but sends an alert about it only once. A running audit holds an advisory lock of
+its database, on a separate connection. So only one audit runs at a time, and a run in state RUNNING has died if the lock is free.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ logger = get_logger(__name__)
 
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.AUDIT}, 0)"
 
-# Whether an audit of this database is running.
+# Whether an audit of this database is running, on any machine.
 IS_LOCKED = f"""
 SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = {Lock.AUDIT} AND objid = 0
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 """
 
 BATCH_SIZE = 1000  # rows in one INSERT
-MINUTES_KEPT = 24 * 60  # of each backlog
-DETAILS_KEPT = timedelta(days=14)  # latency
+BACKLOG_MINUTES_KEPT = 24 * 60
+LATENCIES_KEPT = timedelta(days=14)
 
-DIED = "Its process ended before it had finished."
+DIED = "Its process ended before the audit had finished."
 SUPERSEDED = "A later audit marked this one as dead, because its process was frozen or lost its database connection."
 
 
 @contextmanager
 def audit_lock(using: str) -> Iterator[None]:
     """
-    Hold the lock of a database's audit. Runs in state RUNNING are marked as dead.
+    Hold the audit lock of a database. Runs that are still in state RUNNING are marked as dead.
 
     Raises:
         AuditRunning: another audit holds the lock.
@@ -87,7 +87,7 @@ def _mark_dead(using: str) -> None:
 
 
 def state_of(run: AuditRun) -> str:
-    """Return the state of a run: DIED if it says RUNNING and no audit holds the lock."""
+    """Return the state of a run: DIED if it is stored as RUNNING and no audit holds the lock."""
     if run.state != AuditRun.RunState.RUNNING:
         return run.state
     is_locked = database.raw(run._state.db or DEFAULT_DB_ALIAS).execute(IS_LOCKED).fetchone() == (True,)
@@ -102,15 +102,15 @@ def begin(
     settle_seconds: float,
     state: AuditRun.RunState = AuditRun.RunState.RUNNING,
 ) -> AuditRun:
-    """Store a run that begins."""
-    where = {"host": socket.gethostname(), "pid": os.getpid()}
+    """Store a new run, and return it."""
+    process = {"host": socket.gethostname(), "pid": os.getpid()}
     return AuditRun.objects.using(using).create(
-        state=state, asked_by=asked_by, since=since, settle_seconds=settle_seconds, **where
+        state=state, asked_by=asked_by, since=since, settle_seconds=settle_seconds, **process
     )
 
 
 def skip(using: str, error: str) -> AuditRun:
-    """Store that a run was skipped, and why."""
+    """Store a run that was skipped, with the reason, and return it."""
     run = begin(using, asked_by="beat", since=None, settle_seconds=0.0, state=AuditRun.RunState.SKIPPED)
     run.error, run.ended_at = cut(error), timezone.now()
     run.save()
@@ -123,7 +123,7 @@ def error_of(run: AuditRun) -> str:
 
 
 def fail(run: AuditRun, error: str, exit_code: int | None) -> None:
-    """Store that a run failed, and why."""
+    """Store that a run failed, with the reason."""
     run.state, run.error, run.exit_code, run.ended_at = AuditRun.RunState.FAILED, cut(error), exit_code, timezone.now()
     run.save()
 
@@ -140,7 +140,7 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
         rows = AuditRun.objects.using(using).select_for_update().filter(pk=run.pk, state=AuditRun.RunState.RUNNING)
         if not rows.exists():
             raise AuditFailed(SUPERSEDED)
-        _fill(run, report, exit_code)
+        _fill_in(run, report, exit_code)
         run.save()
         AuditFinding.objects.using(using).bulk_create(_findings(run, report["findings"]), batch_size=BATCH_SIZE)
         AuditBacklog.objects.using(using).bulk_create(_backlogs(run, report["backlog"]), batch_size=BATCH_SIZE)
@@ -150,8 +150,8 @@ def finish(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
         _prune(run)
 
 
-def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
-    # An incomplete lake makes it later than in the configuration.
+def _fill_in(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
+    # The report's `since` is later than that of the configuration if the lake is incomplete.
     run.since = datetime.fromisoformat(report["since"]) if report["since"] else None
     summary = verdict.verdict_of(report, run=run.pk, since=run.since, settle_seconds=run.settle_seconds)
     run.verdict = verdict.serialize(summary)
@@ -162,8 +162,8 @@ def _fill(run: AuditRun, report: Mapping[str, Any], exit_code: int) -> None:
     run.state, run.error, run.exit_code, run.ended_at = AuditRun.RunState.DONE, "", exit_code, timezone.now()
 
 
-def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFinding]:
-    same = ("kind", "stage", "topic", "source", "lane", "subject", "count", "about", "text")
+def _findings(run: AuditRun, findings: Sequence[Mapping[str, Any]]) -> list[AuditFinding]:
+    same_names = ("kind", "stage", "topic", "source", "lane", "subject", "count", "about", "text")
     return [
         AuditFinding(
             run=run,
@@ -171,21 +171,21 @@ def _findings(run: AuditRun, found: Sequence[Mapping[str, Any]]) -> list[AuditFi
             first_number=finding["first"],
             last_number=finding["last"],
             message_ids=finding["ids"],
-            **{name: finding[name] for name in same},
+            **{name: finding[name] for name in same_names},
         )
-        for finding in found
+        for finding in findings
     ]
 
 
 def _latencies(run: AuditRun, rows: Sequence[Sequence[Any]]) -> Iterator[AuditLatency]:
     bins: dict[tuple[str, str, str, int], list[tuple[int, int]]] = defaultdict(list)
-    for topic, hop, group, seconds, place, n in rows:
-        bins[topic, hop, group, seconds].append((place, n))
+    for topic, hop, group, seconds, bin_number, n in rows:
+        bins[topic, hop, group, seconds].append((bin_number, n))
     for (topic, hop, group, seconds), counts in sorted(bins.items()):
-        places, numbers = zip(*sorted(counts), strict=True)
+        bin_numbers, numbers = zip(*sorted(counts), strict=True)
         minute = datetime.fromtimestamp(seconds, UTC)
         yield AuditLatency(
-            run=run, topic=topic, hop=hop, consumer_group=group, minute=minute, bins=list(places), counts=list(numbers)
+            run=run, topic=topic, hop=hop, consumer_group=group, minute=minute, bins=list(bin_numbers), counts=list(numbers)
         )
 
 
@@ -200,76 +200,82 @@ def _backlogs(run: AuditRun, rows: Sequence[Mapping[str, Any]]) -> list[AuditBac
             cause=row["cause"],
             onset_at=datetime.fromisoformat(row["onset"]) if row["onset"] else None,
             most_repeated=row["most_repeated"],
-            minutes=[[seconds, backlog] for seconds, backlog, *_ in row["minutes"][-MINUTES_KEPT:]],
+            minutes=[[seconds, backlog] for seconds, backlog, *_ in row["minutes"][-BACKLOG_MINUTES_KEPT:]],
         )
         for row in rows
     ]
 
 
 def _prune(run: AuditRun) -> None:
-    """Delete runs that are older than `OUTBOX["PIPELINE"]["AUDIT_RETENTION"]`, and latencies older than `DETAILS_KEPT`."""
+    """
+    Delete runs that are older than `OUTBOX["PIPELINE"]["AUDIT_RETENTION"]`, and latencies that are older than `LATENCIES_KEPT`.
+    """
     runs = AuditRun.objects.using(run._state.db).exclude(pk=run.pk)
     now = timezone.now()
     runs.filter(started_at__lt=now - settings().audit_retention).delete()
-    AuditLatency.objects.using(run._state.db).filter(run__in=runs.filter(started_at__lt=now - DETAILS_KEPT)).delete()
+    AuditLatency.objects.using(run._state.db).filter(run__in=runs.filter(started_at__lt=now - LATENCIES_KEPT)).delete()
 
 
-# These kinds are about each message by itself, others about several.
-OF_EACH = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
+# A finding of these kinds is about each of its messages for itself; a finding of other kinds is about its messages together.
+KINDS_OF_SINGLE_MESSAGES = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
 
 
 def new_findings(run: AuditRun) -> list[AuditFinding]:
     """
     Return the findings of a run that are not known from earlier runs.
 
-    A finding is known if the newest earlier run that went as far back has it, or a run since then, or if an operator has
-    acknowledged it in any run. A finding whose messages were sent again is new when it is found once more.
+    A finding is known if an operator has acknowledged it in any earlier run. It is also known if the newest earlier run that went
+    as far back in time contains it, or a later run does, unless its messages were sent again since.
     """
     using = run._state.db
     earlier = AuditRun.objects.using(using).filter(state=AuditRun.RunState.DONE, pk__lt=run.pk)
     as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
     newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
-    is_open = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
+    is_known = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
     known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
-    for known_finding in AuditFinding.objects.using(using).filter(is_open, run__in=earlier):
-        known[_place(known_finding)].append(known_finding)
-    same = {_whole(finding) for findings in known.values() for finding in findings}  # nearly all of them, after the first night
-    others = (finding for finding in run.findings.order_by("pk") if _whole(finding) not in same)
-    return [finding for finding in others if not _is_covered(finding, known[_place(finding)])]
+    for known_finding in AuditFinding.objects.using(using).filter(is_known, run__in=earlier):
+        known[_location(known_finding)].append(known_finding)
+    identities = {_identity(finding) for findings in known.values() for finding in findings}
+    # Sorts out nearly all findings, except after the first night.
+    others = (finding for finding in run.findings.order_by("pk") if _identity(finding) not in identities)
+    return [finding for finding in others if not _is_covered(finding, known[_location(finding)])]
 
 
-def _is_covered(one: AuditFinding, before: Sequence[AuditFinding]) -> bool:
+def _is_covered(finding: AuditFinding, earlier: Sequence[AuditFinding]) -> bool:
     """Return whether earlier findings at the same location contain all messages of a finding."""
-    if one.kind not in OF_EACH:
+    if finding.kind not in KINDS_OF_SINGLE_MESSAGES:
         return False
-    if one.first_number is not None and one.last_number is not None:
-        return any(_has_all(other, one.first_number, one.last_number) for other in before)
-    named = _names(one)
-    return len(named) == one.count and named <= {name for other in before for name in _names(other)}
+    if finding.first_number is not None and finding.last_number is not None:
+        return any(_has_all(other, finding.first_number, finding.last_number) for other in earlier)
+    named = _message_names(finding)
+    return len(named) == finding.count and named <= {name for other in earlier for name in _message_names(other)}
 
 
-def _place(one: AuditFinding) -> tuple[Any, ...]:
-    return one.kind, one.stage, one.topic, one.source, one.lane, one.consumer_group, one.subject
+def _location(finding: AuditFinding) -> tuple[Any, ...]:
+    kind, stage = finding.kind, finding.stage
+    return kind, stage, finding.topic, finding.source, finding.lane, finding.consumer_group, finding.subject
 
 
-def _whole(one: AuditFinding) -> tuple[Any, ...]:
-    return *_place(one), one.text, frozenset(_names(one))
+def _identity(finding: AuditFinding) -> tuple[Any, ...]:
+    return *_location(finding), finding.text, frozenset(_message_names(finding))
 
 
-def _names(one: AuditFinding) -> set[str]:
-    return {*one.message_ids, *one.about}
+def _message_names(finding: AuditFinding) -> set[str]:
+    return {*finding.message_ids, *finding.about}
 
 
-def _has_all(one: AuditFinding, first: int, last: int) -> bool:
-    """Return whether a finding contains all of these numbers."""
-    if one.first_number is None or one.last_number is None or one.last_number - one.first_number + 1 != one.count:
+def _has_all(finding: AuditFinding, first: int, last: int) -> bool:
+    """Return whether a finding contains all numbers from first to last. One with gaps does not: it is unknown where they are."""
+    if finding.first_number is None or finding.last_number is None:
         return False
-    return one.first_number <= first and last <= one.last_number
+    if finding.last_number - finding.first_number + 1 != finding.count:
+        return False
+    return finding.first_number <= first and last <= finding.last_number
 
 
-SETTLE = timedelta(minutes=5)  # the command's default, too
+SETTLE = timedelta(minutes=5)  # also the default of outbox_audit
 
-MAX_OUTPUT_CHARACTERS = 20_000  # characters
+MAX_OUTPUT_CHARACTERS = 20_000
 
 
 def run_and_store(
@@ -289,12 +295,12 @@ def run_and_store(
         AuditFailed: the job failed. Its run is stored with the reason.
         ConfigurationError: the signing key in the environment is not valid.
     """
-    verdict.keys()  # raises now, not after an hour's work
+    verdict.keys()  # raises the error now, and not after an audit of an hour
     with audit_lock(using):
         run = begin(using, asked_by=asked_by, since=config.since, settle_seconds=config.settle_seconds)
         try:
             result = run_job("audit", config.to_json(), "--history", history, at_most=at_most, log=log)
-            database.drop_if_lost(using)  # it may have been closed as idle
+            database.drop_if_lost(using)  # the server may have closed the connection as idle
             if result.report is None:
                 raise AuditFailed(f"The audit failed{result.failure()}")
             finish(run, result.report, result.exit_code)
@@ -309,9 +315,9 @@ def run_and_store(
 
 def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> None:
     """
-    Run an audit in the background. A failure is stored with the run, and sends an alert, as new findings do.
+    Run an audit as a scheduled task. A failure is stored with the run and sends an alert, as new findings do.
 
-    If another audit of this database is running, this one is stored as skipped, and logged.
+    If another audit of this database is running, this one is logged, and stored as skipped.
 
     Args:
         archived: also audit archived days.
@@ -324,7 +330,7 @@ def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> N
         skip(using, str(error))
     except AuditFailed as error:
         _send_alert(using, f"The audit of database {using!r} failed. {error}")
-    except OutboxError as error:  # an error in settings or key, before the run was stored
+    except OutboxError as error:  # an error in the settings or in the signing key; no run is stored yet
         fail(begin(using, asked_by="beat", since=None, settle_seconds=SETTLE.total_seconds()), str(error), None)
         _send_alert(using, f"The audit of database {using!r} cannot run. {error}")
     else:

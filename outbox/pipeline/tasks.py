@@ -1,4 +1,4 @@
-"""Celery tasks of the pipeline. Each runs Spark in a child process, which ends with the worker."""
+"""Celery tasks of the pipeline. Each runs Spark in a child process, which ends when the worker ends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from outbox.pipeline.runs import run_for_beat
 from outbox.relay.hosts import relay_targets
 from outbox.relay.loops import try_step
 
-# Overrides a project's `task_time_limit`, which is usually meant for tasks of seconds and would kill these. The audit has a time
-# limit as an argument; the archive has none.
+# Overrides a project's `task_time_limit`, which is usually meant for tasks of seconds and would kill these. The audit gets its
+# time limit as an argument; the archive has none.
 NO_LIMIT = 30 * 24 * 3600
 
 
 @shared_task(name="outbox.pipeline.tasks.audit", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
 def audit(at_most: float = 3600.0, archived: bool = False) -> None:
-    """Audit each database, for at most the given seconds."""
+    """Audit each database. `at_most`: the time limit of each audit, in seconds."""
     for database in _databases():
         try_step(run_for_beat, database, at_most=timedelta(seconds=at_most), archived=archived)
 
 
 @shared_task(name="outbox.pipeline.tasks.archive", ignore_result=True, time_limit=NO_LIMIT, soft_time_limit=NO_LIMIT)
 def archive() -> None:
-    """Archive what is due in each database. An archive that was stopped continues where it ended."""
+    """Archive the days of each database that are due. If an archive was stopped, this one continues it."""
     for database in _databases():
         try_step(archive_due, database)
 

@@ -1,8 +1,8 @@
 """
-The signed verdict of a run: scope, code version, digest of the data, and result; so that a result can be proved later.
+The signed verdict of an audit: its scope, the code's version, the digest of the data, and the result. It proves the result later.
 
-It is signed with HMAC-SHA256 by django.core.signing. The Standard Webhooks signature of check-backs is not suitable: it is
-valid for five minutes, and a verdict may be verified years later.
+A verdict is signed with HMAC-SHA256 by django.core.signing. The Standard Webhooks signature of check-backs is not suitable,
+because it is valid for five minutes, and a verdict may be verified years later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOW_TO_MAKE_A_KEY = """python -c 'import secrets; print(secrets.token_urlsafe(32
 
 
 def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, settle_seconds: float) -> dict[str, Any]:
-    """Return the summary of a report that is signed."""
+    """Return the verdict of a report: the summary that is signed."""
     kinds = Counter(f"{finding['kind']} at {finding['stage']}" for finding in report["findings"])
     return {
         "run": run,
@@ -45,25 +45,25 @@ def verdict_of(report: Mapping[str, Any], *, run: int, since: datetime | None, s
 
 
 def serialize(verdict: Mapping[str, Any]) -> str:
-    """Return the canonical text of a verdict, with sorted names."""
+    """Return the text of a verdict in its canonical form, with sorted names."""
     return json.dumps(verdict, sort_keys=True, indent=2, ensure_ascii=False)
 
 
 def keys() -> list[str]:
     """
-    Return the keys in the environment, which are separated by spaces.
+    Return the keys in the environment variable, which separates them by spaces.
 
-    The first key signs, all of them verify. Without a key, verdicts are not signed.
+    The first key signs; all of them verify. Without a key, verdicts are not signed.
 
     Raises:
         ConfigurationError: a key is too short.
     """
-    keys_of_variable = os.environ.get(AUDIT_KEY, "").split()
-    if any(len(key) < MIN_KEY_CHARACTERS for key in keys_of_variable):
+    known = os.environ.get(AUDIT_KEY, "").split()
+    if any(len(key) < MIN_KEY_CHARACTERS for key in known):
         raise ConfigurationError(
-            f"{AUDIT_KEY} holds a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
+            f"{AUDIT_KEY} contains a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
         )
-    return keys_of_variable
+    return known
 
 
 def sign(text: str) -> str:
@@ -73,20 +73,20 @@ def sign(text: str) -> str:
 
 
 def as_file(text: str, signature: str) -> str:
-    """Return the content of a verdict's file: JSON with verdict and signature."""
+    """Return the content of the file of a verdict: JSON with verdict and signature."""
     return serialize({"verdict": json.loads(text), "signature": signature}) + "\n"
 
 
 def verify(content: str) -> dict[str, Any]:
     """
-    Verify the content of a verdict's file, and return the verdict.
+    Verify the content of the file of a verdict, and return the verdict.
 
     Raises:
-        InvalidVerdict: it is not what was signed.
+        InvalidVerdict: the content is not byte for byte what was signed, or is unsigned.
         ConfigurationError: there is no key to verify with.
     """
-    found = keys()
-    if not found:
+    known = keys()
+    if not known:
         raise ConfigurationError("There is no key to verify with.", hint=f"Set {AUDIT_KEY} to the key that signed.")
     try:
         parts = json.loads(content)
@@ -94,7 +94,7 @@ def verify(content: str) -> dict[str, Any]:
         text = serialize(verdict)
         if not signature:
             raise InvalidVerdict("This verdict is not signed: there was no key when the audit ran.")
-        _signer(found).unsign(f"{text}:{signature}")
+        _signer(known).unsign(f"{text}:{signature}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidVerdict("This file is not a verdict, or is incomplete.") from error
     except BadSignature as error:
@@ -104,5 +104,5 @@ def verify(content: str) -> dict[str, Any]:
     return dict(verdict)
 
 
-def _signer(found: list[str]) -> Signer:
-    return Signer(key=found[0], fallback_keys=[*found[1:]], salt=SALT, sep=":")
+def _signer(known: list[str]) -> Signer:
+    return Signer(key=known[0], fallback_keys=[*known[1:]], salt=SALT, sep=":")

@@ -1,4 +1,4 @@
-"""The admin of archived days, and the page of an archived message, which is read from the lake."""
+"""The admin of archived days, and the page of an archived message, whose content is read from the lake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ArchivedDayAdmin(ReadOnlyAdmin):
     time = "planned_at"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).defer("manifest")  # it is long: it lists every file of the day
+        return super().get_queryset(request).defer("manifest")  # long, since it lists all files of the day
 
     @admin.display(description=_("state"))
     def step(self, row: ArchivedDay) -> SafeString:
@@ -78,7 +78,7 @@ TONES = {"sent": Severity.GOOD, "dead": Severity.BAD, "lost": Severity.BAD}
 
 
 def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: UUID) -> TemplateResponse:
-    """Show a message from the lake; status 404 if it is not there, 503 if the lake cannot be read."""
+    """Show a message from the lake. The status is 404 if the lake does not have it, and 503 if the lake cannot be read."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     details: dict[str, Any] = {}
@@ -100,8 +100,8 @@ def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: 
     return TemplateResponse(request, "admin/outbox_pipeline/archived_message.html", context, status=status)
 
 
-def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessage) -> dict[str, Any]:
-    row = found.message
+def _details(model_admin: ModelAdmin, request: HttpRequest, archived: ArchivedMessage) -> dict[str, Any]:
+    row = archived.message
     headers = read_headers(row["headers"])
     site = model_admin.admin_site
     cause = headers.get(Header.CAUSATION_ID, "")
@@ -114,10 +114,10 @@ def _details(model_admin: ModelAdmin, request: HttpRequest, found: ArchivedMessa
         "about": about_link(site, request, row["about"]) if row["about"] else "",
         "cause": message_link(site, cause, short=False) if cause else "",
         "age": since(row["created_at"]),
-        "commit": found.commit,
+        "commit": archived.commit,
         "handled": [
             {"group": shown(row["consumer_group"], 100), "at": row["handled_at"], "delivery_count": row["delivery_count"]}
-            for row in found.handled
+            for row in archived.handled
         ],
         **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),
     }

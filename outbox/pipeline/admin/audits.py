@@ -1,4 +1,4 @@
-"""The admin of audits: the list, the page of one, its report as a file; and of findings, to be repaired or acknowledged."""
+"""The admin of audits (a list, a page of each, its report as a file) and of findings, which can be repaired or acknowledged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from outbox.pipeline.models import AuditBacklog, AuditFinding, AuditRun
 from outbox.pipeline.spark.findings import FindingKind, Stage
 from outbox.pipeline.spark.measures import SHARES
 
-AT_ONCE = 200  # findings
+MAX_FINDINGS = 200  # on which an action acts at a time
 RUNS_OFFERED = 20
 LINKS_SHOWN = 100
 
@@ -102,7 +102,7 @@ class FindingStateFilter(Filter):
 
 
 def state_badge(row: AuditFinding) -> SafeString:
-    """Return a badge that says whether a finding is open, acknowledged or repaired."""
+    """Return a badge that says whether a finding is open, acknowledged or sent again."""
     if row.resent_at:
         return badge(_("{} sent again").format(row.resent_count), "good")
     return badge(_("acknowledged"), "plain") if row.acknowledged_at else badge(_("open"), "bad")
@@ -149,19 +149,19 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
-        """Ask for a confirmation and a reason, then send what can be sent; each finding is logged in its transaction."""
+        """Ask for a confirmation and a reason, then send the messages again. Each finding is logged in its transaction."""
         using = router.db_for_write(AuditFinding)
-        plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:AT_ONCE]]
+        plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
         form = reason_form(request, count=sum(counts.values()), at=as_of(request))
         if form.count and not form.is_valid():
-            notes = [_("Not sent: {}. {}").format(count, why) for why, count in refused.items()]
+            notes = [_("Not sent: {}. {}").format(count, reason) for reason, count in refused.items()]
             return impact_page(
                 self, request, act=RESEND, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
         done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
-        for why, count in refused.items():
-            self.message_user(request, _("Not sent: {}. {}").format(count, why), messages.WARNING)
+        for reason, count in refused.items():
+            self.message_user(request, _("Not sent: {}. {}").format(count, reason), messages.WARNING)
         if done or form.wanted:
             notify(self, request, RESEND, done=done, wanted=form.wanted, limit=form.count)
         return None
@@ -180,24 +180,24 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Acknowledge with note"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
-        chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:AT_ONCE])
+        chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:MAX_FINDINGS])
         counts = Counter(finding.topic for finding in chosen)
         form = reason_form(request, count=len(chosen), at=as_of(request))
         if chosen and not form.is_valid():
             return impact_page(
-                self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE
+                self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=MAX_FINDINGS
             )
         done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
-        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=MAX_FINDINGS)
         return None
 
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
         using = router.db_for_write(AuditFinding)
-        who = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
+        values = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
         with guarded.atomic(using):
             rows = AuditFinding.objects.using(using).filter(pk__in=[finding.pk for finding in chosen], acknowledged_at=None)
             done = {str(finding.pk): finding.text for finding in rows.select_for_update()}
-            rows.update(**who)
+            rows.update(**values)
             write_log(request, AuditFinding, done, _("Acknowledged. Note: {}").format(note))
         return len(done)
 
@@ -226,8 +226,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         }
 
 
-DRAWN = 6  # charts of each
-POINTS = 96  # of a chart
+CHARTS_SHOWN = 6  # of backlogs, and of latencies
+POINTS_PER_CHART = 96
 
 
 def format_seconds(seconds: float) -> str:
@@ -239,8 +239,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def _backlog(nth: int, row: AuditBacklog) -> dict[str, Any]:
-    step = -(-len(row.minutes) // POINTS)
-    points = list(row.minutes[::-1][::step][::-1])  # the last one always
+    step = -(-len(row.minutes) // POINTS_PER_CHART)
+    points = list(row.minutes[::-1][::step][::-1])  # always with the newest point
     text = _("Backlog: {}.").format(number(row.backlog))
     if row.onset_at:
         text = _("Backlog: {}, growing by {} per minute: {}.").format(number(row.backlog), number(row.growth, 1), row.cause)
@@ -291,7 +291,7 @@ GROUP_HEADS = {
     "unread": _("unread"),
 }
 FINDINGS_SHOWN, FINDINGS_IN_REPORT = 50, 1_000
-SHEETS = ("static/outbox/admin.css", "pipeline/static/outbox_pipeline/report.css")
+STYLE_SHEETS = ("static/outbox/admin.css", "pipeline/static/outbox_pipeline/report.css")
 
 
 @admin.display(description=_("state"))
@@ -303,7 +303,7 @@ def state_now(run: AuditRun) -> SafeString:
 
 @admin.display(description=pgettext_lazy("audit", "answer"))
 def answer(run: AuditRun) -> SafeString:
-    """Return the result of a run: how much it found, or why it failed."""
+    """Return the result of a run: the number of its findings, or the reason why it failed."""
     if run.found is None:
         return shown(runs.error_of(run).partition("\n")[0], 200)
     if run.found:
@@ -349,16 +349,16 @@ class AuditRunAdmin(ReadOnlyAdmin):
     def verdict_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
         """Return the verdict as a file for `outbox_audit --verify`."""
         run = self._finished(request, run_id)
-        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
-        return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=named)
+        headers = {"Content-Disposition": f'attachment; filename="audit-{run.pk}-verdict.json"'}
+        return HttpResponse(verdict.as_file(run.verdict, run.signature), content_type="application/json", headers=headers)
 
     def report_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
-        """Return the report as a file, whose links lead to this admin."""
+        """Return the report as a file; its links lead to this admin."""
         run = self._finished(request, run_id)
         may_open = may_see(self.admin_site, AuditFinding, request)
-        named = {"Content-Disposition": f'attachment; filename="audit-{run.pk}.html"'}
+        headers = {"Content-Disposition": f'attachment; filename="audit-{run.pk}.html"'}
         page = report_html(run, self.admin_site, base=request.build_absolute_uri("/"), may_open=may_open)
-        return HttpResponse(page, headers=named)
+        return HttpResponse(page, headers=headers)
 
     def _finished(self, request: HttpRequest, run_id: int) -> AuditRun:
         if not self.has_view_permission(request):
@@ -379,13 +379,13 @@ class AuditRunAdmin(ReadOnlyAdmin):
 
 def report_html(run: AuditRun, site: AdminSite = admin.site, *, base: str = "", may_open: bool = True) -> str:
     """
-    Return the report of a run as one page that loads nothing.
+    Return the report of a run as one HTML page, which loads no other files.
 
     Args:
-        base: the address of the server with the admin, for links; empty: the page has none.
-        may_open: the reader may see findings in the admin.
+        base: the URL of the server with the admin, for links; empty: the page has no links.
+        may_open: whether the reader may see findings in the admin.
     """
-    style = "".join((Path(str(files("outbox"))) / sheet).read_text() for sheet in SHEETS)
+    style = "".join((Path(str(files("outbox"))) / sheet).read_text() for sheet in STYLE_SHEETS)
     context = _context(run, site if base else None, may_open=may_open, limit=FINDINGS_IN_REPORT)
     return render_to_string(
         "admin/outbox_pipeline/report.html",
@@ -394,14 +394,14 @@ def report_html(run: AuditRun, site: AdminSite = admin.site, *, base: str = "", 
 
 
 def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: int) -> dict[str, Any]:
-    """Return the context of `_run.html`. Without a site it has no links."""
+    """Return the context of `_run.html`; without a site, it has no links."""
 
     def url(view: str, *args: object) -> str:
         return url_of(site, view, *args) if site and may_open else ""
 
     connection = database.raw(router.db_for_read(AuditRun))
     latencies = percentiles(connection, run.pk)
-    begin, end, series = latency_series(connection, run.pk, [hop for hop, _, _ in latencies[:DRAWN]])
+    begin, end, series = latency_series(connection, run.pk, [hop for hop, _, _ in latencies[:CHARTS_SHOWN]])
     backlogs = list(AuditBacklog.objects.filter(run=run).order_by("-backlog", "consumer_group", "topic"))
     findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
     listed = url("outbox_pipeline_auditfinding_changelist")
@@ -432,7 +432,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
             (row, [(message_link(site, message) if site else message, failures) for message, failures in row.most_repeated[:3]])
             for row in backlogs
         ],
-        "backlog_drawings": [_backlog(nth, row) for nth, row in enumerate(backlogs[:DRAWN]) if row.minutes],
+        "backlog_drawings": [_backlog(nth, row) for nth, row in enumerate(backlogs[:CHARTS_SHOWN]) if row.minutes],
         "shares": [f"p{share * 100:g}" for share in SHARES],
         "latencies": [
             (hop, count, ["" if known is None else format_seconds(known) for known in seconds.values()])
@@ -444,16 +444,16 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
 
 
 def _stages(run: AuditRun) -> list[dict[str, Any]]:
-    """Return the four stages: how many messages each has, and how many are lost there."""
+    """Return the four stages, with the number of messages that each has, and of those that are lost there."""
     sums: Counter[str] = Counter()
     for counts in run.counts.values():
         sums.update(counts)
         for of_group in by_group(counts).values():
             sums.update(of_group)
     lost: Counter[str] = Counter()
-    found = AuditFinding.objects.filter(run=run, kind=FindingKind.LOST).values_list("subject", "stage")
-    for subject, stage, many in found.annotate(Sum("count")).order_by():
-        lost[Stage.BUSINESS if subject else stage] += many
+    losses = AuditFinding.objects.filter(run=run, kind=FindingKind.LOST).values_list("subject", "stage")
+    for subject, stage, count in losses.annotate(Sum("count")).order_by():
+        lost[Stage.BUSINESS if subject else stage] += count
     stages = {
         Stage.BUSINESS: (_("Business"), lost[Stage.BUSINESS], _("rows without a message")),
         Stage.OUTBOX: (
@@ -476,7 +476,7 @@ def _stages(run: AuditRun) -> list[dict[str, Any]]:
 
 
 def _losses(connection: database.Connection, run: AuditRun) -> dict[str, Any]:
-    """Return the drawing of lost messages by the time of their publishing; empty if none is named."""
+    """Return the chart of lost messages by the time at which they were published; empty if no id is known."""
     begins_at, ends_at, counts = losses(connection, run.pk)
     if not begins_at or not ends_at:
         return {}

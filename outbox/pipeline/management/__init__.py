@@ -27,5 +27,5 @@ class JobCommand(BaseCommand):
         )
 
     def log(self, line: str) -> None:
-        """Show a line of the job's log."""
-        self.stderr.write(line, style_func=str)  # progress, not an error
+        """Write a line of the job's log to standard error."""
+        self.stderr.write(line, style_func=str)  # without the style of errors, since it is progress

@@ -1,4 +1,4 @@
-"""What audits found, which days are archived, what the recorder has seen."""
+"""Tables of audits and their findings, of archived days, and of recorded messages."""
 
 import django.contrib.postgres.fields
 import django.db.models.deletion

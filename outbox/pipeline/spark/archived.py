@@ -1,12 +1,15 @@
 """
 Read database and lake together with Spark: each row once, also while days are being archived.
 
-    database: days 3, 4      no day can leave the database while it is read; so everything that it no longer has is
-    lake:     days 1, 2, 3   committed in the lake, which is read afterwards, without a snapshot: its files never change
-    history:  days 1, 2 of the lake, 3 of both, each row once, 4 of the database
+    database: days 3, 4      locked, so that the archiver deletes no day while they are read
+    lake:     days 1, 2, 3   listed under that lock, so each day that is no longer in the database is here
+    history:  days 1 and 2 of the lake, 3 of both with each row once, 4 of the database
 
-Settings contain the consumer groups of today, not those of years ago. So in archived days, a group must have handled the messages
-sent after it had handled its first one of the topic. Messages that a group ignores have an inbox row, too.
+The lake needs no snapshot, because its files never change.
+
+Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a group must have
+handled only the messages that were sent after the first one of the topic that it handled. Messages that a group ignores are no
+exception, because they have inbox rows, too.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from pyspark.sql import functions as F
 from outbox.pipeline.spark import LakeError, records
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
 from outbox.pipeline.spark.findings import NO_TOPIC
-from outbox.pipeline.spark.history import ALWAYS, Recorded
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
+from outbox.pipeline.spark.history import LATEST_TIME, RecordedTimes
 from outbox.pipeline.spark.lake import (
     DUPLICATE,
     EPOCH,
@@ -53,8 +56,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# A day is committed before it leaves the database. So lock the tables first, then list the commits.
-HOLD_DAYS = "LOCK TABLE outbox_message IN ACCESS SHARE MODE"
+# The archiver commits a day to the lake before it deletes it from the database, and this lock prevents that deletion. So list the
+# commits after locking: then each day that the database lacks is among them.
+LOCK_DAYS = "LOCK TABLE outbox_message IN ACCESS SHARE MODE"
 
 
 def read_lake(
@@ -64,7 +68,9 @@ def read_lake(
     Return the rows of a frame in all commits, each row once. Commits of older versions may lack the frame.
 
     Args:
-        unsettled: days that the database may still have; their rows may also be in the commit of a later day.
+        commits: the commits to read; None: all commits of the lake.
+        unsettled: days that are not recorded as deleted from the database. Their inbox rows, and rows of other frames with a time
+            column, may also be in the commit of a later day.
 
     Raises:
         LakeError: a committed file is missing or incomplete.
@@ -72,11 +78,11 @@ def read_lake(
     commits = lake.committed() if commits is None else commits
     for commit in commits:
         lake.require_files(commit, frame.name)
-    times = Counter(commit.day for commit in commits)
-    repeated = {day for day, many in times.items() if many > 1}
+    commits_of_day = Counter(commit.day for commit in commits)
+    repeated = {day for day, count in commits_of_day.items() if count > 1}
     if not frame.time:
         return _latest(spark, lake, frame, commits, repeated)
-    rows = _files(spark, lake, frame, commits)
+    rows = _read_frame(spark, lake, frame, commits)
     if not (shared := repeated | set(unsettled)):
         return rows
     is_old = F.col(frame.time) < F.lit(Span(date.fromisoformat(max(shared))).end).cast("timestamp")
@@ -84,35 +90,35 @@ def read_lake(
 
 
 def unsettled_days(commits: Iterable[Commit], deleted: Container[str]) -> set[str]:
-    """Return the days in the lake that are not recorded as deleted in the database."""
+    """Return the days in the lake that are not recorded as deleted from the database."""
     return {commit.day for commit in commits if commit.day not in deleted}
 
 
 @contextmanager
 def read_all(spark: SparkSession, source: Source, lake: Lake) -> Iterator[dict[str, DataFrame]]:
     """
-    Return all frames of `lake.frames` over database and lake, for use within the block.
+    Return the rows of all frames in `lake.FRAMES`, from database and lake together, for use within the block.
 
-    If a row is in both, the one in the database is returned. No day can leave the database before the block ends.
+    If a row is in both, the one in the database is returned. No day can be deleted from the database before the block ends.
 
     Raises:
         LakeError: a committed file is missing or incomplete; or, when the rows are read, it is damaged.
         HistoryError: the database cannot be reached.
     """
-    with _naming_files(lake), exported_snapshot(source.url) as (connection, snapshot):
-        connection.execute(HOLD_DAYS)
+    with _naming_damaged_files(lake), exported_snapshot(source.url) as (connection, snapshot):
+        connection.execute(LOCK_DAYS)
         commits = lake.committed()
         unsettled = unsettled_days(commits, records.deleted(connection))
-        found = {}
+        frames = {}
         for name, frame in FRAMES.items():
             database = read_rows(spark, source, frame, frame.query(None), snapshot)
-            found[name] = _both(database, read_lake(spark, lake, frame, commits, unsettled), frame, commits)
-        yield found
+            frames[name] = _with_lake_rows(database, read_lake(spark, lake, frame, commits, unsettled), frame, commits)
+        yield frames
 
 
 @contextmanager
-def _naming_files(lake: Lake) -> Iterator[None]:
-    """Raise LakeError with the name of a file that Spark cannot read."""
+def _naming_damaged_files(lake: Lake) -> Iterator[None]:
+    """Turn an error of Spark about a damaged file of the lake into a LakeError that names the file."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -123,28 +129,30 @@ def _naming_files(lake: Lake) -> Iterator[None]:
 
 
 def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], repeated: Container[str]) -> DataFrame:
-    """Return the rows of all days, from the latest attempt if there are several."""
-    parts = [_files(spark, lake, frame, [commit for commit in commits if commit.day not in repeated])]
+    """Return each row once: if several commits contain it, from the one with the highest attempt."""
+    parts = [_read_frame(spark, lake, frame, [commit for commit in commits if commit.day not in repeated])]
     several = [
-        _files(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
+        _read_frame(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
         for commit in commits
         if commit.day in repeated
     ]
     if several:
         latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
-        rows = reduce(DataFrame.unionAll, several).withColumn("place", F.row_number().over(latest))
-        parts.append(rows.where("place = 1").select(*spark_schema(frame).names))
+        rows = reduce(DataFrame.unionAll, several).withColumn("rank", F.row_number().over(latest))
+        parts.append(rows.where("rank = 1").select(*spark_schema(frame).names))
     return reduce(DataFrame.unionAll, parts)
 
 
-def _files(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]) -> DataFrame:
-    having = [commit.frames[frame.name] for commit in commits if frame.name in commit.frames]
-    paths = [str(lake.root / file) for written in having for file in written.files]
+def _read_frame(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit]) -> DataFrame:
+    written_frames = [commit.frames[frame.name] for commit in commits if frame.name in commit.frames]
+    paths = [str(lake.root / file) for written in written_frames for file in written.files]
     return read_files(spark, frame, paths) if paths else spark.createDataFrame([], spark_schema(frame))
 
 
-def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Commit]) -> DataFrame:
-    """Add the lake's rows that the database does not have. Few rows in the database are old enough to be in the lake."""
+def _with_lake_rows(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Commit]) -> DataFrame:
+    """
+    Add the rows that are only in the lake. Few rows in the database are old enough to be in both, so the anti-join is small.
+    """
     if not commits:
         return database
     span = Span(date.fromisoformat(max(commit.day for commit in commits)))
@@ -156,26 +164,30 @@ def _both(database: DataFrame, lake: DataFrame, frame: Frame, commits: list[Comm
 
 
 MESSAGE = ["topic", "message_id"]
-PLACE = [*MESSAGE, "queue", "pos", "delivery_count"]
+POSITION = [*MESSAGE, "queue", "pos", "delivery_count"]
 
 
-def once(rows: DataFrame) -> DataFrame:
+def drop_repeated_rows(rows: DataFrame) -> DataFrame:
     """
-    Return one row for each place.
+    Return one row for each position at the broker and delivery count.
 
-    Takes and returns the columns of `lake.frames.RECORDED`. A place is recorded again if its row has left the table: when an old
-    message is redelivered, or the broker's offset is set back. For a broker that does not report places, all deliveries are kept.
+    Takes and returns the columns of `lake.RECORDED`. A delivery is recorded again if its row was deleted from the table before an
+    old message was redelivered, or before the broker's offset was set back. For a broker that does not report positions, all
+    deliveries are kept.
     """
-    has_place = F.col("pos").isNotNull()
-    placed = rows.where(has_place).dropDuplicates(PLACE)
-    return placed.unionAll(rows.where(~has_place).dropDuplicates(["id", "recorded_at"]))
+    has_position = F.col("pos").isNotNull()
+    by_position = rows.where(has_position).dropDuplicates(POSITION)
+    return by_position.unionAll(rows.where(~has_position).dropDuplicates(["id", "recorded_at"]))
 
 
 def copies(rows: DataFrame) -> DataFrame:
     """
-    Return the rows that are copies: first deliveries, and later ones that no earlier delivery explains.
+    Return one row for each copy of a message that the broker has stored.
 
-    Takes the result of `once`, and returns the same columns.
+    Each first delivery (delivery_count 1) is a copy. A later delivery may be the redelivery of a known copy. So of the deliveries
+    with the same count, only those are further copies that exceed the highest number of deliveries with one lower count.
+
+    Takes the result of `drop_repeated_rows`, and returns the same columns.
     """
     later = rows.where("delivery_count > 1")
     of_later = (
@@ -193,42 +205,42 @@ def copies(rows: DataFrame) -> DataFrame:
 LANE = ["source", "topic", "lane"]
 
 
-def owed_from(
+def owed_since(
     spark: SparkSession, config: PipelineConfig, folder: str, live_since: datetime
 ) -> Mapping[tuple[str, str], datetime]:
-    """Return, by group and topic, from when on the group must have handled sent messages. Reads the frame `inbox` in a folder."""
+    """Return (group, topic) -> the time since which the group must have handled messages. Reads the frame `inbox` of a folder."""
     inbox = spark.read.parquet(f"{folder}/inbox")
     rows = inbox.groupBy("consumer_group", "topic").agg(F.unix_micros(F.min("at")).alias("at")).collect()
-    began = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
+    first_handled = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
     pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
-    return {pair: min(live_since, began.get(pair, live_since)) for pair in pairs}
+    return {pair: min(live_since, first_handled.get(pair, live_since)) for pair in pairs}
 
 
-def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_whole: bool) -> None:
+def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complete: bool) -> None:
     """
-    Make each lane begin after the numbers that were claimed before `since`, as `statements.FIRST` does in SQL.
+    Set the first number of each mark to the one after those that were claimed before `since`, as `statements.FIRST` does in SQL.
 
     Args:
-        is_whole: nothing was ever dropped, so a lane without earlier claims begins with its first number.
+        is_complete: all rows since the installation are there, so a lane without earlier claims begins with number 1.
     """
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
-    ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_whole else row.lowest - 1) for row in lanes}
+    ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
     marks = spark.read.parquet(f"{folder}/marks").collect()
-    found = []
+    moved = []
     for row in marks:
         lane = row.source, row.topic, row.lane
-        before, otherwise = ends.get(lane, (None, 0 if is_whole else row.last))
-        found.append((*lane, 1 + (otherwise if before is None else before), row.last))
-    spark.createDataFrame(found, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
+        before, otherwise = ends.get(lane, (None, 0 if is_complete else row.last))
+        moved.append((*lane, 1 + (otherwise if before is None else before), row.last))
+    spark.createDataFrame(moved, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
 
 
-FEW = 500_000  # the maximum number of ids to broadcast to tasks
-NEEDED = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
+MAX_BROADCAST_IDS = 500_000  # more ids than these are joined by a shuffle, and not sent to each task
+AUDITED_FRAMES = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
-# The columns that identify rows that the database still has. Times are exact to the microsecond.
-KEYS = {
+# frame of a history -> the columns by which a row of the lake is recognized in the database. Times are exact to the microsecond.
+KEY_COLUMNS = {
     "messages": ["message_id"],
     "places": ["message_id"],
     "inbox": ["consumer_group", "message_id", "at"],
@@ -239,20 +251,20 @@ KEYS = {
 @dataclass(frozen=True)
 class LakeSnapshot:
     """
-    The commits of the lake while no day could leave the database.
+    The commits of the lake, listed while no day could be deleted from the database.
 
     Args:
-        unsettled: days that the database may still have.
-        is_whole: database and lake are complete from the beginning.
-        since: from when on they are audited; None: from the beginning.
-        recorded_since: from when on the recorder's rows are complete; None: always.
+        unsettled: days that are not recorded as deleted from the database.
+        is_complete: database and lake together have all rows since the installation.
+        since: the time since which they are audited; None: since the installation.
+        recorded_since: the time since which the recorder's rows are complete; None: since the installation.
     """
 
     archived: Archived
     lake: Lake
     commits: list[Commit]
     unsettled: set[str]
-    is_whole: bool
+    is_complete: bool
     since: datetime | None
     recorded_since: datetime | None
 
@@ -264,39 +276,49 @@ class LakeSnapshot:
 
 def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -> LakeSnapshot:
     """
-    Lock the days in the database until this transaction ends, and list the commits of the lake.
+    Lock the days in the database until the connection's transaction ends, and list the commits of the lake.
 
     Args:
-        since: do not audit earlier messages.
+        since: do not audit messages from before this time; None: audit all that are complete.
 
     Raises:
         LakeError: the lake belongs to another database, it lacks a day or a file, or a manifest cannot be read.
     """
-    connection.execute(HOLD_DAYS)
+    connection.execute(LOCK_DAYS)
     lake = Lake(Path(archived.path))
     commits, deleted = lake.committed(), records.deleted(connection)
     require_own_lake(lake, commits, records.source(connection), records.committed(connection))
     for commit in commits:
-        lake.require_files(commit, *(frame.name for frame in NEEDED))
+        lake.require_files(commit, *(frame.name for frame in AUDITED_FRAMES))
     days = [*records.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
     if archived.live_since is None:  # nothing was ever pruned
         return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
     kept = timedelta(seconds=archived.kept_seconds)
-    complete = partial(complete_since, commits, days, born=archived.born, kept=kept, without=archived.live_since)
-    whole, recorded = complete(), complete(frames=[RECORDED.name])
-    begin = max((time for time in (whole, since) if time), default=None)
-    return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), whole is None, begin, recorded)
+    complete = partial(
+        complete_since, commits, days, installed_at=archived.born, retention=kept, database_since=archived.live_since
+    )
+    complete_from, recorded_from = complete(), complete(frames=[RECORDED.name])
+    begin = max((time for time in (complete_from, since) if time), default=None)
+    return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), complete_from is None, begin, recorded_from)
 
 
-def known_at_the_broker(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
-    """Return from when on it is known what brokers have: their own tables are not archived, the recorder's are."""
+def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[str, RecordedTimes]) -> dict[str, RecordedTimes]:
+    """
+    Return topic -> the span of time for which database and lake have the messages at the broker.
+
+    The recorder's rows are archived. The tables of the embedded broker are not, so its topics are known only for the time that
+    the database alone covers.
+
+    Args:
+        recorded: the spans of recorded topics in the database.
+    """
     live = snapshot.archived.live_since
     if live is None:
         return recorded
-    own = {topic: Recorded(live, ALWAYS) for topic in config.seen_topics if topic not in config.recorded}
+    not_archived = {topic: RecordedTimes(live, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
     since = snapshot.recorded_since
-    return own | {
+    return not_archived | {
         topic: replace(recorded_topic, began=max(recorded_topic.began, since)) if since else recorded_topic
         for topic, recorded_topic in recorded.items()
     }
@@ -306,10 +328,10 @@ def add_archived(
     spark: SparkSession, config: PipelineConfig, folder: str, snapshot: LakeSnapshot, log: Callable[[str], None]
 ) -> Mapping[tuple[str, str], datetime]:
     """
-    Add the rows that are only in the lake to the frames in a folder.
+    Add the rows that are only in the lake to the frames of a history in a folder.
 
     Returns:
-        (group, topic) -> from when on the group must have handled sent messages; empty: from the beginning.
+        (group, topic) -> the time since which the group must have handled messages; empty: since the installation.
 
     Raises:
         LakeError: a file of the lake cannot be read.
@@ -317,14 +339,14 @@ def add_archived(
     try:
         _add_rows(spark, config, folder, snapshot, log)
         if snapshot.since:
-            begin_marks(spark, folder, snapshot.since, is_whole=snapshot.is_whole)
+            begin_marks(spark, folder, snapshot.since, is_complete=snapshot.is_complete)
         live = snapshot.archived.live_since
         if live is None:
             return {}
-        return owed_from(spark, config, folder, live)
+        return owed_since(spark, config, folder, live)
     except LakeError:
         raise
-    except Exception as error:  # tasks raise errors of PySpark, py4j or pyarrow
+    except Exception as error:  # errors of tasks are of PySpark, py4j or pyarrow
         lines = [type(error).__name__, *str(error).strip().splitlines()]
         reason = next((line for line in lines if "reading file" in line or line.startswith(": ")), lines[-1])
         raise LakeError(f"The lake in {snapshot.lake.root} cannot be read: {reason.strip(': ')}") from error
@@ -338,24 +360,24 @@ def _add_rows(
 
     if config.recorded:
         log("adding recorded messages")
-        there = spark.read.parquet(f"{folder}/{RECORDED.name}")
-        seen = there.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
-        place = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
-        _append(copies(once(seen)).withColumns(place), folder, "broker")
+        in_database = spark.read.parquet(f"{folder}/{RECORDED.name}")
+        recorded = in_database.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
+        columns = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
+        _append(copies(drop_repeated_rows(recorded)).withColumns(columns), folder, "broker")
     if not snapshot.commits:
         return
     messages = rows_of(MESSAGES)
     discarded = _discarded(rows_of(OPERATOR_ACT), rows_of(INBOX))
     failed = _failed(rows_of(FAILED_DELIVERY)).unionAll(discarded).unionAll(_duplicates(rows_of(DUPLICATE)))
-    found = {
+    archived = {
         "messages": _messages(messages),
         "places": _places(messages),
         "inbox": rows_of(INBOX).withColumnRenamed("handled_at", "at"),
         "failed_deliveries": failed,
     }
-    for name, rows in found.items():
+    for name, rows in archived.items():
         log(f"adding {name} of {len(snapshot.commits)} archived days")
-        _append(_but_those_there(spark, folder, name, rows, snapshot.end), folder, name)
+        _append(_only_in_lake(spark, folder, name, rows, snapshot.end), folder, name)
 
 
 def _append(rows: DataFrame, folder: str, name: str) -> None:
@@ -363,15 +385,15 @@ def _append(rows: DataFrame, folder: str, name: str) -> None:
     rows.select(*typed).write.mode("append").parquet(f"{folder}/{name}")
 
 
-def _but_those_there(spark: SparkSession, folder: str, name: str, rows: DataFrame, end: Span) -> DataFrame:
-    """Leave out rows that the database has. Few of them are old enough to be in the lake."""
-    keys = KEYS[name]
+def _only_in_lake(spark: SparkSession, folder: str, name: str, rows: DataFrame, end: Span) -> DataFrame:
+    """Return the rows of the lake that the database does not have. Few rows in the database are old enough to be in both."""
+    keys = KEY_COLUMNS[name]
     is_old = F.col("at") < F.lit(end.end).cast("timestamp") if "at" in keys else F.col("message_id") < end.end_id
-    there = spark.read.parquet(f"{folder}/{name}").where(is_old).select(*keys).distinct()
-    many = there.count()
-    if not many:
+    in_database = spark.read.parquet(f"{folder}/{name}").where(is_old).select(*keys).distinct()
+    count = in_database.count()
+    if not count:
         return rows
-    return rows.join(F.broadcast(there) if many <= FEW else there, keys, "left_anti")
+    return rows.join(F.broadcast(in_database) if count <= MAX_BROADCAST_IDS else in_database, keys, "left_anti")
 
 
 def _messages(rows: DataFrame) -> DataFrame:
@@ -382,15 +404,15 @@ def _messages(rows: DataFrame) -> DataFrame:
 
 
 def _topic() -> Column:
-    """Return the topic, or a placeholder if the message had none when it was archived."""
+    """Return the column `topic`, with a placeholder if the row of the topic was missing when the message was archived."""
     return F.when(F.col("topic") == "", F.lit(f"{NO_TOPIC}?")).otherwise(F.col("topic")).alias("topic")
 
 
 def _places(rows: DataFrame) -> DataFrame:
-    """Return the places of messages, as `statements.PLACES` does; a lost message has none."""
+    """Return rows of the frame `places`, as `statements.PLACES` does; a lost message has no place."""
     state = F.when(F.col("state") == "retrying", "released").otherwise(F.col("state")).alias("state")
-    waited = F.when(F.col("state") == "waiting", F.col("created_at"))
-    at = F.coalesce("sent_at", "decided_at", "claimed_at", waited).alias("at")
+    waiting_since = F.when(F.col("state") == "waiting", F.col("created_at"))
+    at = F.coalesce("sent_at", "decided_at", "claimed_at", waiting_since).alias("at")
     place = ("source", _topic(), "lane", "number", "message_id", state, "claimed_at", at)
     return rows.where(~F.col("state").isin("tombstone", "lost")).select(*place)
 

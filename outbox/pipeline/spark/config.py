@@ -1,5 +1,5 @@
 """
-The configuration of a job: one frozen object, passed as JSON. Nothing else is passed from Django to Spark.
+The configuration of a job: one frozen object, which Django passes to the job as JSON. The job gets nothing else from Django.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Reader = Literal["jdbc", "python"]
 @dataclass(frozen=True)
 class Source:
     """
-    Where to read a history from.
+    The database or folder from which a history is read.
 
     Args:
         url: `postgresql://…`, or the folder of a history in Parquet.
         reader: for PostgreSQL: `jdbc` (needs the driver's jar) or `python` (psycopg, needs no jar).
         partitions: the number of connections that read a table concurrently.
-        fetch_rows: rows fetched at once, per connection. 0 is not allowed: it would read outside of the snapshot.
+        fetch_rows: how many rows a connection fetches at once. 0 is not allowed, because it would read outside of the snapshot.
     """
 
     url: str
@@ -49,14 +49,14 @@ class Source:
 @dataclass(frozen=True)
 class KafkaCluster:
     """
-    A Kafka whose topics are read by Spark's own source.
+    A Kafka cluster whose topics are read with Spark's source for Kafka.
 
     Args:
         name: the alias of the broker.
-        client: settings of Kafka's client in Python, which the driver uses; with passwords.
-        java: settings of the client in Java, which Spark uses.
-        topics: those whose messages are audited.
-        waiting: group -> those of them that it reads.
+        client: settings of the Python client, which the driver uses, with passwords.
+        java: settings of the Java client, which Spark uses, with passwords.
+        topics: the topics whose messages are audited.
+        waiting: consumer group -> the topics among them to which it subscribes.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Business:
         type: the type of the message as it is sent; empty: any.
         about: label of the model, as in `Message.about`: `shop.order`.
         table: its table, quoted for SQL.
-        also: labels of the model's children, whose rows are rows of it.
-        key: the primary key as text, in SQL; the table is `b`.
-        where: SQL condition that selects the rows; empty: all.
+        also: labels of models that inherit from it (multi-table), whose rows are also rows of this table.
+        key: an SQL expression for the primary key as text; the table's alias is `b`.
+        where: an SQL condition that selects the rows; empty: all of them.
         at: the column with the time when the row was written; empty: unknown.
     """
 
@@ -97,10 +97,11 @@ class Business:
 @dataclass(frozen=True)
 class AuditedGroup:
     """
-    A consumer group. It must have an inbox row for each message of its topics, whatever the tag.
+    A consumer group. It must have an inbox row for each message of its topics, whatever the message's tag.
 
     Args:
-        is_from_start: False: the group started at the end of the topic, so messages before its first one are not expected.
+        is_from_start: whether the group started at the beginning of its topics. Otherwise, it need not have handled messages
+            before the first one that it handled.
     """
 
     name: str
@@ -114,10 +115,10 @@ class Archived:
     A lake to audit together with the database.
 
     Args:
-        path: its folder.
+        path: the folder of the lake.
         born: when the outbox was installed; no row is older.
         kept_seconds: the age at which rows are pruned without an archive.
-        live_since: from when on the database and its brokers' tables are complete without the lake; None: always.
+        live_since: the time since which the database and brokers are complete without the lake; None: since the installation.
     """
 
     path: str
@@ -129,19 +130,23 @@ class Archived:
 @dataclass(frozen=True)
 class PipelineConfig:
     """
+    The configuration of an audit; an archive uses only `outbox` and the settings of Spark.
+
     Args:
-        outbox: the database of messages, batches, lanes, inbox and business rows.
-        brokers: the databases of the embedded broker's or the recorder's tables.
-        kafka: clusters to read.
+        outbox: the database of messages, batches, lanes, inbox and business rows; or a history in files.
+        brokers: the databases with the tables of embedded brokers.
+        kafka: the Kafka clusters to read.
         kafka_jars: the folder with the jars of Spark's source for Kafka; empty: Spark downloads them.
-        seen_topics: topics whose stored messages are known from these tables. For others, the inbox is compared with the outbox.
-        recorded: those of them that the recorder records -> the maximum delay of a message at the broker, in seconds.
-        ordered_topics: topics that keep the order of a key.
-        settle_seconds: younger messages are in flight, not lost.
-        clock_tolerance_seconds: the maximum difference of clocks.
-        since: do not audit messages published before, which may have been pruned; None: the history is complete.
+        groups: the consumer groups whose inboxes are audited.
+        seen_topics: the topics whose messages at the broker are read. For other topics, the inbox is compared with the outbox.
+        recorded: topic among them that the recorder records -> the maximum delay of a message at the broker, in seconds.
+        ordered_topics: topics that keep the order of the messages of a key.
+        settle_seconds: messages younger than this count as in flight, and not as lost.
+        clock_tolerance_seconds: the maximum difference between the clocks of the machines.
+        since: do not audit messages that were published earlier, since they may have been pruned; None: the history is complete.
         archived: also audit this lake. It determines the start of the audit, unless `since` is later.
         ids_per_finding: the maximum number of message ids in one finding.
+        shuffle_partitions: the number of tasks after a shuffle, and the maximum number of tasks of a scan of files.
     """
 
     outbox: Source
@@ -163,7 +168,7 @@ class PipelineConfig:
     shuffle_partitions: int = 4
 
     def to_json(self) -> str:
-        """Return the configuration as JSON. It contains passwords in URLs, so protect it where it is stored."""
+        """Return the configuration as JSON. It contains passwords, so only its user may read a file with it."""
         return json.dumps(asdict(self), default=datetime.isoformat, indent=2)
 
     @classmethod

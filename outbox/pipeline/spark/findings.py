@@ -1,5 +1,5 @@
 """
-Findings of an audit. Spark, SQL and plain Python (in tests) use the same kinds and texts.
+Findings of an audit: their kinds, stages and texts. Nothing here needs Spark, so the admin and tests use it, too.
 
     lost, broker, orders, lane 1, number 7 }  -- merge -->  lost: 2 x topic 'orders', lane 1, numbers 7 to 8, at broker
     lost, broker, orders, lane 1, number 8 }
@@ -20,9 +20,9 @@ SEVERAL_PLACES = "it is in several places at once"
 NO_MESSAGE = "no message was published for it"
 NO_ROW = "its business row is missing"
 NOT_SENT = "not sent yet"
-NO_TOPIC = "#"  # begins the placeholder of a topic whose row is missing: its number, as `#7`
+NO_TOPIC = "#"  # begins the placeholder of a topic whose row is missing: `#7` is the topic with id 7
 NO_SUCH_TOPIC = "they refer to topic {number}, whose row in outbox_topic is missing: restore it from a backup"
-BROKEN_IDS = 100  # of one finding about broken rows
+MAX_IDS_OF_BROKEN_ROWS = 100
 NUMBERS_WITHOUT_LANE = "they have numbers, but no lane"
 NO_SUCH_LANE = "the outbox has no such lane; its row in outbox_lane is missing, or it belongs to another database"
 
@@ -36,7 +36,7 @@ class FindingKind(enum.StrEnum):
     RENUMBERED = "renumbered"  # different messages have the same number
     OUT_OF_ORDER = "out of order"  # after a later message of its key
     LATE = "late"  # older than the settle time, and still in flight
-    BEYOND_LAST = "beyond the last number"  # its number is higher than the lane's last one: the lane was set back
+    BEYOND_LAST = "beyond the last number"  # the number is higher than the lane's last one, so the lane was set back
     NO_NUMBER = "no number"  # a number that no lane assigns: 0, negative, absurdly high
     UNKNOWN_LANE = "unknown lane"  # messages of this database in a lane that does not exist
     CLOCK = "clock"  # impossible times
@@ -45,7 +45,7 @@ class FindingKind(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """The stages of a message, in order."""
+    """The stages of a message, in the order in which it passes them."""
 
     BUSINESS = "business"
     OUTBOX = "outbox"
@@ -53,21 +53,22 @@ class Stage(enum.StrEnum):
     INBOX = "inbox"
 
 
-STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, "handle": Stage.INBOX}  # of each hop
+# hop of a message, as in `latency.py` -> the stage that it leads to
+STAGE_OF = {"claim": Stage.OUTBOX, "send": Stage.OUTBOX, "store": Stage.BROKER, "handle": Stage.INBOX}
 
 
 @dataclass(frozen=True, order=True)
 class Breach:
     """
-    A finding of an audit. Messages with consecutive numbers are one.
+    A finding of an audit. Messages with consecutive numbers share a finding.
 
     Args:
-        stage: where the message is missing (kind LOST), or where it was found (other kinds).
-        subject: for business rows, the entry in settings.
-        group: for the inbox, the consumer group.
-        first, last: numbers in the lane; -1 for messages without numbers.
+        stage: the stage at which the messages are missing (kind LOST), or at which they were found (other kinds).
+        group: the consumer group, if the stage is the inbox.
+        subject: the name of the entry in settings, if the finding is about business rows.
+        first, last: the numbers in the lane; -1 for messages without numbers.
         count: the number of messages.
-        ids: their ids, as far as they are known; at most `ids_per_finding`.
+        ids: the ids of the messages, as far as they are known; at most `ids_per_finding`.
         about: the business rows concerned.
     """
 
@@ -92,38 +93,38 @@ class Breach:
 
     def __str__(self) -> str:
         """Return the finding as one line."""
-        where = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
-        what = f"{self.subject!r} " if self.subject else ""
+        location = f"{self.stage} of group {self.group!r}" if self.group else f"{self.stage}"
+        subject = f"{self.subject!r} " if self.subject else ""
         numbers = ""
         if self.lane >= 0:
             span = f"number {self.first}" if self.first == self.last else f"numbers {self.first} to {self.last}"
             numbers = f", lane {self.lane}, {span}"
         topic = f"topic {self.topic!r}" if self.topic else ""
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.kind}: {self.count} x {what}{topic}{numbers}, at {where}{detail}"
+        return f"{self.kind}: {self.count} x {subject}{topic}{numbers}, at {location}{detail}"
 
 
 def merge(findings: Iterable[Breach]) -> list[Breach]:
     """Merge findings that are equal except for consecutive numbers."""
     merged = []
-    for _, same in groupby(sorted(findings, key=ALIKE_AND_FIRST), key=ALIKE):
+    for _, same in groupby(sorted(findings, key=MERGE_ORDER), key=MERGE_KEY):
         merged += _merge_neighbours(list(same))
     return merged
 
 
-ALIKE = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail")
-ALIKE_AND_FIRST = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail", "first")
-IN_ORDER = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "first", "last", "count", "detail")
+MERGE_KEY = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail")
+MERGE_ORDER = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "detail", "first")
+REPORT_ORDER = attrgetter("kind", "stage", "topic", "source", "lane", "group", "subject", "first", "last", "count", "detail")
 
 
 def _merge_neighbours(same: list[Breach]) -> list[Breach]:
     merged: list[Breach] = []
-    for one in same:
+    for finding in same:
         before = merged[-1] if merged else None
-        if before is not None and one.first >= 0 and before.last + 1 == one.first:
-            merged[-1] = replace(before, last=one.last, count=before.count + one.count, ids=before.ids + one.ids)
+        if before is not None and finding.first >= 0 and before.last + 1 == finding.first:
+            merged[-1] = replace(before, last=finding.last, count=before.count + finding.count, ids=before.ids + finding.ids)
         else:
-            merged.append(one)
+            merged.append(finding)
     return merged
 
 
@@ -133,7 +134,7 @@ def clock_has_jumped(tolerance_seconds: float) -> str:
 
 
 def unknown_topic(topic: str, count: int, ids: Iterable[str]) -> Breach:
-    """Return a finding about messages of a topic that does not exist. `topic`: as `#7`."""
+    """Return a finding about messages of a topic whose row is missing. `topic` is its placeholder, such as `#7`."""
     detail = NO_SUCH_TOPIC.format(number=topic.lstrip("#"))
     return Breach(FindingKind.UNKNOWN_TOPIC, Stage.OUTBOX, topic, count=count, detail=detail, ids=tuple(ids))
 
@@ -148,7 +149,7 @@ def broken_rows(rows: Iterable[Sequence[Any]]) -> list[Breach]:
     ids: dict[tuple[str, str, str], list[str]] = {}
     for stage, topic, detail, message_id in rows:
         ids.setdefault((stage, topic, detail), []).append(str(message_id))
-    return [broken_row(*place, count=len(named), ids=sorted(named)[:BROKEN_IDS]) for place, named in sorted(ids.items())]
+    return [broken_row(*key, count=len(named), ids=sorted(named)[:MAX_IDS_OF_BROKEN_ROWS]) for key, named in sorted(ids.items())]
 
 
 @dataclass
@@ -158,7 +159,7 @@ class Report:
 
     Args:
         counts: topic -> name of the count -> number of messages.
-        foreign: rows of other databases' messages, which are not audited.
+        foreign: the number of rows about messages of other databases, which are not audited.
     """
 
     findings: list[Breach] = field(default_factory=list)

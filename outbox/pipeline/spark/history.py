@@ -1,10 +1,11 @@
 """
-A history: what all stages had at one moment, as frames in Parquet. Every source provides exactly these, and every job reads them.
+A history: business rows, outbox, broker and inbox at one moment, as frames in Parquet.
 
     folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
-    folder/history.json: sources, time, what is known of brokers; it is written last
+    folder/history.json: sources, time, the spans of time for which brokers are known; it is written last
 
-Times are UTC.
+Whatever a history is copied from, it has these frames, and each job reads only them. The place of a message in the outbox, which
+is in the frame `places`, is a position in a batch, a ticket or a delayed row. Times are UTC.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ def _schema(**columns: type) -> StructType:
     return StructType([StructField(name, kind()) for name, kind in columns.items()])
 
 
-# The place of a message at a stage. Lane and number are NULL for messages without a number, which wait or were sent half first.
-NUMBERED = {"source": StringType, "topic": StringType, "lane": ShortType, "number": LongType, "message_id": StringType}
+# The columns that identify a message. Lane and number are NULL if it has no number, because it waits or was sent half first.
+MESSAGE_COLUMNS = {"source": StringType, "topic": StringType, "lane": ShortType, "number": LongType, "message_id": StringType}
 
-# Rows that must have a message. subject: name of the entry in settings; about: `shop.order:4711`.
+# Business rows that must have a message. subject: the name of the entry in settings; about: the row, as `shop.order:4711`.
 BUSINESS = _schema(subject=StringType, about=StringType, at=TimestampType)
 
-# Message rows, as written by publish.
+# Message rows, as `publish` has written them.
 MESSAGES = _schema(message_id=StringType, topic=StringType, key=StringType, type=StringType, about=StringType, at=TimestampType)
 
-# The place of each message: a position in a batch, a ticket, a delayed row. state: as in outbox_message_state;
-# at: when it entered that state, as far as that is stored.
-PLACES = _schema(**NUMBERED, state=StringType, claimed_at=TimestampType, at=TimestampType)
+# The place of each message in the outbox: a position in a batch, a ticket, a delayed row. state: as in the view
+# outbox_message_state; at: when the message entered that state, as far as that is stored.
+PLACES = _schema(**MESSAGE_COLUMNS, state=StringType, claimed_at=TimestampType, at=TimestampType)
 
 # Messages that a broker has stored and made visible.
-BROKER = _schema(**NUMBERED, key=StringType, queue=IntegerType, pos=LongType, at=TimestampType)
+BROKER = _schema(**MESSAGE_COLUMNS, key=StringType, queue=IntegerType, pos=LongType, at=TimestampType)
 
 # Messages that groups have handled.
-INBOX = _schema(consumer_group=StringType, **NUMBERED, delivery_count=IntegerType, at=TimestampType)
+INBOX = _schema(consumer_group=StringType, **MESSAGE_COLUMNS, delivery_count=IntegerType, at=TimestampType)
 
-# Messages that a group has not handled, by state (outcome): waiting at the broker, deferred, dead, discarded. And the log of
-# deliveries that failed or were dropped: retry, dead letter, duplicate.
+# Two kinds of rows. Messages that a group has not handled, with their state as outcome: waiting (at the broker), deferred, dead,
+# discarded. And log entries about deliveries that failed or were dropped, with the outcome retry, dead letter or duplicate.
 FAILED_DELIVERIES = _schema(
-    consumer_group=StringType, **NUMBERED, delivery_count=IntegerType, outcome=StringType, at=TimestampType
+    consumer_group=StringType, **MESSAGE_COLUMNS, delivery_count=IntegerType, outcome=StringType, at=TimestampType
 )
 
-# The numbers that each lane has assigned, first to last.
+# The marks of lanes: the first and the last number that each lane has assigned.
 MARKS = _schema(source=StringType, topic=StringType, lane=ShortType, first=LongType, last=LongType)
 
 FRAMES: dict[str, StructType] = {
@@ -74,38 +75,38 @@ FRAMES: dict[str, StructType] = {
 }
 
 
-# Spark's schemes -> pyarrow's.
+# scheme of Spark -> scheme of pyarrow
 SCHEMES = {"file": "file", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "s3": "s3", "s3a": "s3", "s3n": "s3"}
 SAFE = "/%!$&'()*+,;=:@"
 
 
 @contextmanager
-def opened(file: str) -> Iterator[Any]:
-    """Open a file. Raises OSError or pyarrow.ArrowException."""
+def open_file(file: str) -> Iterator[Any]:
+    """Open a file of a history for reading, by its URL from Spark. Raises OSError or pyarrow.ArrowException."""
     address = urlsplit(file)  # Spark does not escape non-ASCII characters
-    known = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
-    filesystem, path = FileSystem.from_uri(known.geturl())
+    address = address._replace(scheme=SCHEMES.get(address.scheme, address.scheme), path=quote(address.path, safe=SAFE))
+    filesystem, path = FileSystem.from_uri(address.geturl())
     with filesystem.open_input_file(path) as stream:
         yield stream
 
 
-def can_be_opened(files: Sequence[str]) -> bool:
-    """Return whether pyarrow supports the file system and can read there."""
+def can_open_without_spark(files: Sequence[str]) -> bool:
+    """Return whether pyarrow can open the first of these files, so that workers can read them without Spark."""
     try:
-        with opened(files[0]):
+        with open_file(files[0]):
             return True
     except (OSError, pa.ArrowException, IndexError):
         return False
 
 
 METADATA = "history.json"
-ALWAYS = datetime(9999, 1, 1, tzinfo=UTC)
+LATEST_TIME = datetime(9999, 1, 1, tzinfo=UTC)  # later than all times in a history
 MESSAGE_FRAMES = ("messages", "places", "broker", "inbox", "failed_deliveries")  # the frames with one message per row
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The numbers that a lane has assigned, first to last."""
+    """The first and the last number that a lane has assigned."""
 
     source: str
     topic: str
@@ -115,13 +116,13 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTimes:
     """
-    Between which times sent messages are in the history if the broker has them.
+    The span of time whose sent messages are in the history if the broker has them.
 
     Args:
-        until: None: not certain yet.
-        why: why later ones are not; empty: the recorder has not read them yet.
+        until: the end of the span; None: it is not certain yet, so the span is empty.
+        why: why later messages are not in the history; empty: because the recorder has not read them yet.
     """
 
     began: datetime
@@ -133,26 +134,27 @@ class Recorded:
 class History:
     """
     Args:
-        frames: name -> frame, columns as in `schemas`.
-        sources: the source ids of the databases; messages of others are not audited.
-        as_of: when it was read, by the database's clock.
-        brokers_as_of: when the brokers were read that have no snapshot in common with the database; None: there are none.
-        recorded: topic -> which messages of a broker it has, where it has not all.
-        files: name -> the Parquet files of a frame, if workers can open them without Spark.
-        first_id: messages with lower ids are left out; empty: none.
-        judged_since: from when on database and lake are complete; None: always, or there is no lake in it.
-        owed: (group, topic) -> messages sent before this time were maybe not meant for the group.
-        broken: rows that could not be read.
+        frames: name -> frame, with the columns in `FRAMES`.
+        sources: the source ids of the audited databases; messages of other databases are not audited.
+        as_of: when the database was read, by its clock.
+        recorded: topic -> the span of time for which the history has the broker's messages; missing: it has all of them.
+        brokers_as_of: when Kafka was read, which has no snapshot in common with the database; None: it was not read.
+        files: name of a frame -> its Parquet files, if workers can open them without Spark.
+        first_id: messages with lower ids are left out; empty: none is.
+        audited_since: in a history with archived days, the time since which it is audited; None: since the installation, or there
+            are no archived days.
+        owed: (group, topic) -> the group need not have handled messages that were sent before this time.
+        broken: findings about rows that no release of the outbox writes.
     """
 
     frames: Mapping[str, DataFrame]
     sources: frozenset[str]
     as_of: datetime
-    recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    recorded: Mapping[str, RecordedTimes] = field(default_factory=dict)
     brokers_as_of: datetime | None = None
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first_id: str = ""
-    judged_since: datetime | None = None
+    audited_since: datetime | None = None
     owed: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     broken: Sequence[Breach] = ()
 
@@ -163,8 +165,8 @@ class History:
         except KeyError:
             raise AttributeError(name) from None
 
-    def marks_list(self) -> list[Mark]:
-        """Return all marks. Raises HistoryError if a lane has two."""
+    def read_marks(self) -> list[Mark]:
+        """Return the marks of all lanes. Raises HistoryError if a lane has two."""
         marks = [Mark(*row) for row in self.frames["marks"].select("source", "topic", "lane", "first", "last").collect()]
         lanes = {(mark.source, mark.topic, mark.lane) for mark in marks}
         if len(lanes) != len(marks):
@@ -172,7 +174,7 @@ class History:
         return marks
 
     def since(self, first_id: str) -> History:
-        """Return the history without messages of lower ids. Marks are unchanged."""
+        """Return the history without messages with lower ids. Business rows and marks are unchanged."""
         frames = dict(self.frames)
         for name in MESSAGE_FRAMES:
             frames[name] = frames[name].where(F.col("message_id") >= first_id)
@@ -181,10 +183,10 @@ class History:
 
 def open_history(spark: SparkSession, folder: str) -> History:
     """
-    Return a history that is stored as Parquet.
+    Return the history that is stored in a folder.
 
     Raises:
-        HistoryError: a frame or a column is missing or has another type, which the text names; or the history is empty.
+        HistoryError: a frame or a column is missing or has another type; or the history is empty. The text names it.
     """
     metadata = _read_metadata(spark, folder)
     frames = {}
@@ -207,9 +209,10 @@ def open_history(spark: SparkSession, folder: str) -> History:
                 )
         frames[name] = frame.select(*schema.names)
     recorded = {
-        topic: Recorded(_time(began), _time(until), why) for topic, (began, until, why) in metadata.get("recorded", {}).items()
+        topic: RecordedTimes(_time(began), _time(until), why)
+        for topic, (began, until, why) in metadata.get("recorded", {}).items()
     }
-    files = {name: paths for name, frame in frames.items() if can_be_opened(paths := frame.inputFiles())}
+    files = {name: paths for name, frame in frames.items() if can_open_without_spark(paths := frame.inputFiles())}
     history = History(
         frames,
         frozenset(metadata["sources"]),
@@ -217,7 +220,7 @@ def open_history(spark: SparkSession, folder: str) -> History:
         recorded,
         brokers_as_of=_time(metadata.get("brokers_as_of")),
         files=files,
-        judged_since=_time(metadata.get("judged_since")),
+        audited_since=_time(metadata.get("judged_since")),
         owed={(group, topic): _time(time) for group, topic, time in metadata.get("owed", [])},
         broken=[broken_row(*row) for row in metadata.get("broken", [])],
     )
@@ -226,11 +229,11 @@ def open_history(spark: SparkSession, folder: str) -> History:
 
 
 def _require_rows(history: History, folder: str) -> None:
-    """Raise HistoryError if the history has no messages: an audit of it would prove nothing."""
+    """Raise HistoryError if the history has no messages, because an audit of it would prove nothing."""
     if not all(history.frames[name].isEmpty() for name in ("places", "broker", "inbox", "messages")):
         return
     if history.frames["marks"].isEmpty():
-        raise HistoryError(f"The history in {folder} is empty: no lane, message, or inbox row. Nothing was proved.")
+        raise HistoryError(f"The history in {folder} is empty: it has no lane, message or inbox row. Nothing was proved.")
     if history.frames["marks"].where("first <= last").isEmpty():
         raise HistoryError(
             f"The history in {folder} has no message, batch or inbox row of the numbers that lanes have assigned. Either no "
@@ -240,10 +243,10 @@ def _require_rows(history: History, folder: str) -> None:
 
 def invalidate_history(spark: SparkSession, folder: str) -> None:
     """
-    Remove the metadata of an older history from a folder, so that a partly overwritten one cannot be read.
+    Remove the metadata of an older history from a folder, so that a partly overwritten history cannot be opened.
 
     Raises:
-        HistoryError: an executor wrote to another folder of this name, on its own machine.
+        HistoryError: the folder is not shared: an executor wrote to a folder of this name on another machine.
     """
     _write_text(spark, folder, "")
     if not spark.read.text(f"{folder}/{METADATA}").inputFiles():
@@ -257,14 +260,14 @@ def write_metadata(
     folder: str,
     sources: Iterable[str],
     as_of: datetime,
-    recorded: Mapping[str, Recorded] | None = None,
+    recorded: Mapping[str, RecordedTimes] | None = None,
     *,
     brokers_as_of: datetime | None = None,
-    judged_since: datetime | None = None,
+    audited_since: datetime | None = None,
     owed: Mapping[tuple[str, str], datetime] | None = None,
     broken: Iterable[Breach] = (),
 ) -> None:
-    """Write the metadata of a history, after its frames. Without it the folder is not a history."""
+    """Write the metadata of a history. Call it after all frames are written: a folder without metadata is not a history."""
     times = {
         topic: [_text(recorded_topic.began), _text(recorded_topic.until), recorded_topic.why]
         for topic, recorded_topic in (recorded or {}).items()
@@ -274,7 +277,7 @@ def write_metadata(
         "as_of": _text(as_of),
         "brokers_as_of": _text(brokers_as_of),
         "recorded": times,
-        "judged_since": _text(judged_since),
+        "judged_since": _text(audited_since),
         "owed": [[*pair, _text(time)] for pair, time in (owed or {}).items()],
         "broken": [[row.stage, row.topic, row.detail, row.count, row.ids] for row in broken],
     }

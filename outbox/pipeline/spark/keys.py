@@ -1,14 +1,15 @@
 """
-Which business rows have no message, and which message rows no place: compared by key, not by number. And the digest of a history.
+Compare by key: find business rows without a message, and message rows without a place in the outbox. And digest a history.
 
-    about     business row shop.order:7  <->  message about shop.order:7     one of them missing: lost, or orphan
-    place     message row 01a1…          <->  ticket, delayed row or batch   none: no relay would send it
+    pair     left                        right
+    ABOUT    business row shop.order:7   message about shop.order:7      a key on one side only: lost, or orphan
+    PLACE    message row 01a1…           ticket, delayed row or batch    a key on the left only: no relay would send the message
 
-    left:  a b c d  \\  per bucket of the hash: rows and sum of hashes -> right - left is 0, or the one hash that differs,
-    right: a b d    /  or several: then all hashes of the bucket are compared
+    left:  a b c d  |  for each bucket of hashes: number of rows, and sum of hashes; right minus left is 0 if the sides are
+    right: a b d    |  equal, and the hash itself if one key differs; if several differ, all hashes of the bucket are compared
 
-Keys need no shuffle, and the hashes only of buckets in which several differ. Two different sides look equal with a probability of
-about 2^-64 per bucket. Hashes of keys have a random salt in each run, which makes it impossible to construct keys that collide.
+So keys are never shuffled, and hashes only for buckets in which several keys differ. Two unequal sides look equal with a
+probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from outbox.pipeline.spark.findings import (
     Stage,
 )
 from outbox.pipeline.spark.history import FRAMES, History
-from outbox.pipeline.spark.scan import CODED, Ints, coded, collected, ddl, integers, micros_of, scan
+from outbox.pipeline.spark.scan import DICTIONARY_COLUMNS, Ints, coded, collected, ddl, integers, micros_of, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,11 +54,11 @@ if TYPE_CHECKING:
 Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 
 BUCKETS = 1 << 14
-HALF = np.uint64(32)
-LOW = np.uint64(0xFFFFFFFF)
+HALF_BITS = np.uint64(32)
+LOW_HALF = np.uint64(0xFFFFFFFF)
 
-# Masks of the bytes of a word that belong to a string with 0 to 8 bytes left.
-MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+# remaining bytes of a string, 0 to 8 -> the mask of these bytes in a word
+BYTE_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 DIGEST = pa.schema(
     {
@@ -72,40 +73,42 @@ DIGEST = pa.schema(
 
 
 def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
-    """Return hashes of non-NULL strings, eight bytes at a time: multiply and shift, and a final mix as in splitmix64."""
+    """
+    Return the hashes of strings, which are not NULL. Eight bytes at a time are mixed in; then it is finalized as in splitmix64.
+    """
     strings = strings.cast(pa.string())
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     starts, lengths = offsets[:-1], np.diff(offsets)
     data = np.concatenate([np.frombuffer(strings.buffers()[2] or b"", np.uint8), np.zeros(8, np.uint8)])
-    found = np.full(len(strings), seeds, np.uint64) ^ lengths.astype(np.uint64)
+    hashes = np.full(len(strings), seeds, np.uint64) ^ lengths.astype(np.uint64)
     shortest, longest = lengths.min(initial=1 << 31), lengths.max(initial=0)
-    if shortest == longest:  # ids
+    if shortest == longest:  # strings of equal length, such as ids
         for at in range(0, longest, 8):
             words = np.ndarray(len(strings), "<u8", data, int(starts[0]) + at, (int(longest),))
-            _stir(found, words if longest - at >= 8 else words & MASKS[longest - at])
-        return mixed(found)
+            _mix_in(hashes, words if longest - at >= 8 else words & BYTE_MASKS[longest - at])
+        return finalized(hashes)
     words = np.ndarray(len(data) - 7, "<u8", data, 0, (1,))  # the word that begins at each byte
     for at in range(0, longest, 8):
         if shortest - at >= 8:
-            _stir(found, words[starts + at])
+            _mix_in(hashes, words[starts + at])
             continue
-        left = np.clip(lengths - at, 0, 8)
-        stirred = found.copy()
-        _stir(stirred, words[np.minimum(starts + at, len(words) - 1)] & MASKS[left])
-        found = np.where(left > 0, stirred, found)
-    return mixed(found)
+        remaining = np.clip(lengths - at, 0, 8)
+        updated = hashes.copy()
+        _mix_in(updated, words[np.minimum(starts + at, len(words) - 1)] & BYTE_MASKS[remaining])
+        hashes = np.where(remaining > 0, updated, hashes)
+    return finalized(hashes)
 
 
-def _stir(found: Hashes, words: Hashes) -> None:
-    found ^= words
-    found *= np.uint64(0x9E3779B97F4A7C15)
-    found ^= found >> np.uint64(32)
+def _mix_in(hashes: Hashes, words: Hashes) -> None:
+    hashes ^= words
+    hashes *= np.uint64(0x9E3779B97F4A7C15)
+    hashes ^= hashes >> np.uint64(32)
 
 
-def mixed(found: Hashes) -> Hashes:
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return found ^ (found >> np.uint64(31))
+def finalized(hashes: Hashes) -> Hashes:
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
 
 
 def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
@@ -113,109 +116,113 @@ def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
 
 
 def _check(hashes: Hashes) -> Hashes:
-    return mixed(hashes + np.uint64(1)) & LOW
+    """Return check values, by which the sum of several hashes is told from a single hash."""
+    return finalized(hashes + np.uint64(1)) & LOW_HALF
 
 
 class Digest:
-    """Accumulates the digests of one side of pairs of frames."""
+    """Accumulates, for each pair and bucket of hashes, the number of rows and the sums of their hashes."""
 
     def __init__(self) -> None:
-        self._found: dict[int, npt.NDArray[np.int64]] = {}
+        self._sums: dict[int, npt.NDArray[np.int64]] = {}
 
     def add(self, pair: int, sign: int, hashes: Hashes) -> None:
-        """Add the keys of some rows. sign: -1 left, 1 right."""
+        """Add the keys of some rows. `sign` is LEFT or RIGHT."""
         buckets = bucket_of(hashes)
-        parts = hashes >> HALF, hashes & LOW, _check(hashes)
-        # Sums of 32-bit halves of a batch are below 2^53, up to which floats are exact.
+        parts = hashes >> HALF_BITS, hashes & LOW_HALF, _check(hashes)
+        # `bincount` sums floats, which are exact up to 2^53. So it gets halves of 32 bits, whose sums in a batch are lower.
         sums = [np.bincount(buckets, part.astype(np.float64), BUCKETS).astype(np.int64) for part in parts]
-        found = sign * np.stack([np.bincount(buckets, minlength=BUCKETS), *sums])
-        self._found[pair] = self._found.get(pair, 0) + found
+        signed = sign * np.stack([np.bincount(buckets, minlength=BUCKETS), *sums])
+        self._sums[pair] = self._sums.get(pair, 0) + signed
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each bucket that is not zero."""
-        for pair, found in self._found.items():
-            buckets = np.flatnonzero(found.any(axis=0))
-            columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *found[:, buckets]]
+        """Yield a row for each bucket whose sums are not all zero."""
+        for pair, sums in self._sums.items():
+            buckets = np.flatnonzero(sums.any(axis=0))
+            columns = [np.full(len(buckets), pair, np.int8), buckets.astype(np.int32), *sums[:, buckets]]
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=DIGEST)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The sorted hashes of a pair's keys that differ; the lowest bit of each is set."""
+    """The sorted hashes of the keys of a pair that are not on both sides. The lowest bit of each hash is set."""
 
     hashes: Hashes
 
     @cached_property
-    def near(self) -> npt.NDArray[np.bool_]:
-        """Which buckets the hashes are in."""
+    def in_bucket(self) -> npt.NDArray[np.bool_]:
+        """For each bucket, whether one of the hashes is in it."""
         return _flags(bucket_of(self.hashes))
 
     def has(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return which hashes are of keys that differ."""
+        """Return for each hash whether it is one of them."""
         hashes = hashes | LAST_BIT
-        found: npt.NDArray[np.bool_] = self.near[bucket_of(hashes)]
-        near = np.flatnonzero(found)
-        place = np.searchsorted(self.hashes, hashes[near])
-        found[near] = self.hashes[np.minimum(place, len(self.hashes) - 1)] == hashes[near]
-        return found
+        is_candidate: npt.NDArray[np.bool_] = self.in_bucket[bucket_of(hashes)]
+        to_look_up = np.flatnonzero(is_candidate)
+        index = np.searchsorted(self.hashes, hashes[to_look_up])
+        is_candidate[to_look_up] = self.hashes[np.minimum(index, len(self.hashes) - 1)] == hashes[to_look_up]
+        return is_candidate
 
 
 def candidates(rows: Iterable[Any]) -> tuple[dict[int, list[int]], dict[int, npt.NDArray[np.bool_]]]:
     """
-    Return the hashes that differ in each pair, and the buckets in which several do, from the sums of DIGEST's columns by pair
-    and bucket.
+    Return pair -> the hashes that are on one side only, and pair -> the buckets in which several keys differ.
+
+    Args:
+        rows: the sums of DIGEST's columns, by pair and bucket.
     """
     hashes: dict[int, list[int]] = defaultdict(list)
     buckets: dict[int, list[int]] = defaultdict(list)
     for row in rows:
-        only = (row.n * row.high << 32) + row.n * row.low
-        if abs(row.n) == 1 and 0 <= only < 1 << 64 and _is_of(only, row.bucket, row.n * row.check):
-            hashes[row.pair].append(only)
+        single = (row.n * row.high << 32) + row.n * row.low
+        if abs(row.n) == 1 and 0 <= single < 1 << 64 and _is_hash(single, row.bucket, row.n * row.check):
+            hashes[row.pair].append(single)
         else:
             buckets[row.pair].append(row.bucket)
     return hashes, {pair: _flags(of_pair) for pair, of_pair in buckets.items()}
 
 
-def _is_of(one: int, bucket: int, check: int) -> bool:
-    hashes = np.array([one], np.uint64)
+def _is_hash(sum_of_hashes: int, bucket: int, check: int) -> bool:
+    """Return whether a sum is a single hash of this bucket, and not the sum of several."""
+    hashes = np.array([sum_of_hashes], np.uint64)
     return bool(bucket_of(hashes)[0] == bucket and _check(hashes)[0] == check)
 
 
 def _flags(buckets: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
-    found[np.asarray(buckets, np.int64)] = True
-    return found
+    flags: npt.NDArray[np.bool_] = np.zeros(BUCKETS, bool)
+    flags[np.asarray(buckets, np.int64)] = True
+    return flags
 
 
-LAST_BIT = np.uint64(1)  # in it, the hashes of a slice have their side: 1 is right
-SLICES = 8  # bits, the highest ones of a hash: a task compares the hashes of a slice
+LAST_BIT = np.uint64(1)  # in a slice, the last bit of a hash is the side of its key: 1 is right
+SLICE_BITS = 8  # hashes with the same highest bits are a slice, which one task compares
 
 SLICE = pa.schema({"pair": pa.int8(), "slice": pa.int32(), "hashes": pa.binary()})
-DIFFERENT = pa.schema({"pair": pa.int8(), "hash": pa.int64()})
+UNEQUAL = pa.schema({"pair": pa.int8(), "hash": pa.int64()})
 
 
 def sliced(pair: int, hashes: Hashes) -> pa.RecordBatch:
     """Return hashes as rows of SLICE."""
     hashes = np.sort(hashes)
-    slices, starts = np.unique(hashes >> np.uint64(64 - SLICES), return_index=True)
+    slices, starts = np.unique(hashes >> np.uint64(64 - SLICE_BITS), return_index=True)
     ends = [*starts[1:], len(hashes)]
     blobs = [hashes[start:end].tobytes() for start, end in zip(starts, ends, strict=False)]
     columns = [pa.array(np.full(len(blobs), pair, np.int8)), pa.array(slices.astype(np.int32)), pa.array(blobs, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=SLICE)
 
 
-def different(table: pa.Table) -> pa.Table:  # Spark needs the annotations
-    """Return the hashes of a slice that are not as often on one side as on the other, as rows of DIFFERENT."""
+def unequal_hashes(table: pa.Table) -> pa.Table:  # Spark needs the annotations
+    """Return the hashes of a slice that are not equally often on both sides, as rows of UNEQUAL."""
     hashes = np.sort(np.concatenate([np.frombuffer(blob, np.uint64) for blob in table["hashes"].to_pylist()]))
     starts = np.flatnonzero(np.diff(hashes | LAST_BIT, prepend=np.uint64(0)))
     surplus = np.add.reduceat((hashes & LAST_BIT).astype(np.int64) * 2 - 1, starts)
-    found = (hashes | LAST_BIT)[starts[surplus != 0]].view(np.int64)
-    return pa.table([np.full(len(found), table["pair"][0].as_py(), np.int8), found], schema=DIFFERENT)
+    unequal = (hashes | LAST_BIT)[starts[surplus != 0]].view(np.int64)
+    return pa.table([np.full(len(unequal), table["pair"][0].as_py(), np.int8), unequal], schema=UNEQUAL)
 
 
-NULL = np.uint64(0x9E3779B97F4A7C15)
+NULL_HASH = np.uint64(0x9E3779B97F4A7C15)
 
-DIGESTED = {
+DIGEST_COLUMNS = {
     name: tuple(column.name for column in schema if not isinstance(column.dataType, TimestampType))
     for name, schema in FRAMES.items()
 }
@@ -225,12 +232,12 @@ SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "tot
 
 def digest(spark: SparkSession, history: History) -> str:
     """
-    Return the digest of all columns but times.
+    Return the digest of all columns of a history except times.
 
-    Two histories that differ in one row have the same digest with a probability of about 2^-64. Repeated rows change the sum,
-    though they cancel out in the xor.
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. It has the xor and the sum of the
+    hashes of rows, because two equal rows cancel out in the xor.
     """
-    parts = scan(spark, history, DIGESTED, _sums, SUMS).groupBy("name")
+    parts = scan(spark, history, DIGEST_COLUMNS, _sums, SUMS).groupBy("name")
     rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()
     text = json.dumps(sorted([row.name, row.n, row.once, row.total] for row in rows if row.n))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -242,7 +249,7 @@ def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
         hashes = row_hashes(frame, batch)
         n += len(hashes)
         once ^= int(np.bitwise_xor.reduce(hashes))
-        total += int((hashes & LOW).sum())  # so that the sum of 10^9 rows fits a bigint
+        total += int((hashes & LOW_HALF).sum())  # only the low half, so that the sum of 10^9 rows fits into a bigint
     signed = once - (1 << 64) if once >> 63 else once
     yield pa.RecordBatch.from_pydict({"name": [frame], "n": [n], "once": [signed], "total": [total]}, schema=SUMS)
 
@@ -250,32 +257,32 @@ def _sums(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 def row_hashes(frame: str, batch: pa.RecordBatch) -> Hashes:
     """Return the hashes of a frame's rows."""
     hashes: Hashes = np.zeros(len(batch), np.uint64)
-    for name in DIGESTED[frame]:
-        hashes = mixed(hashes ^ _hashes(batch, name))
+    for name in DIGEST_COLUMNS[frame]:
+        hashes = finalized(hashes ^ _hashes(batch, name))
     return hashes
 
 
 def _hashes(batch: pa.RecordBatch, name: str) -> Hashes:
-    if name in CODED:
-        return coded(batch, name).each(_of_text, np.uint64)
+    if name in DICTIONARY_COLUMNS:
+        return coded(batch, name).each(_hash_of_text, np.uint64)
     column = batch.column(name)
     if name in TEXTS:
-        return np.where(column.is_null().to_numpy(zero_copy_only=False), NULL, hashed(column.fill_null(""), np.uint64(0)))
-    number, has_one = integers(batch, name)
-    return np.where(has_one, mixed(number.astype(np.uint64)), NULL)
+        return np.where(column.is_null().to_numpy(zero_copy_only=False), NULL_HASH, hashed(column.fill_null(""), np.uint64(0)))
+    number, has_number = integers(batch, name)
+    return np.where(has_number, finalized(number.astype(np.uint64)), NULL_HASH)
 
 
 @lru_cache(1 << 16)
-def _of_text(text: str | None) -> np.uint64:
-    return NULL if text is None else hashed(pa.array([text]), np.uint64(0))[0]
+def _hash_of_text(text: str | None) -> np.uint64:
+    return NULL_HASH if text is None else hashed(pa.array([text]), np.uint64(0))[0]
 
 
-Entries: TypeAlias = "npt.NDArray[np.int32]"  # of config.business, by their indexes
+Entries: TypeAlias = "npt.NDArray[np.int32]"  # indexes in config.business; its length stands for none
 
-ABOUT, PLACE = 0, 1  # pairs: business rows and their messages; message rows and their places
+ABOUT, PLACE = 0, 1  # the pairs: business rows and their messages; message rows and their places in the outbox
 LEFT, RIGHT = -1, 1
 
-# pair -> frame -> columns
+# pair -> frame -> the columns to read
 COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
     ABOUT: {"business": ("subject", "about"), "messages": ("topic", "type", "about")},
     PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
@@ -296,7 +303,7 @@ CANDIDATE = pa.schema(
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a batch on one side of a pair."""
+    """The rows of a batch that are on one side of a pair, with their keys and hashes."""
 
     pair: int
     sign: int
@@ -306,18 +313,18 @@ class Side:
     hashes: Hashes
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Return some of the rows with the columns of CANDIDATE."""
+        """Return the chosen rows with the columns of CANDIDATE."""
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
-        has = set(rows.schema.names)
+        names = set(rows.schema.names)
         columns = [
             np.full(len(rows), self.pair, np.int8),
             self.subjects.filter(mask).cast(pa.string()),
             self.keys.filter(mask),
             *((ones, 0 * ones) if self.sign == LEFT else (0 * ones, ones)),
-            rows.column("topic").cast(pa.string()) if "topic" in has else pa.nulls(len(rows), pa.string()),
-            micros_of(rows, "at") if "at" in has else 0 * ones,
+            rows.column("topic").cast(pa.string()) if "topic" in names else pa.nulls(len(rows), pa.string()),
+            micros_of(rows, "at") if "at" in names else 0 * ones,
         ]
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CANDIDATE)
 
@@ -325,11 +332,12 @@ class Side:
 @dataclass(frozen=True)
 class Keys:
     """
-    Determines the keys of a frame's rows.
+    Determines sides and keys of the rows of a frame.
 
     Args:
-        since_micros: ignore earlier business rows; None: none.
-        salt: the random salt of hashes.
+        business: the entries in settings whose rows are compared.
+        since_micros: ignore earlier business rows; None: ignore none.
+        salt: the random salt of the hashes.
         pairs: the pairs to compare.
     """
 
@@ -339,7 +347,7 @@ class Keys:
     pairs: Collection[int] = (ABOUT, PLACE)
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Return the columns to read, by frame."""
+        """Return frame -> the columns to read."""
         values: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
@@ -357,7 +365,7 @@ class Keys:
     def slices(
         self, buckets: Mapping[int, npt.NDArray[np.bool_]], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the hashes of the given buckets, by pair, as rows of SLICE."""
+        """Yield the hashes that are in the given buckets of their pair, as rows of SLICE."""
         for side in self._sides(frame, batches):
             hashes = side.hashes[buckets[side.pair][bucket_of(side.hashes)]]
             yield sliced(side.pair, hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
@@ -365,7 +373,7 @@ class Keys:
     def candidates(
         self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows whose keys differ according to the hashes."""
+        """Yield the rows whose hashes are wanted, with the columns of CANDIDATE."""
         for side in self._sides(frame, batches):
             if (chosen := wanted[side.pair].has(side.hashes)).any():
                 yield side.rows(chosen)
@@ -376,17 +384,17 @@ class Keys:
                 rows = batch
                 if self.since_micros is not None:
                     rows = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
-                yield self._about(LEFT, rows, rows.column("subject"))
+                yield self._about_side(LEFT, rows, rows.column("subject"))
             elif frame == "messages":
                 if ABOUT in self.pairs:
-                    yield self._of_messages(batch)
+                    yield self._about_side_of_messages(batch)
                 if PLACE in self.pairs:
-                    yield self._placed(LEFT, batch)
+                    yield self._place_side(LEFT, batch)
             else:
-                yield self._placed(RIGHT, batch)
+                yield self._place_side(RIGHT, batch)
 
-    def _of_messages(self, batch: pa.RecordBatch) -> Side:
-        """Return the messages that belong to an entry, by topic, type and `about`."""
+    def _about_side_of_messages(self, batch: pa.RecordBatch) -> Side:
+        """Return the messages that belong to an entry by topic, type and `about`. Each message belongs to one entry at most."""
         topic, kind = coded(batch, "topic"), coded(batch, "type")
         about = batch.column("about")
         entry: Entries = np.full(len(batch), len(self.business), np.int32)
@@ -401,40 +409,42 @@ class Keys:
         if about is not batch.column("about"):
             batch = batch.set_column(batch.schema.get_field_index("about"), "about", about)
         if not (is_expected := entry < len(self.business)).all():
-            columns = [name for name in batch.schema.names if name != "message_id"]  # not needed here, and the longest column
+            columns = [name for name in batch.schema.names if name != "message_id"]  # the longest column, which is not needed
             batch, entry = batch.select(columns).filter(pa.array(is_expected)), entry[is_expected]
-        return self._about(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [rows.name for rows in self.business]))
+        return self._about_side(RIGHT, batch, pa.DictionaryArray.from_arrays(entry, [rows.name for rows in self.business]))
 
     def _entries(self, label: str, topics: list[str | None], kinds: list[str | None]) -> Entries:
-        """Return for each topic and type the first entry with a label, else the first whose model has a child with it."""
+        """Return for each topic and type the first entry whose model has a label, otherwise the first with such a child model."""
         entries: Entries = np.full((len(topics), len(kinds)), len(self.business), np.int32)
-        for index, one in sorted(enumerate(self.business), key=lambda entry: (entry[1].about == label, -entry[0])):
-            if label in (one.about, *one.also) and one.topic in topics:
-                entries[topics.index(one.topic), [kind == one.type or not one.type for kind in kinds]] = index
+        for index, rows in sorted(enumerate(self.business), key=lambda entry: (entry[1].about == label, -entry[0])):
+            if label in (rows.about, *rows.also) and rows.topic in topics:
+                entries[topics.index(rows.topic), [kind == rows.type or not rows.type for kind in kinds]] = index
         return entries
 
-    def _about(self, sign: int, batch: pa.RecordBatch, subjects: pa.Array) -> Side:
+    def _about_side(self, sign: int, batch: pa.RecordBatch, subjects: pa.Array) -> Side:
         subject = coded(pa.RecordBatch.from_arrays([subjects], ["subject"]), "subject")
         seeds = subject.each(lambda name: hashed(pa.array([name or ""]), np.uint64(self.salt))[0], np.uint64)
         keys = batch.column("about")
         return Side(ABOUT, sign, batch, subjects, keys, hashed(keys, seeds))
 
-    def _placed(self, sign: int, batch: pa.RecordBatch) -> Side:
+    def _place_side(self, sign: int, batch: pa.RecordBatch) -> Side:
         keys: Any = batch.column("message_id")
-        none = pa.DictionaryArray.from_arrays(np.zeros(len(batch), np.int8), [""])
-        return Side(PLACE, sign, batch, none, keys, hashed(keys, np.uint64(self.salt)))
+        no_subjects = pa.DictionaryArray.from_arrays(np.zeros(len(batch), np.int8), [""])
+        return Side(PLACE, sign, batch, no_subjects, keys, hashed(keys, np.uint64(self.salt)))
 
 
-BORDER = timedelta(hours=1)
+# A business row and its message may be on different sides of `since`. So findings about rows soon after it are left out.
+EDGE = timedelta(hours=1)
 
 
 def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) -> list[Breach]:
     """
-    Compare business rows with the messages about them, and message rows with their places: no relay would send a message without
-    a place.
+    Compare business rows with the messages about them, and message rows with their places in the outbox.
+
+    A message without a place is lost, because no relay would send it.
 
     Raises:
-        HistoryError: it is not known which business rows belong to the history.
+        HistoryError: an entry has no `AT`, so it is not known which of its rows were written since `config.since`.
     """
     if config.since and (without := [entry.name for entry in config.business if not entry.at]):
         raise HistoryError(
@@ -447,9 +457,9 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
     digests = scan(spark, history, keys.columns(), keys.digest, DIGEST).groupBy("pair", "bucket").agg(*sums)
     hashes, buckets = candidates(collected(digests.where("n <> 0 OR high <> 0 OR low <> 0 OR check <> 0")))
     if buckets:
-        dirty = replace(keys, pairs=tuple(buckets))
-        slices = scan(spark, history, dirty.columns(), partial(dirty.slices, buckets), SLICE).groupBy("pair", "slice")
-        for row in collected(slices.applyInArrow(different, ddl(DIFFERENT))):
+        unclear = replace(keys, pairs=tuple(buckets))
+        slices = scan(spark, history, unclear.columns(), partial(unclear.slices, buckets), SLICE).groupBy("pair", "slice")
+        for row in collected(slices.applyInArrow(unequal_hashes, ddl(UNEQUAL))):
             hashes[row.pair].append(row.hash % (1 << 64))
     if not hashes:
         return []
@@ -462,25 +472,24 @@ def audit_keys(spark: SparkSession, config: PipelineConfig, history: History) ->
         .agg(*sums, F.min("topic").alias("topic"), F.max("at").alias("at"))
         .where(F.col("left") != F.col("right"))
     )
-    # Near the start of the history, one of a pair may be outside of it.
-    border = micros(config.since + BORDER) if config.since else 0
+    audited_from = micros(config.since + EDGE) if config.since else 0
     return [
-        *_business_findings(config, (row for row in rows if row.pair == ABOUT and row.at >= border)),
-        *by_topic(config, [(row.topic, *_place_of(row), "", row.key) for row in rows if row.pair == PLACE]),
+        *_business_findings(config, (row for row in rows if row.pair == ABOUT and row.at >= audited_from)),
+        *by_topic(config, [(row.topic, *_place_problem(row), "", row.key) for row in rows if row.pair == PLACE]),
     ]
 
 
-def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Breach]:
+def _business_findings(config: PipelineConfig, candidates: Iterable[Any]) -> list[Breach]:
     topics = {entry.name: entry.topic for entry in config.business}
     rows: dict[tuple[str, FindingKind, str], list[str]] = {}
-    for row in found:
+    for row in candidates:
         if row.left == 0:
-            what = (row.subject, FindingKind.ORPHAN, NO_ROW)
+            finding = (row.subject, FindingKind.ORPHAN, NO_ROW)
         elif row.right == 0:
-            what = (row.subject, FindingKind.LOST, NO_MESSAGE)
+            finding = (row.subject, FindingKind.LOST, NO_MESSAGE)
         else:
-            what = (row.subject, FindingKind.DUPLICATED, f"{row.right} messages for {row.left} rows")
-        rows.setdefault(what, []).append(row.key)
+            finding = (row.subject, FindingKind.DUPLICATED, f"{row.right} messages for {row.left} rows")
+        rows.setdefault(finding, []).append(row.key)
     return [
         Breach(
             *(kind, Stage.OUTBOX, topics[subject]),
@@ -493,7 +502,7 @@ def _business_findings(config: PipelineConfig, found: Iterable[Any]) -> list[Bre
     ]
 
 
-def _place_of(row: Any) -> tuple[FindingKind, Stage, str]:
+def _place_problem(row: Any) -> tuple[FindingKind, Stage, str]:
     if row.right == 0:
         return FindingKind.LOST, Stage.OUTBOX, STRANDED
     if row.left == 0:
@@ -502,10 +511,12 @@ def _place_of(row: Any) -> tuple[FindingKind, Stage, str]:
 
 
 def by_topic(config: PipelineConfig, rows: list[tuple[str, FindingKind, Stage, str, str, str]]) -> list[Breach]:
-    """Group rows of (topic, kind, stage, detail, group, message id) into findings that have all but the id in common."""
-    found: dict[tuple[str, FindingKind, Stage, str, str], list[str]] = {}
+    """
+    Group rows of (topic, kind, stage, detail, group, message id) into findings whose messages have all but the id in common.
+    """
+    ids_of: dict[tuple[str, FindingKind, Stage, str, str], list[str]] = {}
     for topic, kind, stage, detail, group, message_id in rows:
-        found.setdefault((topic, kind, stage, detail, group), []).append(message_id)
+        ids_of.setdefault((topic, kind, stage, detail, group), []).append(message_id)
     return [
         Breach(
             *(kind, stage, topic),
@@ -514,5 +525,5 @@ def by_topic(config: PipelineConfig, rows: list[tuple[str, FindingKind, Stage, s
             detail=detail,
             ids=tuple(sorted(ids)[: config.ids_per_finding]),
         )
-        for (topic, kind, stage, detail, group), ids in sorted(found.items())
+        for (topic, kind, stage, detail, group), ids in sorted(ids_of.items())
     ]

@@ -1,14 +1,18 @@
 """
-The lake: its frames of a finished day, the manifests that say which files are committed, and the look-up of a message.
+The lake, a folder of Parquet files with the rows of archived days: the queries that select a day's rows, the manifests that say
+which files are committed, and the look-up of a message.
 
-    Frame.query(Span(2026-11-01)) -> one SELECT; PostgreSQL and Spark calculate the same hash of a row, so equal sums of hashes
-                                     mean equal rows
+    Frame.query(Span(2026-11-01)) -> one SELECT for the messages, inbox rows or other rows of that day
 
     <lake>/messages/2026-11-01/a1/part-….parquet   files of attempt 1
     <lake>/_manifests/2026-11-01.a1.json           {"source": …, "frames": {"messages": {"rows": 7, "digest": …, "files": …}}}
 
-Files are written first, each attempt in its own folder, and committed by their manifest: it is written to a temporary file, and
-published with link(2), which never replaces a file. A writer that dies leaves files that are never read.
+PostgreSQL and Spark calculate the same hash of a row. So if the database and the files have the same number of rows and the same
+sum of hashes, their rows are equal.
+
+Each attempt writes its files to a separate folder, and then commits them with a manifest. The manifest is written to a temporary
+file, and published with link(2), which never replaces a file. The files of a writer that died have no manifest, so they are never
+read.
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ def first_id_at(time: datetime) -> str:
     return str(UUID(int=int(time.timestamp() * 1000) << 80))
 
 
-HASH_DIGITS = 15  # hexadecimal: 60 bits, so that it is a positive bigint everywhere
+HASH_DIGITS = 15  # hexadecimal digits, 60 bits, so that a hash is a positive bigint in PostgreSQL and in Spark
 NULL = "\\N"
 SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True)
 class Span:
-    """A UTC day, and its bounds as ids and times."""
+    """A UTC day, and its bounds as message ids and as times. The end is exclusive."""
 
     day: date
 
@@ -66,7 +70,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a frame. `sql`: its expression."""
+    """A column of a frame; `sql` is the expression that selects it."""
 
     name: str
     sql: str
@@ -76,36 +80,43 @@ class Column:
 @dataclass(frozen=True)
 class Frame:
     """
+    A kind of rows that is archived, and the query that selects them.
+
     Args:
-        rows: the FROM clause, with `{newest}` and `{place}` for conditions on message ids.
-        id: the SQL of the message id, by which it is read in parts and sorted; empty: it is read in one part.
-        time: the column whose day decides to which commit a row belongs; empty: the time in its id.
-        key: the columns that identify a row at one moment.
+        from_clause: the FROM clause, in which `{newest}` and `{position}` are replaced by conditions on message ids.
+        id: the SQL expression of the message id, by which rows are read in parts and sorted; empty: they are read in one part.
+        time: the column whose time decides to which day a row belongs; empty: the time in the message id does.
+        key: the columns that identify a row in the table.
     """
 
     name: str
     columns: tuple[Column, ...]
-    rows: str
+    from_clause: str
     key: tuple[str, ...]
     id: str = ""
     time: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that identify a row for ever: a key may be used again after a delete or a restore."""
+        """
+        The columns that identify a row forever: the key and the time, since keys may be used again after a delete or a restore.
+        """
         return (*self.key, self.time) if self.time else self.key
 
     def query(self, span: Span | None, low: str | None = None, high: str | None = None) -> str:
         """
-        Return a query for the rows of a day, or of a range of its ids, or for all rows.
+        Return a query for the rows of a day, or for all rows.
 
         Args:
-            low, high: ids from `low` up to, but not including, `high`; None: no bound.
+            span: the day; a frame with a time column also has all earlier rows in it. None: all rows.
+            low, high: only message ids from `low` up to, but not including, `high`; None: no further bound.
         """
         if span is not None and not self.time:
             low, high = low or span.first_id, high or span.end_id
         where = ["true"] if span is None or not self.time else [f"{self.time} < '{span.end}'"]
-        rows = self.rows.format(place=_bounds("u.id", low, high), newest=_bounds("outbox_newest(b.message_ids)", low, None))
+        rows = self.from_clause.format(
+            position=_bounds("u.id", low, high), newest=_bounds("outbox_newest(b.message_ids)", low, None)
+        )
         columns = ", ".join(f"{column.sql} AS {column.name}" for column in self.columns)
         where += [_bounds(self.id, low, high)] if self.id else []
         return f"SELECT {columns} {rows} WHERE {' AND '.join(where)}"
@@ -117,7 +128,7 @@ def _bounds(column: str, low: str | None, high: str | None) -> str:
 
 
 def digest_query(frame: Frame, query: str) -> str:
-    """Return a query for the number of rows and the sum of their hashes."""
+    """Return a query for the number of rows and the sum of their hashes, which is the digest."""
     parts = []
     for column in frame.columns:
         text = {
@@ -135,8 +146,9 @@ def _text(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, name) for name in names)
 
 
-# A message and its state. For a finished day it changes only if an operator sends a dead message again. Topic 0: a tombstone,
-# written by a check-back instead of a message. If several batches contain a message, the newest is valid.
+# Messages and their states. On a finished day, a row changes only if an operator sends a dead message again.
+# Topic 0 marks a tombstone, which a check-back writes in place of a message. If several batches contain a message, the newest one
+# is valid.
 MESSAGES = Frame(
     "messages",
     (
@@ -162,7 +174,7 @@ MESSAGES = Frame(
         SELECT DISTINCT ON (u.id) u.id, b.id AS batch_id, u.position, b.lane, b.first_seq + u.position - 1 AS number, b.state,
             b.attempt, b.failures, b.claimed_at, b.decided_at, b.sent_at, b.last_error
         FROM outbox_batch b CROSS JOIN LATERAL unnest(b.message_ids) WITH ORDINALITY u(id, position)
-        WHERE {newest} AND {place} AND u.position::smallint <> ALL (b.split) ORDER BY u.id, b.id DESC
+        WHERE {newest} AND {position} AND u.position::smallint <> ALL (b.split) ORDER BY u.id, b.id DESC
     ) p ON p.id = m.id""",
     ("message_id",),
     id="m.id",
@@ -213,7 +225,7 @@ DUPLICATE = Frame(
     time="dropped_at",
 )
 
-# Failed sends; `message_ids` are separated by spaces.
+# Attempts to send a batch that failed; the values in `message_ids` are separated by spaces.
 FAILED_SEND = Frame(
     "failed_send",
     (
@@ -256,8 +268,9 @@ CHECK_BACK = Frame(
     time="answered_at",
 )
 
-# Recorded messages, a row for each place. A place may be recorded again after its row has left the table, so copies are counted
-# once for each place (`archived.copies`). Commits of older versions lack this frame.
+# Messages that the recorder has received, with their positions (queue and pos) at the broker. A position may be recorded again
+# after its row was deleted from the table; `archived.drop_repeated_rows` keeps one row. Commits of older versions lack this
+# frame.
 RECORDED = Frame(
     "recorded",
     (
@@ -280,13 +293,13 @@ TIMED_FRAMES = {name: frame for name, frame in FRAMES.items() if frame.time}
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFrame:
     """
-    One frame of a day in the lake.
+    One frame of a day as it was written to the lake.
 
     Args:
+        digest: the sum of the rows' hashes.
         files: path relative to the lake -> size in bytes.
-        digest: the sum of the rows' hashes; PostgreSQL calculates the same for the same rows.
     """
 
     rows: int
@@ -297,18 +310,19 @@ class Written:
 @dataclass(frozen=True)
 class Commit:
     """
-    A commit of a day. A day has several commits if rows came into it after the first.
+    The committed files of a day. A day has several commits if its rows in the database changed after the first one.
 
     Args:
-        day: UTC, `2026-11-01`.
-        attempt: identifies the commit among those of its day. If several contain a row, the highest attempt is valid.
-        source: the source id of its database.
+        day: the UTC day, as `2026-11-01`.
+        attempt: identifies the commit among those of its day. If several contain a row, that of the highest attempt is valid.
+        source: the source id of the database that was archived.
+        written_at: when the commit was made, by the database's clock.
     """
 
     day: str
     attempt: int
     source: str
-    frames: dict[str, Written]
+    frames: dict[str, WrittenFrame]
     written_at: str = ""
 
     @property
@@ -323,7 +337,7 @@ class Commit:
     def from_json(cls, text: str) -> Commit:
         """Return the commit of a manifest. Raises ValueError, TypeError or KeyError if it is not one."""
         raw = json.loads(text)
-        raw["frames"] = {name: Written(**entry) for name, entry in raw["frames"].items()}
+        raw["frames"] = {name: WrittenFrame(**entry) for name, entry in raw["frames"].items()}
         return cls(**raw)
 
 
@@ -332,7 +346,7 @@ MANIFESTS = "_manifests"
 
 @dataclass
 class Lake:
-    """A lake in a local or mounted folder, on a file system with hard links. The folder need not exist yet."""
+    """A lake in a local or mounted folder, on a file system that supports hard links. The folder need not exist yet."""
 
     root: Path
 
@@ -350,7 +364,13 @@ class Lake:
             ) from error
 
     def commit(self, commit: Commit) -> None:
-        """Write the manifest of a commit. Raises AlreadyCommitted, LakeError."""
+        """
+        Commit files that are already in the lake, by publishing their manifest.
+
+        Raises:
+            AlreadyCommitted: the lake has a manifest of this day and attempt.
+            LakeError: a file or the manifest cannot be written.
+        """
         try:
             self._sync_files(commit)
             self._manifests.mkdir(parents=True, exist_ok=True)
@@ -369,7 +389,7 @@ class Lake:
             raise LakeError(f"{commit.name} cannot be committed to the lake in {self.root}: {error}.") from error
 
     def committed(self, day: str = "") -> list[Commit]:
-        """Return all commits, or those of a day, oldest first. Raises LakeError if one cannot be read."""
+        """Return all commits, or those of one day, the oldest day first. Raises LakeError if a manifest cannot be read."""
         try:
             names = [entry.name for entry in os.scandir(self._manifests) if not entry.name.startswith(".")]
         except FileNotFoundError:
@@ -380,19 +400,19 @@ class Lake:
         return sorted(manifests, key=lambda commit: (commit.day, commit.attempt))
 
     def require_files(self, commit: Commit, *frames: str) -> None:
-        """Raise LakeError unless all files of a commit, or of some of its frames, exist with their size."""
+        """Raise LakeError unless all files of a commit, or of the given frames of it, exist and have the size in the manifest."""
         for name, written in commit.frames.items():
             for file, size in written.files.items() if not frames or name in frames else ():
                 try:
-                    found = (self.root / file).stat().st_size
+                    actual_size = (self.root / file).stat().st_size
                 except OSError as error:
                     raise LakeError(
                         f"The file {file} of {commit.name} in the lake in {self.root} cannot be read: {error.strerror}. "
                         "Restore it from a backup of the lake."
                     ) from error
-                if found != size:
+                if actual_size != size:
                     raise LakeError(
-                        f"The file {file} of {commit.name} in {self.root} has {found} bytes instead of {size}. "
+                        f"The file {file} of {commit.name} in {self.root} has {actual_size} bytes instead of {size}. "
                         "Restore it from a backup of the lake."
                     )
 
@@ -410,7 +430,7 @@ class Lake:
         return self.root / MANIFESTS
 
     def _sync_files(self, commit: Commit) -> None:
-        """Flush the files and their folders to disk, before the manifest names them."""
+        """Flush the files and their folders to disk, so that a manifest never names files that a power failure removes."""
         files = [self.root / file for written in commit.frames.values() for file in written.files]
         for file in files:
             with file.open("rb") as opened:
@@ -425,31 +445,31 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # not supported by some file systems, which do not need it
+        if error.errno != errno.EINVAL:  # some file systems neither support nor need the fsync of a folder
             raise
     finally:
         os.close(descriptor)
 
 
 DAY = timedelta(days=1)
-ALWAYS_ARCHIVED = frozenset(TIMED_FRAMES) - {
-    RECORDED.name
-}  # the tables that every version archives, and that are pruned together
+
+# The tables that all versions archive. They are pruned together, so it suffices that one of them is in a commit.
+ALWAYS_ARCHIVED = frozenset(TIMED_FRAMES) - {RECORDED.name}
 
 
 def require_own_lake(lake: Lake, commits: Iterable[Commit], source: str, committed: Mapping[str, int]) -> None:
     """
-    Raise LakeError if the lake belongs to another database, or lacks a day that was archived in it.
+    Raise LakeError if the lake belongs to another database, or lacks a day that the database has recorded as archived.
 
     Args:
         source: the source id of the database.
-        committed: days that are in the lake according to the database -> their attempt.
+        committed: the recorded days -> their attempt.
     """
     commits = list(commits)
     if others := {commit.source for commit in commits} - {source}:
         raise LakeError(f"The lake in {lake.root} belongs to database {sorted(others)[0]}; this one is {source}.")
-    there = {(commit.day, commit.attempt) for commit in commits}
-    if missing := sorted(set(committed.items()) - there):
+    in_lake = {(commit.day, commit.attempt) for commit in commits}
+    if missing := sorted(set(committed.items()) - in_lake):
         raise LakeError(
             f"The lake in {lake.root} lacks {missing[0][0]}.a{missing[0][1]}, which was archived there. Check that the right "
             "folder is mounted. If only the manifest is lost, restore it from outbox_archived_day in the database."
@@ -460,40 +480,41 @@ def complete_since(
     commits: Sequence[Commit],
     days: Iterable[date],
     *,
-    born: datetime,
-    kept: timedelta,
-    without: datetime,
+    installed_at: datetime,
+    retention: timedelta,
+    database_since: datetime,
     frames: Collection[str] = ALWAYS_ARCHIVED,
 ) -> datetime | None:
     """
-    Return from when on every deleted row is in the lake. None: from the beginning.
+    Return the time since which database and lake together have all rows. None: they have all rows since the installation.
 
-    All rows about messages that were claimed after the first archive are archived. About earlier messages, rows may have been
-    pruned before. A day that is neither in the database nor in the lake was dropped while there was no archive; the history is
-    complete from the first archive after it.
+    Once there is an archive, rows are deleted only after they are archived. Rows about messages that were claimed before may have
+    been pruned. A day that is neither in the database nor in the lake was pruned while there was no archive, so the history is
+    complete only from the first commit of a later day on.
 
     Args:
         commits: all commits, oldest first.
-        days: the days in the database or in the lake.
-        born: when the outbox was installed.
-        kept: the age at which rows are pruned without an archive.
-        without: from when on the database alone is complete.
-        frames: the names of the frames in question; commits without them were made by an older version.
+        days: the days that are in the database or in the lake.
+        installed_at: when the outbox was installed in the database.
+        retention: the age at which rows are pruned without an archive.
+        database_since: the time since which the database alone has all rows.
+        frames: the names of the frames in question. Commits without any of them were made by an older version, and do not count.
     """
-    having = [commit for commit in commits if any(name in commit.frames for name in frames)]
-    birth, known = born.astimezone(UTC).date(), set(days)
-    first = max(min(known, default=birth), birth)
-    ages = range((without.astimezone(UTC).date() - first).days)
-    holes = [day for day in (first + n * DAY for n in ages) if day not in known]
-    began = min((_written(commit) for commit in having if not holes or commit.day > str(holes[-1])), default=without)
-    is_from_birth = bool(having) and not holes and first <= birth and having[0] == commits[0]
-    if is_from_birth and (began - kept < born or _begins_unpruned(having, frames)):
+    with_frames = [commit for commit in commits if any(name in commit.frames for name in frames)]
+    installed_on, known = installed_at.astimezone(UTC).date(), set(days)
+    first = max(min(known, default=installed_on), installed_on)
+    day_numbers = range((database_since.astimezone(UTC).date() - first).days)
+    missing = [day for day in (first + n * DAY for n in day_numbers) if day not in known]
+    after_missing = (commit for commit in with_frames if not missing or commit.day > str(missing[-1]))
+    archived_since = min(map(_written_at, after_missing), default=database_since)
+    has_all_days = bool(with_frames) and not missing and first <= installed_on and with_frames[0] == commits[0]
+    if has_all_days and (archived_since - retention < installed_at or _begins_unpruned(with_frames, frames)):
         return None
-    return min(began, without)
+    return min(archived_since, database_since)
 
 
 def _begins_unpruned(commits: Iterable[Commit], frames: Collection[str]) -> bool:
-    """Return whether the first commit with rows has some of these frames, which pruning would have deleted."""
+    """Return whether the first commit with rows has some in these frames, because pruning had not deleted them before."""
     for commit in commits:
         if any(commit.frames[name].rows for name in frames if name in commit.frames):
             return True
@@ -502,7 +523,7 @@ def _begins_unpruned(commits: Iterable[Commit], frames: Collection[str]) -> bool
     return False
 
 
-def _written(commit: Commit) -> datetime:
+def _written_at(commit: Commit) -> datetime:
     try:
         return datetime.fromisoformat(commit.written_at)
     except ValueError as error:
@@ -518,9 +539,9 @@ class ArchivedMessage:
     A message in the lake.
 
     Args:
-        message: the columns of `frames.MESSAGES`.
-        handled: its inbox rows by time, with the columns of `frames.INBOX`.
+        message: the message's columns, as in `MESSAGES`.
         commit: the name of the commit that contains it.
+        handled: its inbox rows in order of time, with the columns of `INBOX`.
     """
 
     message: dict[str, Any]
@@ -529,7 +550,7 @@ class ArchivedMessage:
 
 
 def day_of(message_id: UUID) -> date:
-    """Return the UTC day of a uuid7; the last possible day if the id contains no valid time."""
+    """Return the UTC day in a uuid7; the last possible day if the id contains no valid time."""
     try:
         return (EPOCH + timedelta(milliseconds=message_id.int >> 80)).date()
     except OverflowError:
@@ -538,9 +559,9 @@ def day_of(message_id: UUID) -> date:
 
 def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     """
-    Return a message by its id. None: the lake does not have it.
+    Return the message with this id. None: the lake does not have it.
 
-    Inbox rows are searched in the commits of its own day and of the day after.
+    Its inbox rows are searched only in the commits of the day in its id, and of the next day.
 
     Raises:
         LakeError: the lake or a committed file cannot be read; or pyarrow is missing.
@@ -549,8 +570,8 @@ def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     commits = lake.committed(str(day))
     for commit in reversed(commits):  # the latest attempt first
         for row in _rows(lake, commit, "messages", message_id):
-            near = [*commits, *lake.committed(str(day + timedelta(days=1)))]
-            handled = [row for day in near for row in _rows(lake, day, "inbox", message_id)]
+            of_both_days = [*commits, *lake.committed(str(day + timedelta(days=1)))]
+            handled = [row for near in of_both_days for row in _rows(lake, near, "inbox", message_id)]
             return ArchivedMessage(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
     return None
 
@@ -558,15 +579,15 @@ def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
 def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[dict[str, Any]]:
     """Yield the rows of one message in a commit, from the row groups that may contain it."""
     try:
-        # Here, since the admin imports this module and works without pyarrow, which is in the extra `lake`.
+        # Imported only here, because the admin imports this module and works without pyarrow, which is in the extra `lake`.
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise LakeError('pyarrow is missing: pip install "django-transactional-outbox[lake]"') from error
     lake.require_files(commit, frame)
-    is_it = [("message_id", "=", str(message_id))]
+    filters = [("message_id", "=", str(message_id))]
     for file in commit.frames[frame].files:
         try:
-            table = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
+            table = parquet.read_table(lake.root / file, filters=filters, use_threads=False, page_checksum_verification=True)
             yield from table.to_pylist()
         except (OSError, ArrowException) as error:
             raise LakeError(f"The file {file} of {commit.name} in {lake.root} cannot be read: {error}") from error

@@ -1,18 +1,20 @@
 """
-How long messages take for each hop, and the backlog of each group and topic by the minute, with its cause, from one pass.
+Measure in one pass over a history how long messages take for each hop, and the backlog of each group and topic by the minute.
 
-    published 10:00:00.000 (its id) -- claim 0.2 s --> claimed -- send 0.1 s --> sent
-                                    -- store 0.4 s --> stored    -- handle 1.5 s --> handled     (all but send since the publish)
+    published 10:00:00.0 -- claim 0.2 s --> claimed -- send 0.1 s --> sent
+    published 10:00:00.0 -- store 0.4 s --> stored at the broker
+    published 10:00:00.0 -- handle 1.5 s --> handled by a group
 
     topic   hop     consumer_group  minute  bin      n
-    orders  handle  cart            10:01   163      7     seven messages took 1.4 to 1.5 s; before RECENT, minutes are days
-    orders  handle  cart            10:01   COUNTED  9     nine were handled, among them two without a time in their ids
+    orders  handle  cart            10:01   163      7     seven messages took 1.4 to 1.5 s
+    orders  handle  cart            10:01   ARRIVED  9     nine were handled; two have no time in their ids
 
     minute   stored  handled  backlog
     10:01       100      100        0
     10:02       400      120      280    production faster
 
-The time of publishing is in the message id, so no hop needs a join. `measures` defines the bins, and has the causes of backlogs.
+The time of publishing is in the message id, so no hop needs a join. Latencies from before the last two days (RECENT) are counted
+by the day, not by the minute. `measures.py` defines the bins, and finds the causes of backlogs.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
 from outbox.pipeline.spark.history import History
 from outbox.pipeline.spark.measures import (
+    ARRIVED,
     BACKWARDS,
     BINS_PER_DOUBLING,
-    COUNTED,
     INSTANT,
     SHARES,
     BacklogMinute,
     backlog_states,
+    minutes_up_to,
     percentile,
-    up_to,
 )
 from outbox.pipeline.spark.scan import Bools, Coded, Ints, RowCounter, coded, constant, published_micros, scan, times_of
 
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
-RECENT = timedelta(days=2)  # before the time of the history; earlier histograms are of whole days
+
+# Latencies that ended within this time before the history are counted by the minute, others by the day.
+RECENT = timedelta(days=2)
 
 COLUMNS = {
     "places": ("topic", "state", "message_id", "claimed_at", "at"),
@@ -58,7 +62,7 @@ COLUMNS = {
     "inbox": ("consumer_group", "topic", "message_id", "at"),
 }
 
-# minute: since 1970.
+# minute: minutes since 1970.
 HISTOGRAM = pa.schema(
     {
         "topic": pa.string(),
@@ -70,34 +74,36 @@ HISTOGRAM = pa.schema(
     }
 )
 
-Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
-Hop = tuple[str, Times, Times, Any]  # name, start, end, and which rows are about it
+Times = tuple[Ints, Bools]  # microseconds since 1970, and for each row whether it has a time
+Hop = tuple[str, Times, Times, Any]  # name, start, end, and for each row whether its message has made the hop
 
 
 def histograms(
     tolerance_micros: int, recent_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
-    stored), `handle` (publish to handled, by group).
+    Yield the histograms of a part of a frame: the number of rows by latency.
+
+    The hops are `claim` (from publish to claim), `send` (from claim to sent), `store` (from publish to stored at the broker) and
+    `handle` (from publish to handled, for each group).
 
     Args:
-        tolerance_micros: negative latencies up to this count as 0, because clocks differ.
-        recent_micros: what ended earlier is counted by the day.
+        tolerance_micros: negative latencies of at most this size count as 0, because clocks differ.
+        recent_micros: hops that ended before this time are counted by the day.
     """
     counter = RowCounter(HISTOGRAM)
     for batch in batches:
         topic = coded(batch, "topic")
         group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
-        for name, (start, has_start), (end, has_end), is_one in HOPS[frame](batch):
+        for name, (start, has_start), (end, has_end), has_hop in HOPS[frame](batch):
             texts: list[Coded] = [topic, constant(name, len(batch)), group]
             period = np.where(end >= recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
             latency = end - start
             doublings = np.floor(np.log2(np.maximum(latency, 1)) * BINS_PER_DOUBLING).astype(np.int64)
             bins = np.select([latency < -tolerance_micros, latency <= 1], [BACKWARDS, INSTANT], doublings + 1)
-            _count(counter, texts, [period, bins], has_start & has_end & is_one)
+            _count(counter, texts, [period, bins], has_start & has_end & has_hop)
             if frame != "places":
-                _count(counter, texts, [end // MINUTE, np.full(len(batch), COUNTED)], has_end)
+                _count(counter, texts, [end // MINUTE, np.full(len(batch), ARRIVED)], has_end)
     yield from counter.batches()
 
 
@@ -119,15 +125,15 @@ HOPS: dict[str, Callable[[pa.RecordBatch], Iterable[Hop]]] = {
 
 
 def count_times(spark: SparkSession, config: PipelineConfig, history: History) -> pa.Table:
-    """Return the histograms of all hops and the counts of stored and handled messages, with the columns of HISTOGRAM."""
+    """Return the histograms of all hops, and the counts of stored and handled messages, with the columns of HISTOGRAM."""
     tolerance_micros = int(config.clock_tolerance_seconds * 1_000_000)
     count = partial(histograms, tolerance_micros, micros(history.as_of - RECENT))
     rows = scan(spark, history, COLUMNS, count, HISTOGRAM)
     return rows.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).toArrow()
 
 
-def _summed(times: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of some columns, and the sum of n."""
+def _sums_by(times: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield each combination of values in some columns, with the sum of n."""
     sums = times.group_by(list(names)).aggregate([("n", "sum")])
     return zip(*(sums[name].to_pylist() for name in (*names, "n_sum")), strict=True)
 
@@ -138,10 +144,10 @@ def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
 
     A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
     """
-    times = times.filter(pc.not_equal(times["bin"], COUNTED))
-    whole: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
-    for topic, hop, group, place, n in _summed(times, "topic", "hop", "consumer_group", "bin"):
-        whole[topic, hop, group][place] = n
+    times = times.filter(pc.not_equal(times["bin"], ARRIVED))
+    histograms: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
+    for topic, hop, group, bin_number, n in _sums_by(times, "topic", "hop", "consumer_group", "bin"):
+        histograms[topic, hop, group][bin_number] = n
     seconds = pc.multiply(times["minute"], 60)
     columns = (times["topic"], times["hop"], times["consumer_group"], seconds, times["bin"], times["n"])
     return {
@@ -149,7 +155,7 @@ def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
         "percentiles": [
             {"topic": topic, "hop": hop, "group": group, "count": sum(bins.values())}
             | {f"p{share * 100:g}": percentile(bins, share) for share in SHARES}
-            for (topic, hop, group), bins in sorted(whole.items())
+            for (topic, hop, group), bins in sorted(histograms.items())
         ],
         "findings": [
             Breach(
@@ -158,13 +164,13 @@ def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
                 count=bins[BACKWARDS],
                 detail=clock_has_jumped(config.clock_tolerance_seconds),
             ).as_dict()
-            for (topic, hop, group), bins in sorted(whole.items())
+            for (topic, hop, group), bins in sorted(histograms.items())
             if bins.get(BACKWARDS)
         ],
     }
 
 
-def tried(failed: DataFrame) -> DataFrame:
+def unsuccessful_deliveries(failed: DataFrame) -> DataFrame:
     """
     Return the counts of unsuccessful deliveries per minute: consumer_group, topic, minute, deliveries, consumed.
 
@@ -180,7 +186,7 @@ def tried(failed: DataFrame) -> DataFrame:
 
 
 def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
-    """Return the messages with most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
+    """Return the messages with the most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
     return (
@@ -195,29 +201,29 @@ def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
 
 
 def backlog_report(config: PipelineConfig, history: History, times: pa.Table, *, repeated: int = 10) -> list[dict[str, Any]]:
-    """Return, for each group and topic, the backlog per minute, the current state, and the messages with most failures."""
+    """Return for each group and topic its backlog per minute, its current backlog, and the messages with the most failures."""
     if not any(group.topics for group in config.groups):
         return []
-    again: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+    failing: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
-        again[row.consumer_group, row.topic].append([row.message_id, row.failures])
-    last = int(history.as_of.timestamp()) // 60  # later times are reported as findings
-    known = {pair: up_to(minutes, last) for pair, minutes in _minutes(config, history, times).items()}
-    return [_of_pair(*pair, known[pair], again[pair]) for pair in sorted(known) if known[pair]]
+        failing[row.consumer_group, row.topic].append([row.message_id, row.failures])
+    last = int(history.as_of.timestamp()) // 60  # findings report later times
+    known = {pair: minutes_up_to(minutes, last) for pair, minutes in _minutes(config, history, times).items()}
+    return [_backlog_of(*pair, known[pair], failing[pair]) for pair in sorted(known) if known[pair]]
 
 
 def _minutes(config: PipelineConfig, history: History, times: pa.Table) -> Mapping[tuple[str, str], list[BacklogMinute]]:
-    """Return the counts per minute, by group and topic."""
+    """Return (group, topic) -> the counts of each minute."""
     sums: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
-    counted = times.filter(pc.equal(times["bin"], COUNTED))
-    for topic, hop, group, minute, n in _summed(counted, "topic", "hop", "consumer_group", "minute"):
+    counted = times.filter(pc.equal(times["bin"], ARRIVED))
+    for topic, hop, group, minute, n in _sums_by(counted, "topic", "hop", "consumer_group", "minute"):
         if hop == "handle":
             sums[group, topic, minute].update(deliveries=n, consumed=n)
             continue
         for reader in config.groups:
             if topic in reader.topics:
                 sums[reader.name, topic, minute].update(produced=n)
-    for row in tried(history.failed_deliveries).collect():
+    for row in unsuccessful_deliveries(history.failed_deliveries).collect():
         sums[row.consumer_group, row.topic, row.minute].update(deliveries=row.deliveries, consumed=row.consumed)
     minutes: dict[tuple[str, str], list[BacklogMinute]] = defaultdict(list)
     for (group, topic, minute), counts in sums.items():
@@ -225,7 +231,7 @@ def _minutes(config: PipelineConfig, history: History, times: pa.Table) -> Mappi
     return minutes
 
 
-def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[list[Any]]) -> dict[str, Any]:
+def _backlog_of(group: str, topic: str, minutes: list[BacklogMinute], failing: list[list[Any]]) -> dict[str, Any]:
     states = backlog_states(minutes)
     last = states[-1]
     return {
@@ -235,6 +241,6 @@ def _of_pair(group: str, topic: str, minutes: list[BacklogMinute], again: list[l
         "growth": last.growth,
         "cause": last.cause,
         "onset": None if last.onset is None else datetime.fromtimestamp(last.onset * 60, UTC).isoformat(),
-        "most_repeated": again,
+        "most_repeated": failing,
         "minutes": [[state.minute * 60, state.backlog, state.growth, state.cause] for state in states],
     }

@@ -1,5 +1,5 @@
 """
-Latency histograms, and backlogs with their causes, in plain Python, so that jobs, admin, SQL and tests share them.
+Latency percentiles from histograms, and backlogs with their causes. It is plain Python, so jobs, admin and tests share it.
 
     1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.9 s
 
@@ -7,11 +7,12 @@ Latency histograms, and backlogs with their causes, in plain Python, so that job
     10:01       100      100        0  none
     10:02       400      120      280  production faster
 
-Bins are logarithmic, eight per doubling, so each is 9 % wide. Histograms of minutes, topics or runs can be added by adding their
-counts, and a percentile is accurate to one bin.
+Bins are logarithmic, eight per doubling, so each is 9 % wide and a percentile is accurate to one bin. The histograms of several
+minutes, topics or runs are added by adding their counts.
 
-A backlog grows if it did in the last ten minutes, and its cause is what changed against the 15 minutes before. After a while the
-change would look normal, so an episode keeps the cause it began with until the backlog stops growing.
+A backlog counts as growing if it grew over the last ten minutes. Its cause is found by a comparison with the 15 minutes before.
+After a while, the changed rates would be part of that baseline. So an episode keeps the cause that it began with until the
+backlog stops growing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 BINS_PER_DOUBLING = 8
-INSTANT = 0  # the bin of 1 microsecond and less
-BACKWARDS = -1  # the bin of negative latencies: a clock has jumped
-COUNTED = -2  # not a latency, but how many messages arrived
+INSTANT = 0  # the bin of latencies up to 1 microsecond
+BACKWARDS = -1  # the bin of negative latencies, which mean that a clock has jumped
+ARRIVED = -2  # this bin counts all messages that arrived, whatever their latency
 
 SHARES = (0.5, 0.95, 0.99, 0.999)
 
@@ -35,23 +36,23 @@ def percentile(histogram: Mapping[int, int], share: float) -> float | None:
 
     Negative latencies are ignored.
     """
-    bins = sorted((edge, n) for edge, n in histogram.items() if edge != BACKWARDS and n)
-    wanted = share * sum(n for _, n in bins)
+    bins = sorted((bin_number, n) for bin_number, n in histogram.items() if bin_number != BACKWARDS and n)
+    target = share * sum(n for _, n in bins)
     seen = 0
-    for edge, n in bins:
+    for bin_number, n in bins:
         seen += n
-        if seen >= wanted:
-            return 1e-6 if edge == INSTANT else 2 ** ((edge - 0.5) / BINS_PER_DOUBLING) / 1e6
+        if seen >= target:
+            return 1e-6 if bin_number == INSTANT else 2 ** ((bin_number - 0.5) / BINS_PER_DOUBLING) / 1e6
     return None
 
 
-CURRENT = 10  # minutes
-BASELINE = 15  # minutes
-GROWING = 0.05  # a backlog grows if it gains more than this share of the produced messages
-REPEATED = 0.2  # the share of retries among deliveries from which on retries are the cause
-FASTER = 1.3  # times the baseline
-SLOWER = 0.7  # times the baseline
-LONGEST = 14 * 24 * 60  # minutes; limits the result if a time is damaged
+CURRENT_MINUTES = 10  # the window in which a backlog grows
+BASELINE_MINUTES = 15  # the window before it
+GROWTH_SHARE = 0.05  # a backlog grows if it gains more than this share of the produced messages
+RETRY_SHARE = 0.2  # retries are the cause if at least this share of the deliveries is unsuccessful
+FASTER_FACTOR = 1.3  # production is faster from this multiple of the baseline's rate on
+SLOWER_FACTOR = 0.7  # consumption is slower up to this multiple
+MAX_MINUTES = 14 * 24 * 60  # limits the result if a row has a wrong time
 
 
 class BacklogCause(enum.StrEnum):
@@ -64,7 +65,12 @@ class BacklogCause(enum.StrEnum):
 
 @dataclass(frozen=True)
 class BacklogMinute:
-    """The counts of a minute (since 1970): messages stored, deliveries, messages finished."""
+    """
+    The counts of one minute for a group and topic: messages stored, deliveries, messages finished.
+
+    Args:
+        minute: minutes since 1970.
+    """
 
     minute: int
     produced: int = 0
@@ -72,8 +78,8 @@ class BacklogMinute:
     consumed: int = 0
 
     def grows(self) -> bool:
-        """Return whether the backlog grows by these counts."""
-        return self.produced - self.consumed > GROWING * self.produced
+        """Return whether the backlog grows according to these counts."""
+        return self.produced - self.consumed > GROWTH_SHARE * self.produced
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ class BacklogState:
     The backlog of a group and topic at the end of a minute.
 
     Args:
-        growth: messages per minute, over the last ten.
-        onset: the minute in which the episode began; None if the backlog does not grow.
+        growth: messages per minute, averaged over the last ten minutes.
+        onset: the minute since which the backlog has been growing; None if it does not grow.
     """
 
     minute: int
@@ -93,9 +99,9 @@ class BacklogState:
     onset: int | None = None
 
 
-def up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
-    """Return the minutes up to the last one. Those older than `LONGEST` are merged into one initial backlog."""
-    first = last - LONGEST
+def minutes_up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMinute]:
+    """Return the minutes up to `last`. Minutes more than `MAX_MINUTES` before it are merged into one initial backlog."""
+    first = last - MAX_MINUTES
     waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
     is_old = any(minute.minute < first for minute in minutes)
     old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
@@ -110,41 +116,45 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
     sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
     states: list[BacklogState] = []
-    for place in range(len(span)):
-        begin = max(0, place + 1 - CURRENT)
-        before = max(0, begin - BASELINE)
-        now = BacklogMinute(place + 1 - begin, *(of[place + 1] - of[begin] for of in sums))
+    for index in range(len(span)):
+        begin = max(0, index + 1 - CURRENT_MINUTES)
+        before = max(0, begin - BASELINE_MINUTES)
+        now = BacklogMinute(index + 1 - begin, *(of[index + 1] - of[begin] for of in sums))
         cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
         onset = None
         if cause is not BacklogCause.NONE:
             episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
-            onset = episode.onset if episode else _onset(span, place)
-            # The cause of an episode may not be visible in its first minutes.
+            onset = episode.onset if episode else _onset(span, index)
+            # An episode keeps its cause, except STEADY_OVERLOAD: the actual cause may not be visible in the first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
         growth = (now.produced - now.consumed) / now.minute
-        states.append(BacklogState(span[place].minute, sums[0][place + 1] - sums[2][place + 1], growth, cause, onset))
+        states.append(BacklogState(span[index].minute, sums[0][index + 1] - sums[2][index + 1], growth, cause, onset))
     return states
 
 
 def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
-    """Compare the sums of two spans, whose `minute` is their length. Retries come first, since they also slow consumption."""
+    """
+    Return the cause of the growth, from the sums of two windows; here, `minute` is the length of the window.
+
+    Retries are considered first, because they also make consumption slower.
+    """
     if not now.grows():
         return BacklogCause.NONE
-    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= REPEATED:
+    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= RETRY_SHARE:
         return BacklogCause.RETRIES
     if before.minute == 0:
         return BacklogCause.STEADY_OVERLOAD
-    if now.produced / now.minute >= FASTER * before.produced / before.minute:
+    if now.produced / now.minute >= FASTER_FACTOR * before.produced / before.minute:
         return BacklogCause.PRODUCTION_FASTER
-    if now.consumed / now.minute <= SLOWER * before.consumed / before.minute:
+    if now.consumed / now.minute <= SLOWER_FACTOR * before.consumed / before.minute:
         return BacklogCause.CONSUMPTION_SLOWER
     return BacklogCause.STEADY_OVERLOAD
 
 
-def _onset(span: Sequence[BacklogMinute], place: int) -> int:
-    """Return the first of the preceding minutes, within the window, since when the backlog has been growing."""
-    start = place
-    while start > max(0, place - CURRENT + 1) and span[start - 1].grows():
+def _onset(span: Sequence[BacklogMinute], index: int) -> int:
+    """Return the minute since which the backlog has been growing without a break, within the current window."""
+    start = index
+    while start > max(0, index - CURRENT_MINUTES + 1) and span[start - 1].grows():
         start -= 1
     return span[start].minute

@@ -1,11 +1,11 @@
 """
-Copy PostgreSQL's tables, and the topics of Kafka, to a history in Parquet.
+Copy PostgreSQL's tables and Kafka's topics to a history in Parquet.
 
     outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
                                                                                   orders, 1, 4, b, sent
 
-Each database is read in one snapshot, which is closed after the copy, so that it does not hold back vacuum while the jobs run.
-Brokers are looked at first, so that every message that they have is also in the outbox's snapshot.
+Each database is read in one snapshot, which ends after the copy, so that it does not hold back vacuum while the history is
+audited. The brokers' snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from outbox.pipeline.spark import HistoryError, PipelineError, statements
-from outbox.pipeline.spark.archived import add_archived, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.archived import add_archived, broker_spans, snapshot_lake
 from outbox.pipeline.spark.config import PipelineConfig, Source
 from outbox.pipeline.spark.findings import Breach, broken_rows
-from outbox.pipeline.spark.history import FRAMES, Recorded, invalidate_history, write_metadata
+from outbox.pipeline.spark.history import FRAMES, RecordedTimes, invalidate_history, write_metadata
 from outbox.pipeline.spark.lake import RECORDED
 from outbox.pipeline.spark.readers import read_by_jdbc, read_by_psycopg, read_rows
 from outbox.pipeline.spark.statements import BROKEN_BATCHES, Statement, exported_snapshot
@@ -39,23 +39,26 @@ Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
-NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # errors that are not caused by damaged rows
+
+# Texts in errors that damaged rows do not cause, so reading again with checks would not help.
+NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)
 
 
-# A query for a frame, or for a part of it: its database, a connection in the snapshot and the snapshot's name, the query.
+# The queries for a frame, or for a part of it, and where to execute them: the database, a connection in the snapshot and the
+# snapshot's name, the queries.
 FramePart = tuple[Source, tuple[Any, str], Statement]
 
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
     """
-    Write the current history to a folder.
+    Copy the current history to a folder.
 
-    Rows that no release writes, and that cannot be read, are listed in `History.broken`.
+    Findings about rows that no release writes are stored in it, as `History.broken`.
 
     Raises:
-        HistoryError: a database cannot be reached, or a table or column is missing there; the text names it.
+        HistoryError: a database or Kafka cannot be read, or a table or column is missing; the text names it.
         LakeError: the lake cannot be read.
-        PipelineError: Kafka is to be read, and its client is missing.
+        PipelineError: a Kafka cluster is to be read, and the package confluent-kafka is missing.
     """
     brokers_as_of = _now(config.outbox.url) if config.kafka else None
     clusters = _snapshot_clusters(config)
@@ -71,7 +74,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
-            recorded = {topic: Recorded(began, until) for topic, began, until in rows}
+            recorded = {topic: RecordedTimes(began, until) for topic, began, until in rows}
         sources = [row[0] for row in connection.execute(statements.SOURCES)]
         (now,) = connection.execute(statements.NOW).fetchone()
         broken = broken_rows(connection.execute(BROKEN_BATCHES))
@@ -81,8 +84,8 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
     of_lake: dict[str, Any] = {}
     if lake is not None:
-        recorded = known_at_the_broker(config, lake, recorded)
-        of_lake = {"judged_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+        recorded = broker_spans(config, lake, recorded)
+        of_lake = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
     write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
 
 
@@ -94,7 +97,7 @@ def _now(url: str) -> datetime:
 
 
 def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
-    """Note what Kafka's clusters have now. Raises HistoryError; PipelineError where Kafka's client is missing."""
+    """Record the offsets that Kafka's clusters have now. Raises HistoryError; PipelineError if confluent-kafka is missing."""
     if not config.kafka:
         return []
     try:
@@ -107,12 +110,18 @@ def _snapshot_clusters(config: PipelineConfig) -> list[KafkaSnapshot]:
 def _parts(
     spark: SparkSession, config: PipelineConfig, opened: Opened, clusters: Sequence[KafkaSnapshot], *, is_archived: bool
 ) -> dict[str, list[FramePart | DataFrame]]:
-    """Return the parts of each frame. With an archive: all numbers of lanes, and recorded rows in the form of the lake."""
+    """
+    Return frame -> its parts.
+
+    Args:
+        is_archived: archived days will be added. So marks begin with the first number, and the recorder's rows are returned as a
+            separate frame with the lake's columns.
+    """
     parts: dict[str, list[FramePart | DataFrame]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
             parts[name].append((source, opened[source.url], statement))
-    ours = opened[config.outbox.url]
+    outbox = opened[config.outbox.url]
     for cluster in clusters:
         parts["broker"] += cluster.messages(spark)
         parts["failed_deliveries"] += cluster.waiting(spark)
@@ -122,16 +131,16 @@ def _parts(
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
-        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), ours[1])]
+        parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), outbox[1])]
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     for name, statement in wanted:
-        parts[name].append((config.outbox, ours, statement))
+        parts[name].append((config.outbox, outbox, statement))
     return parts
 
 
 def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
-    """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
+    """Write a frame. On an error, read its tables again with checks of each value, and return findings about the broken rows."""
     queries = [part for part in parts if isinstance(part, tuple)]
 
     def write(*, with_care: bool) -> None:
@@ -144,7 +153,7 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
         try:
             write(with_care=False)
             return []
-        except Exception as error:  # tasks raise errors of PySpark or py4j
+        except Exception as error:  # errors of tasks are of PySpark or py4j
             is_careful = any(statement.careful for _, _, statement in queries)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
@@ -175,6 +184,6 @@ def _explained(name: str, error: Exception) -> HistoryError:
     hint = ""
     if "does not exist" in text:
         hint = " The database's tables are of another version: run migrate."
-    if any(said_so in text for said_so in SNAPSHOT_GONE):
+    if any(sign in text for sign in SNAPSHOT_GONE):
         hint = " The snapshot is gone, because its connection was closed or the server was restarted. Run the job again."
     return HistoryError(f"The frame {name!r} cannot be read: {reason}.{hint}")

@@ -1,10 +1,11 @@
 """
-Read the rows of a query in one snapshot, in parallel, over JDBC or by psycopg; and write and verify the frames of the lake.
+Read the rows of a query with Spark, within one snapshot and over several connections; and write and verify the lake's frames.
 
     SELECT part, … ; parts 1 to 1000; 4 connections -> part < 251 | < 501 | < 751 | others
 
-psycopg needs no JDBC driver, and reads Unix sockets. It returns Arrow batches, which cost half as much as tuples. The archive
-imports this module only when there is something to write, since it needs PySpark and Java.
+Rows are read over JDBC or by psycopg, which needs no JDBC driver and can connect to a Unix socket. The psycopg reader passes
+Arrow batches to Spark, which cost half as much as tuples. The archive imports this module only when there is something to write,
+because it needs PySpark and Java.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from outbox.pipeline.spark.archiver import ArchiveConfig  # executors do not have what it imports
 
 
-DRIVER = "org.postgresql.Driver"  # named, because Spark does not always find it by itself
+DRIVER = "org.postgresql.Driver"  # Spark does not always find it if it is not named
 
 
 def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     """
-    Return the JDBC URL of a libpq URL, and user and password as options.
+    Return the JDBC URL for a libpq URL, and user and password as options.
 
     Raises:
         HistoryError: the URL names a Unix socket, which the JDBC driver does not support.
@@ -61,7 +62,7 @@ def read_by_jdbc(spark: SparkSession, source: Source, query: str, bounds: tuple[
     """
     Return the rows of a query within a snapshot, read in parallel by its column `part`.
 
-    `source.fetch_rows` must be 1 or more: with 0 the driver reads in autocommit, outside of the snapshot.
+    `source.fetch_rows` must be 1 or more. With 0, the driver would read in autocommit, outside of the snapshot.
     """
     address, login = jdbc_url(source.url)
     low, high = bounds
@@ -75,7 +76,7 @@ def read_by_jdbc(spark: SparkSession, source: Source, query: str, bounds: tuple[
     return reader.load()
 
 
-# The rows of one part: from `low` up to, but not including, `high`. The first and last parts are open.
+# The rows whose `part` is from `low` up to, but not including, `high`. NULL: no bound, as for the first and the last connection.
 PART = """
 SELECT {columns} FROM ({query}) AS frame
 WHERE (%(low)s::bigint IS NULL OR part >= %(low)s) AND (%(high)s::bigint IS NULL OR part < %(high)s)
@@ -93,7 +94,7 @@ ARROW = {
 
 
 class PostgresSource(DataSource):
-    """A data source with the options url, query, low, high, partitions, fetchrows and snapshot."""
+    """A data source of Spark, with the options url, query, low, high, partitions, fetchrows and snapshot."""
 
     @classmethod
     def name(cls) -> str:
@@ -147,15 +148,15 @@ def read_by_psycopg(
     )
 
 
-FETCH_BYTES = 16 * 1024 * 1024  # fetched at once, per connection
-ROW_GROUP_BYTES = 8 * 1024 * 1024  # a look-up of one message reads one row group
+FETCH_BYTES = 16 * 1024 * 1024  # the maximum size of the rows that a connection fetches at once
+ROW_GROUP_BYTES = 8 * 1024 * 1024  # the look-up of a message reads a whole row group
 
-# Each page of a file has a checksum, which Spark ignores by default: a flipped bit would be read as another value.
+# Each page of a file has a checksum. Spark does not verify it by default, so a flipped bit could be read as another value.
 VERIFY_CHECKSUMS = {"parquet.page.verify-checksum.enabled": "true"}
 
 
 class SparkWriter:
-    """Writes and verifies frames. Spark is started at its first use."""
+    """Writes and verifies frames of the lake. Spark is started when it is first needed."""
 
     def __init__(self, config: ArchiveConfig, log: Callable[[str], None] = lambda text: None) -> None:
         self._config = config
@@ -163,7 +164,7 @@ class SparkWriter:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The session: the running one of this process, or a new one."""
+        """The Spark session of this process; it is started if there is none."""
         self._log("starting Spark")
         return build_session(self._config.pipeline, name="outbox archive")
 
@@ -175,7 +176,7 @@ class SparkWriter:
             row_bytes: the size of the largest row, which limits how many rows are fetched at once.
 
         Raises:
-            HistoryError: they cannot be read or written.
+            HistoryError: the rows cannot be read or written.
         """
         try:
             source = with_fetch_rows(self._config.pipeline.outbox, row_bytes)
@@ -212,7 +213,7 @@ class SparkWriter:
 
 
 def with_fetch_rows(source: Source, row_bytes: int) -> Source:
-    """Return a source that fetches at most `FETCH_BYTES` at once."""
+    """Return the source with `fetch_rows` limited, so that it fetches about `FETCH_BYTES` at once at most."""
     return replace(source, fetch_rows=max(1, min(source.fetch_rows, FETCH_BYTES // max(1, row_bytes))))
 
 
@@ -227,7 +228,7 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
 
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
-    """Return the rows of a frame's files, with verification of page checksums where the writer has added them."""
+    """Return the rows of a frame's files. Page checksums are verified if the writer has added them."""
     return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*files)
 
 
@@ -238,17 +239,17 @@ def unreadable_file(error: Exception) -> str:
 
 
 def spark_schema(frame: Frame) -> StructType:
-    """Return a frame's schema in Spark."""
+    """Return the schema of a frame for Spark."""
     kinds = {"text": StringType, "int": LongType, "time": TimestampType, "bytes": BinaryType}
     return StructType([StructField(column.name, kinds[column.kind]()) for column in frame.columns])
 
 
 def row_hash(frame: Frame) -> Column:
-    """Return the hash of a row; `digest_query` calculates the same in PostgreSQL."""
+    """Return the hash of a row; `lake.digest_query` calculates the same hash in PostgreSQL."""
     parts = []
     for column in frame.columns:
         value = F.col(column.name)
-        text = {"time": F.unix_micros, "bytes": F.md5}.get(column.kind, lambda same: same)(value)
+        text = {"time": F.unix_micros, "bytes": F.md5}.get(column.kind, lambda unchanged: unchanged)(value)
         parts.append(F.coalesce(text.cast("string"), F.lit(NULL)))
     digits = F.substring(F.md5(F.concat_ws(SEPARATOR, *parts)), 1, HASH_DIGITS)
     return F.conv(digits, 16, 10).cast("decimal(20,0)")

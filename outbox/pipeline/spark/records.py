@@ -1,7 +1,8 @@
 """
-The archive's records in the database: one row per day in `outbox_archived_day`, and the archive lock.
+The archive's records in the database: one row for each day in `outbox_archived_day`, and the archive lock.
 
-    2026-11-01: planned, attempt 1 -> committed (in lake and database) -> deleted; or changed -> planned, attempt 2
+    2026-11-01: planned, attempt 1 -> committed (in lake and database) -> deleted (only in the lake)
+                                                                       -> changed -> planned, attempt 2
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-# One archiver at a time. The lock ends with the connection; after a kill, the server may need a moment to notice.
+# One archiver at a time holds this lock. It ends with the connection; after a kill, the server may notice that only after a
+# while.
 LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"
 SET_LOCK_TIMEOUT = "SET lock_timeout = '3s'"
 RESET_LOCK_TIMEOUT = "SET lock_timeout = 0"
 UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({Lock.ARCHIVE}, 0)"
 
-# Days that have a partition, and unfinished ones.
+# Days that have a partition, and days whose archive is not finished.
 LIST_DAYS = """
 SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default'
@@ -40,7 +42,7 @@ READ_DELETED = "SELECT day, attempt FROM outbox_archived_day WHERE state = 'dele
 READ_COMMITTED = "SELECT day, attempt FROM outbox_archived_day WHERE state IN ('committed', 'deleted')"
 READ_SOURCE = "SELECT id FROM outbox_source"
 
-# A day is planned again after an attempt that failed, after a change, and when new rows came into it.
+# A day is planned again after an attempt that failed, if its rows have changed, and if it got new rows after it was deleted.
 PLAN = """
 INSERT INTO outbox_archived_day (day, state, attempt, rows, digest, manifest, planned_at)
 VALUES (%(day)s, 'planned', %(attempt)s, %(rows)s, %(digest)s, '', clock_timestamp())
@@ -53,10 +55,10 @@ UPDATE outbox_archived_day SET state = 'committed', manifest = %(manifest)s, com
 WHERE day = %(day)s AND state = 'planned' AND attempt = %(attempt)s
 """
 
-# The day's rows in the database differ from the lake: the day is archived again.
+# The day's rows in the database differ from those in the lake, so the day will be archived again.
 CHANGED = "UPDATE outbox_archived_day SET state = 'changed' WHERE day = %(day)s AND attempt = %(attempt)s"
 
-# Part of the transaction that deletes the day.
+# Executed in the transaction that deletes the day.
 DELETED = """
 UPDATE outbox_archived_day SET state = 'deleted', deleted_at = clock_timestamp()
 WHERE day = %(day)s AND state = 'committed' AND attempt = %(attempt)s
@@ -92,24 +94,24 @@ def archive_lock(url: str) -> Iterator[Connection]:
 
 
 def days(connection: Connection, before: date) -> list[date]:
-    """Return the days to archive, oldest first."""
+    """Return the days before a date that are to be archived, oldest first."""
     return [day for (day,) in connection.execute(LIST_DAYS) if day < before]
 
 
 def read(connection: Connection, day: date) -> tuple[str, int]:
-    """Return the state of a day (planned, committed, changed, deleted) and its attempt; "" and 0 if it has no record."""
+    """Return a day's state (planned, committed, changed or deleted) and its last attempt; "" and 0 if it has no record."""
     for state, attempt in connection.execute(READ, [day]):
         return state, attempt
     return "", 0
 
 
 def deleted(connection: Connection) -> dict[str, int]:
-    """Return the days that are only in the lake -> their attempt."""
+    """Return the days that were deleted from the database, and are only in the lake -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_DELETED)}
 
 
 def committed(connection: Connection) -> dict[str, int]:
-    """Return the days that are committed in the lake, whether deleted from the database or not -> their attempt."""
+    """Return the days that are committed to the lake, whether they were deleted from the database or not -> their attempt."""
     return {str(day): attempt for day, attempt in connection.execute(READ_COMMITTED)}
 
 
@@ -126,5 +128,5 @@ def plan(connection: Connection, day: date, attempt: int, rows: int, digest: str
 
 
 def mark(connection: Connection, statement: str, commit: Commit) -> None:
-    """Record a step of a commit: `COMMITTED`, `CHANGED` or `DELETED`. A second call changes nothing."""
+    """Record a step of a commit; `statement` is `COMMITTED`, `CHANGED` or `DELETED`. A second call changes nothing."""
     connection.execute(statement, {"day": commit.day, "attempt": commit.attempt, "manifest": commit.to_json()})

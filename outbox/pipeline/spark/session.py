@@ -1,7 +1,8 @@
 """
-Start Spark for a job: the session of its driver, and the executors of a cluster.
+Start Spark for a job: the session in the driver, and the executors of a cluster.
 
-    settings -> build_session -> driver's JVM -- a zip of this package --> executors -- their faults --> one error"""
+    configuration -> build_session -> the driver's JVM -- a zip of this package --> executors -- what they lack --> one error
+"""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
 class Steps:
     """
-    Measures the steps of a job by the wall clock, one after the other.
+    Measures the seconds that each step of a job takes; steps run one after the other.
 
     Args:
-        log: called with the name of each step, and by the step with lines about its progress.
+        log: called with the name of each step when it begins. Steps also call it with lines about their progress.
     """
 
     def __init__(self, log: Callable[[str], None] = lambda text: None) -> None:
@@ -47,7 +48,7 @@ class Steps:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Measure a step: the block."""
+        """Run the block as a step, and measure it."""
         self.log(name)
         started = time.monotonic()
         yield
@@ -58,7 +59,7 @@ PACKAGE = "django-transactional-outbox"
 
 
 def code_version() -> str:
-    """Return a version such as `1.0+3f2a9c0d1b7e`, or `unknown+…` if the package was copied and not installed."""
+    """Return version and digest of the code, as `1.0+3f2a9c0d1b7e`; `unknown+…` if the package was copied and not installed."""
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -67,11 +68,11 @@ def code_version() -> str:
 
 
 def source_digest() -> str:
-    """Return the digest of the pipeline's source files, in a folder or a zip."""
-    whole = hashlib.sha256()
+    """Return the digest of the source files that this process imports the pipeline from, in a folder or a zip."""
+    total = hashlib.sha256()
     for name, content in sorted(_sources(files("outbox.pipeline.spark"), "")):
-        whole.update(f"{name} {len(content)}\n".encode() + content)
-    return whole.hexdigest()[:12]
+        total.update(f"{name} {len(content)}\n".encode() + content)
+    return total.hexdigest()[:12]
 
 
 def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
@@ -84,19 +85,22 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 ROOT = Path(__file__).resolve().parents[3]
-SHIPPED = ("__init__.py", "database/__init__.py", "database/locks.py", "pipeline/__init__.py", "pipeline/spark/**/*.py")
-MODULES = ("numpy", "pandas", "pyarrow")
+SHIPPED_FILES = ("__init__.py", "database/__init__.py", "database/locks.py", "pipeline/__init__.py", "pipeline/spark/**/*.py")
+NEEDED_MODULES = ("numpy", "pandas", "pyarrow")
 
-NO_PYTHON = (
-    "The executors cannot run Python {version} as {python!r}: {reason}. Set PYSPARK_PYTHON to a Python of this minor version at "
-    "the executors."
+PYTHON_CANNOT_RUN = (
+    "The executors cannot run Python {version} as {python!r}: {reason}. Set PYSPARK_PYTHON to the path of a "
+    "Python of this minor version on the executors."
 )
-UNFIT = "The executors cannot run the job. {faults}. Set PYSPARK_PYTHON to a Python at the executors that has what is missing."
+EXECUTORS_UNFIT = (
+    "The executors cannot run the job. {faults}. Set PYSPARK_PYTHON to the path of a Python on the executors that has the "
+    "driver's packages."
+)
 
 
 def prepare_executors(spark: SparkSession, config: PipelineConfig) -> None:
     """
-    Send this package to the executors, and check their Python by one small job. Executors of a local master need neither.
+    Send this package to the executors, and check their Python with one small job. With a local master, neither is necessary.
 
     Raises:
         PipelineError: an executor has another minor version of Python, lacks a package, or uses another release of this one.
@@ -106,38 +110,40 @@ def prepare_executors(spark: SparkSession, config: PipelineConfig) -> None:
         return
     context.addPyFile(str(_zipped()))
     is_psycopg_needed = any(source.is_postgres and source.reader == "python" for source in (config.outbox, *config.brokers))
-    modules = (*MODULES, "psycopg") if is_psycopg_needed else MODULES
-    many = context.defaultParallelism
+    modules = (*NEEDED_MODULES, "psycopg") if is_psycopg_needed else NEEDED_MODULES
+    slots = context.defaultParallelism
     try:
-        faults = context.parallelize(range(many), many).mapPartitions(partial(find_faults, modules, source_digest())).collect()
-    except Exception as error:  # of py4j: the worker did not start, or could not import this module
-        named = re.search(r"\w*(?:Error|IOException): (.+)", str(error))
-        reason = (named[1] if named else str(error)).rstrip(".")
-        about = {"version": platform.python_version(), "python": context.pythonExec, "reason": reason}
-        raise PipelineError(NO_PYTHON.format(**about)) from error
+        faults = context.parallelize(range(slots), slots).mapPartitions(partial(find_faults, modules, source_digest())).collect()
+    except Exception as error:  # an error of py4j: the worker did not start, or could not import this module
+        match = re.search(r"\w*(?:Error|IOException): (.+)", str(error))
+        reason = (match[1] if match else str(error)).rstrip(".")
+        values = {"version": platform.python_version(), "python": context.pythonExec, "reason": reason}
+        raise PipelineError(PYTHON_CANNOT_RUN.format(**values)) from error
     if faults:
-        raise PipelineError(UNFIT.format(faults="; ".join(sorted(set(faults)))))
+        raise PipelineError(EXECUTORS_UNFIT.format(faults="; ".join(sorted(set(faults)))))
 
 
 def find_faults(modules: Sequence[str], digest: str, _: Iterable[int]) -> Iterator[str]:
-    """Yield what this process lacks to be an executor of a driver whose code has this digest."""
-    here = f"{platform.node()}, {sys.executable}"
+    """Yield the reasons why this process cannot be an executor of a driver whose code has this digest."""
+    process = f"{platform.node()}, {sys.executable}"
     for name in modules:
         try:
             import_module(name)
         except ImportError as error:
-            yield f"{here}: {error}"
+            yield f"{process}: {error}"
     if source_digest() != digest:
-        yield f"{here}: {__file__} is of another release of django-transactional-outbox"
+        yield f"{process}: {__file__} is of another release of django-transactional-outbox"
 
 
 def _zipped() -> Path:
-    """Write the modules that executors import to a zip, which is deleted at exit: executors that start later fetch it, too."""
+    """
+    Write the modules that executors import to a zip. It stays until exit, because executors that start later fetch it, too.
+    """
     folder = tempfile.mkdtemp(prefix="outbox-executors-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder, f"outbox-{source_digest()}.zip")
     with ZipFile(path, "w") as package:
-        for pattern in SHIPPED:
+        for pattern in SHIPPED_FILES:
             for file in sorted((ROOT / "outbox").glob(pattern)):
                 package.write(file, file.relative_to(ROOT))
     return path
@@ -147,7 +153,7 @@ OLDEST_JAVA = 17
 JARS = ("/usr/share/java/postgresql.jar", "/usr/share/java/postgresql-jdbc4.jar")
 INSTALL_JAVA = "On Debian and Ubuntu: apt-get install default-jre-headless"
 ADD_USER = (
-    'Add one when the container starts: echo "outbox:x:$(id -u):$(id -g)::/tmp:/sbin/nologin" >> /etc/passwd. Where that file '
+    'Add one when the container starts: echo "outbox:x:$(id -u):$(id -g)::/tmp:/sbin/nologin" >> /etc/passwd. If that file '
     "cannot be written, install libnss-wrapper, and set LD_PRELOAD=libnss_wrapper.so, NSS_WRAPPER_PASSWD and NSS_WRAPPER_GROUP."
 )
 INSTALL_JAR = 'On Debian and Ubuntu: apt-get install libpostgresql-jdbc-java. Or read with reader="python", which needs none.'
@@ -157,17 +163,17 @@ INSTALL_KAFKA_JARS = (
     "kafka-clients and commons-pool2."
 )
 
-NO_CONNECT = (
-    "The job cannot run over Spark Connect, because it is a driver itself (SparkContext). Name the master of the cluster, such "
-    "as spark://host:7077, instead of {master!r}."
+CONNECT_UNSUPPORTED = (
+    "The job cannot run over Spark Connect, because it needs a driver of its own (SparkContext). Name the master of the cluster, "
+    "such as spark://host:7077, instead of {master!r}."
 )
 
-LOGGING = Path(__file__).with_name("log4j2.properties")
+LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 def find_java() -> Path:
     """
-    Return the path of the Java that Spark will start: from JAVA_HOME, or else on PATH.
+    Return the path of the Java that Spark will start: the one in JAVA_HOME, or, if that is not set, the one on PATH.
 
     Raises:
         JavaMissing: there is no Java, or it is too old for Spark 4.
@@ -186,9 +192,9 @@ def find_java() -> Path:
 
 def require_user() -> None:
     """
-    Raise PipelineError where this process's user has no name, as in a container that runs with any uid.
+    Raise PipelineError if this process's user has no name, as in a container that runs with an arbitrary uid.
 
-    Java looks into passwd alone, so no variable of the environment can name the user.
+    Java looks up the user only in passwd, so no environment variable can name it.
     """
     number = os.getuid()
     try:
@@ -200,7 +206,9 @@ def require_user() -> None:
 
 
 def find_jar() -> str:
-    """Return the path of the PostgreSQL JDBC driver. Raises PipelineError if it is not where Debian installs it."""
+    """
+    Return the path of the PostgreSQL JDBC driver. Raises PipelineError if it is not in the folder in which Debian installs it.
+    """
     for path in JARS:
         if Path(path).is_file():
             return path
@@ -208,7 +216,7 @@ def find_jar() -> str:
 
 
 def find_kafka_jars(folder: str) -> list[str]:
-    """Return the paths of the jars in a folder. Raises PipelineError where Spark's source for Kafka is not among them."""
+    """Return the paths of the jars in a folder. Raises PipelineError if Spark's source for Kafka is not among them."""
     jars = sorted(str(path) for path in Path(folder).glob("*.jar"))
     if not any("spark-sql-kafka" in path for path in jars):
         raise PipelineError(f"There is no spark-sql-kafka-*.jar in {folder}. {INSTALL_KAFKA_JARS}")
@@ -217,12 +225,12 @@ def find_kafka_jars(folder: str) -> list[str]:
 
 def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: bool = False) -> SparkSession:
     """
-    Return the Spark session of this process; start it if necessary.
+    Return the Spark session of this process, and start it if necessary.
 
-    Under spark-submit, its master and memory are used instead of those in the configuration.
+    Under spark-submit, the options of spark-submit are used instead of the configuration's master, memory and jars.
 
     Args:
-        is_light: the JVM has little to do, because workers read the files; so optimize for a fast start.
+        is_light: tune the JVM for a fast start, because it has little to do: Python workers read the files.
 
     Raises:
         JavaMissing: there is no suitable Java.
@@ -230,17 +238,17 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: boo
             cluster cannot run the jobs.
     """
     try:
-        import pyspark.sql  # here, to report what to install
+        import pyspark.sql  # imported only here, so that the error says what to install
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     if config.master.startswith("sc://"):
-        raise PipelineError(NO_CONNECT.format(master=config.master))
+        raise PipelineError(CONNECT_UNSUPPORTED.format(master=config.master))
     find_java()
     require_user()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = pyspark.sql.SparkSession.builder.appName(name)
-    package = ""
+    kafka_package = ""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
         if config.master.startswith("local"):
@@ -252,21 +260,28 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: boo
         if config.kafka and config.kafka_jars:
             jars += find_kafka_jars(config.kafka_jars)
         elif config.kafka:
-            package = KAFKA_PACKAGE.format(version=pyspark.__version__)
-            builder = builder.config("spark.jars.packages", package)
+            kafka_package = KAFKA_PACKAGE.format(version=pyspark.__version__)
+            builder = builder.config("spark.jars.packages", kafka_package)
         if jars:
             builder = builder.config("spark.jars", ",".join(jars))
-        options = ["-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={LOGGING}", METASPACE, *(FAST_START if is_light else ())]
+        options = [
+            "-Duser.timezone=UTC",
+            f"-Dlog4j2.configurationFile={LOG_CONFIG}",
+            METASPACE,
+            *(FAST_START if is_light else ()),
+        ]
         builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     try:
         session = builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
     except pyspark.errors.PySparkRuntimeError as error:
-        if package:
-            raise PipelineError(f"Spark could not start with {package}, which it downloads. {INSTALL_KAFKA_JARS}") from error
+        if kafka_package:
+            raise PipelineError(
+                f"Spark could not start with {kafka_package}, which it downloads. {INSTALL_KAFKA_JARS}"
+            ) from error
         raise PipelineError(
-            f"Spark could not start with the master {config.master!r}. Its own reason is above, in the log."
+            f"Spark could not start with the master {config.master!r}. Spark's error is above, in the log."
         ) from error
     try:
         prepare_executors(session, config)
@@ -284,14 +299,14 @@ def add_package_to_workers() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, path)])
 
 
-METASPACE = "-XX:MetaspaceSize=256m"  # the default of 21 MB causes garbage collections at the start
-FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:InitiatingHeapOccupancyPercent=80")  # few collections in a short life
+METASPACE = "-XX:MetaspaceSize=256m"  # with the default of 21 MB, loading classes causes garbage collections
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:InitiatingHeapOccupancyPercent=80")  # compile faster, collect later
 
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default is INT96, which few other programs read
-    "spark.sql.parquet.compression.codec": "lz4_raw",  # read twice as fast as snappy
+    "spark.sql.parquet.compression.codec": "lz4_raw",  # read twice as fast as with snappy
     "spark.sql.catalogImplementation": "in-memory",
 }

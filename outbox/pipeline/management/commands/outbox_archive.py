@@ -20,8 +20,8 @@ from outbox.relay.hosts import databases
 
 class Command(JobCommand):
     help = (
-        "Move finished days that are due to the lake in OUTBOX['PIPELINE']['ARCHIVE'], with Spark in a child process. It can be "
-        "stopped and started again at any time. Exit code: 0 done, 1 some days that are due were kept, 2 failed."
+        "Move finished days that are due to the lake in OUTBOX['PIPELINE']['ARCHIVE'], with Spark in a child process. The "
+        "command can be stopped and started again at any time. Exit code: 0 done, 1 some days that are due were kept, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

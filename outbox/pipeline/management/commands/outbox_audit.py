@@ -32,24 +32,37 @@ IDS_SHOWN = 3
 class Command(JobCommand):
     help = (
         "Compare business rows, outbox, broker and inbox over the whole history, with Spark in a child process. Findings are "
-        "stored, and shown in the admin. Exit code: 0 no findings, 1 findings, 2 failed."
+        "stored and shown in the admin. Exit code: 0 no findings, 1 findings, 2 failed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--database", default="default", metavar="ALIAS", help="whose outbox (default: default)")
         parser.add_argument(
-            "--settle", type=float, default=300.0, metavar="SECONDS", help="younger messages count as in flight (default: 300)"
+            "--database", default="default", metavar="ALIAS", help="audit the outbox of this database (default: default)"
         )
-        parser.add_argument("--since", type=_time, metavar="TIME", help="audit messages since then (default: all not pruned)")
+        parser.add_argument(
+            "--settle",
+            type=float,
+            default=300.0,
+            metavar="SECONDS",
+            help="messages younger than this count as in flight (default: 300)",
+        )
+        parser.add_argument(
+            "--since",
+            type=_time,
+            metavar="TIME",
+            help="audit messages published since then (default: all that cannot have been pruned)",
+        )
         parser.add_argument("--archived", action="store_true", help="also audit the lake in OUTBOX['PIPELINE']['ARCHIVE']")
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
-        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the job after this time (default: never)")
+        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the audit after this time (default: never)")
         parser.add_argument("--no-store", action="store_true", help="do not store the run in the database")
         parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
-        parser.add_argument("--html", type=Path, metavar="FILE", help="write the run's report as one HTML page, without network")
         parser.add_argument(
-            "--site", default="", metavar="URL", help="the server of the admin, for links in --html (default: none)"
+            "--html", type=Path, metavar="FILE", help="write the run's report as one HTML page, which loads nothing"
+        )
+        parser.add_argument(
+            "--site", default="", metavar="URL", help="the URL of the admin's server, for links in --html (default: no links)"
         )
         parser.add_argument("--verify", type=Path, metavar="FILE", help="verify a verdict's signature, and exit")
 
@@ -71,7 +84,7 @@ class Command(JobCommand):
 
     def _run(self, config: PipelineConfig, options: dict[str, Any]) -> dict[str, Any]:
         if options["html"] and not apps.is_installed("django.contrib.admin"):
-            raise unable("--html needs django.contrib.admin in INSTALLED_APPS, which draws the page.")
+            raise unable("--html needs django.contrib.admin in INSTALLED_APPS, which renders the page.")
         limit = None if options["time_limit"] is None else timedelta(seconds=options["time_limit"])
         if options["no_store"]:
             if options["verdict"] or options["html"]:
@@ -86,7 +99,8 @@ class Command(JobCommand):
         if options["verdict"]:
             options["verdict"].write_text(verdict.as_file(run.verdict, run.signature))
         if options["html"]:
-            from outbox.pipeline.admin.audits import report_html  # a project may have no admin
+            # Imported only here, because a project may have no admin.
+            from outbox.pipeline.admin.audits import report_html
 
             options["html"].write_text(report_html(run, base=options["site"]))
         if not run.signature:
@@ -95,7 +109,7 @@ class Command(JobCommand):
 
     def _verify(self, path: Path) -> None:
         try:
-            verified = verdict.verify(path.read_bytes().decode(errors="surrogateescape"))  # without newline translation
+            verified = verdict.verify(path.read_bytes().decode(errors="surrogateescape"))  # `read_text` would translate newlines
         except InvalidVerdict as error:
             self.stdout.write(f"{path}: {error}")
             raise SystemExit(1) from error
@@ -108,7 +122,7 @@ def _time(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-_time.__name__ = "time"  # for argparse's error: invalid time value
+_time.__name__ = "time"  # argparse shows this name in its error: invalid time value
 
 
 def _config(options: dict[str, Any]) -> PipelineConfig:
@@ -129,8 +143,8 @@ def _as_text(report: dict[str, Any]) -> str:
     rows = [[topic, *(counts.get(head, 0) for head in heads[1:])] for topic, counts in sorted(report["counts"].items())]
     groups = [
         [group, topic, *counts.values()]
-        for topic, found in sorted(report["counts"].items())
-        for group, counts in by_group(found).items()
+        for topic, of_topic in sorted(report["counts"].items())
+        for group, counts in by_group(of_topic).items()
     ]
     scope = f"messages published since {report['since']}" if report["since"] else "all messages ever published"
     steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["steps"].items())
@@ -142,7 +156,7 @@ def _as_text(report: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _finding(one: dict[str, Any]) -> str:
-    names = [*one["ids"], *one["about"]]
-    more = f" and {one['count'] - IDS_SHOWN} more" if one["count"] > IDS_SHOWN and len(names) > IDS_SHOWN else ""
-    return f"! {one['text']}{': ' if names else ''}{', '.join(names[:IDS_SHOWN])}{more}"
+def _finding(finding: dict[str, Any]) -> str:
+    names = [*finding["ids"], *finding["about"]]
+    more = f" and {finding['count'] - IDS_SHOWN} more" if finding["count"] > IDS_SHOWN and len(names) > IDS_SHOWN else ""
+    return f"! {finding['text']}{': ' if names else ''}{', '.join(names[:IDS_SHOWN])}{more}"

@@ -21,23 +21,36 @@ from outbox.pipeline.recorder import STAND_BY_SECONDS, Recorder, recorder_group
 from outbox.relay import hosts
 from outbox.relay.loops import RepeatingThread
 
-SIGNAL_CHECK_SECONDS = 0.2  # a signal is noticed within this time
+SIGNAL_CHECK_SECONDS = 0.2  # the interval in which the main thread can notice a signal
 
 
 class Command(BaseCommand):
     help = (
-        "Record the messages of brokers for the audit, as a separate consumer group. Not needed for Kafka, nor for a "
-        "broker that keeps its messages in PostgreSQL: the audit reads those itself. A second recorder of a broker stands by. "
-        "Ends cleanly on SIGTERM and SIGINT. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or "
-        "database or broker cannot be reached with --until-read."
+        "Record the messages of brokers for the audit, as a separate consumer group. Kafka, and brokers that keep their messages "
+        "in PostgreSQL, need no recorder, because the audit reads them itself. A second recorder of a broker stands by. Ends "
+        "cleanly on SIGTERM and SIGINT. Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or, with "
+        "--until-read, database or broker cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that need it)")
-        parser.add_argument("--topic", action="append", metavar="NAME", help="may be repeated (default: all of the broker)")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="whose outbox (default: default)")
-        parser.add_argument("--group", metavar="NAME", help="consumer group, of one database only (default: outbox-recorder)")
-        parser.add_argument("--until-read", action="store_true", help="stop when everything at the start has been recorded")
+        parser.add_argument(
+            "--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that need a recorder)"
+        )
+        parser.add_argument(
+            "--topic", action="append", metavar="NAME", help="may be repeated (default: all topics of the broker)"
+        )
+        parser.add_argument(
+            "--database",
+            default=DEFAULT_DB_ALIAS,
+            metavar="ALIAS",
+            help="record the messages of this database's outbox (default: default)",
+        )
+        parser.add_argument(
+            "--group", metavar="NAME", help="consumer group; other databases must not use it (default: outbox-recorder)"
+        )
+        parser.add_argument(
+            "--until-read", action="store_true", help="stop when all messages that are there at the start have been recorded"
+        )
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -80,7 +93,9 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     recorders = []
     for alias in aliases:
         if not Receives.has(conf.broker_class(alias)):
-            raise ConfigurationError(f"Broker {alias!r} only sends: nothing can be read there, and the audit ends with the send.")
+            raise ConfigurationError(
+                f"Broker {alias!r} only sends, so nothing can be read there. The audit does not look for messages at this broker."
+            )
         if alias in readable:
             raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")
         topics = {topic.name for topic in conf.topics_of(alias)}
@@ -93,12 +108,14 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     return recorders
 
 
-def _describe(one: Recorder) -> str:
-    return f"broker {one.alias!r} as group {one.group!r}, topics {', '.join(one.topics)}"
+def _describe(recorder: Recorder) -> str:
+    return f"broker {recorder.alias!r} as group {recorder.group!r}, topics {', '.join(recorder.topics)}"
 
 
 def _catch_signals() -> list[int]:
-    """Return a list to which signal handlers add SIGTERM and SIGINT. They do no more, since they may interrupt anything."""
+    """
+    Return a list to which signal handlers add SIGTERM and SIGINT. They do nothing else, since they may interrupt any statement.
+    """
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: caught.append(number))
@@ -106,7 +123,7 @@ def _catch_signals() -> list[int]:
 
 
 def _run_until_signal(recorders: list[Recorder], caught: list[int]) -> None:
-    """Record until a signal comes, also through outages of brokers and database."""
+    """Record until a signal comes. After an outage of a broker or the database, recording continues."""
     threads = [
         RepeatingThread(f"Recorder of {recorder.alias!r}", recorder.run_once, pause=STAND_BY_SECONDS) for recorder in recorders
     ]

@@ -116,7 +116,7 @@ def judge(spark, url, lake, tmp_path, jar):
                 config = replace(config, archived=Archived(str(lake.root), born, 7 * 86400.0, live_since))
             copy_history(spark, config, folder)
         history = open_history(spark, folder)
-        report = audit(spark, replace(config, since=history.judged_since), history)
+        report = audit(spark, replace(config, since=history.audited_since), history)
         return [one.as_dict() for one in report.findings], report.counts
 
     return judge

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from outbox.pipeline.spark import cells as numbers
 from outbox.pipeline.spark.audit import observed
-from outbox.pipeline.spark.cells import BUCKET, HIGHEST, NONE, Cells, InGroup, Reach, Roles, Seen, lanes_of, micros, of_group
+from outbox.pipeline.spark.cells import (
+    BUCKET,
+    HIGHEST,
+    NO_ROLE,
+    Cells,
+    GroupRole,
+    RecordedSpan,
+    Role,
+    RoleRules,
+    group_role,
+    lanes_of,
+    micros,
+)
 from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.lanes import roles_in
 
@@ -95,7 +107,7 @@ KINDS = pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.int16()
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 GROUPS = [AuditedGroup("cart", ["orders"])]
-WAITING = of_group(0, InGroup.WAITING)
+WAITING = group_role(0, GroupRole.WAITING)
 
 
 def failed_deliveries(*rows):
@@ -116,13 +128,13 @@ class TestAMessageThatAGroupHasNotHandled:
     ROWS = tuple((outcome, NOW) for outcome in ("waiting", "deferred", "dead", "discarded", "retry", "dead letter", "duplicate"))
 
     def test_waits_is_dead_or_was_discarded_whatever_the_log_says(self):
-        (found,) = Roles(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
+        (found,) = RoleRules(GROUPS, micros(NOW)).of("failed_deliveries", failed_deliveries(*self.ROWS))
 
-        dead, discarded = of_group(0, InGroup.DEAD_LETTER), of_group(0, InGroup.DISCARDED)
-        assert found.tolist() == [WAITING, WAITING, dead, discarded, NONE, NONE, NONE]
+        dead, discarded = group_role(0, GroupRole.DEAD_LETTER), group_role(0, GroupRole.DISCARDED)
+        assert found.tolist() == [WAITING, WAITING, dead, discarded, NO_ROLE, NO_ROLE, NO_ROLE]
 
     def test_without_a_number_too(self):
-        roles = Roles(GROUPS, micros(NOW))
+        roles = RoleRules(GROUPS, micros(NOW))
 
         (found,) = observed(roles, micros(NOW), "failed_deliveries", failed_deliveries(*self.ROWS))
 
@@ -133,18 +145,18 @@ class TestAMessageOfATopicOfTypeDelay:
     @pytest.mark.parametrize(
         ("sent_at", "role"),
         [
-            (NOW - 9 * HOUR, Seen.UNSEEN),  # shown before the recorder began
-            (NOW - 5 * HOUR, Seen.SENT_YOUNG),  # sent before it began, and hidden still, perhaps
-            (NOW - 3 * HOUR, Seen.SENT_YOUNG),
-            (NOW - HOUR / 2, Seen.UNREAD),
+            (NOW - 9 * HOUR, Role.UNSEEN),  # shown before the recorder began
+            (NOW - 5 * HOUR, Role.SENT_YOUNG),  # sent before it began, and hidden still, perhaps
+            (NOW - 3 * HOUR, Role.SENT_YOUNG),
+            (NOW - HOUR / 2, Role.UNREAD),
         ],
     )
     def test_may_be_hidden_when_the_recorder_begins(self, sent_at, role):
-        reach = Reach(micros(NOW - 4 * HOUR), micros(NOW - HOUR), hidden=6 * 3600 * 10**6)
+        reach = RecordedSpan(micros(NOW - 4 * HOUR), micros(NOW - HOUR), hidden=6 * 3600 * 10**6)
 
-        assert Roles([], micros(NOW), {"bills": reach}).of_sent(sent(sent_at)).tolist() == [role]
+        assert RoleRules([], micros(NOW), {"bills": reach}).of_sent(sent(sent_at)).tolist() == [role]
 
     def test_is_not_hidden_in_a_topic_of_another_type(self):
-        reach = Reach(micros(NOW - 4 * HOUR), micros(NOW - 6 * HOUR), hidden=0)
+        reach = RecordedSpan(micros(NOW - 4 * HOUR), micros(NOW - 6 * HOUR), hidden=0)
 
-        assert Roles([], micros(NOW), {"bills": reach}).of_sent(sent(NOW - 5 * HOUR)).tolist() == [Seen.UNSEEN]
+        assert RoleRules([], micros(NOW), {"bills": reach}).of_sent(sent(NOW - 5 * HOUR)).tolist() == [Role.UNSEEN]

@@ -15,7 +15,7 @@ from outbox.pipeline.spark.history import FRAMES
 from outbox.pipeline.spark.keys import (
     ABOUT,
     BUCKETS,
-    DIGESTED,
+    DIGEST_COLUMNS,
     LAST_BIT,
     PLACE,
     Candidates,
@@ -23,10 +23,10 @@ from outbox.pipeline.spark.keys import (
     Keys,
     bucket_of,
     candidates,
-    different,
     hashed,
     row_hashes,
     sliced,
+    unequal_hashes,
 )
 from outbox.pipeline.spark.keys import TEXTS as TEXT_COLUMNS
 
@@ -137,7 +137,7 @@ def differing(left, right):
         old, new = (side[dirty[0][bucket_of(side)]] for side in (hashes_of(left), hashes_of(right)))
         table = pa.Table.from_batches([sliced(0, old & ~LAST_BIT), sliced(0, new | LAST_BIT)])
         for part in set(table["slice"].to_pylist()):
-            hashes[0] += different(table.filter(pc.equal(table["slice"], part)))["hash"].to_numpy().view(np.uint64).tolist()
+            hashes[0] += unequal_hashes(table.filter(pc.equal(table["slice"], part)))["hash"].to_numpy().view(np.uint64).tolist()
     found = Candidates(np.unique(np.array(hashes[0], np.uint64) | LAST_BIT))
     both = sorted({*left, *right})
     return {key for key, differs in zip(both, found.has(hashes_of(both)), strict=True) if differs}
@@ -188,7 +188,7 @@ class TestCandidates:
 
 def rows_of(frame, *rows):
     """Make rows in which a text is its column's name and a number its place, but for what is given."""
-    names = DIGESTED[frame]
+    names = DIGEST_COLUMNS[frame]
     usual = {name: name if name in TEXT_COLUMNS else place for place, name in enumerate(names)}
     schema = pa.schema({name: pa.string() if name in TEXT_COLUMNS else pa.int64() for name in names})
     return pa.RecordBatch.from_pylist([{**usual, **row} for row in rows], schema)
@@ -199,7 +199,7 @@ class TestTheHashOfARow:
     def test_is_another_where_any_column_is(self, frame):
         others = [
             {name: other}
-            for name in DIGESTED[frame]
+            for name in DIGEST_COLUMNS[frame]
             for other in ((None, "", "another") if name in TEXT_COLUMNS else (None, 0, 1 << 40, -1))
             if other != rows_of(frame, {}).to_pylist()[0][name]
         ]

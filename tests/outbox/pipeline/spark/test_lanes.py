@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox.pipeline.spark.cells import BUCKET, HIGHEST, MAX_RUNS, Cell, InGroup, Seen, of_group
-from outbox.pipeline.spark.lanes import ExpectedLane, index_of, judge, repeats
+from outbox.pipeline.spark.cells import BUCKET, HIGHEST, MAX_RUNS, Cell, GroupRole, Role, group_role
+from outbox.pipeline.spark.lanes import ExpectedLane, compare_stages, index_of, repeats
 
 FIRST, LAST = 3, 60
 NUMBERS = st.lists(st.integers(1, 70), max_size=40)
 STAGES = {
-    "sent": Seen.SENT,
-    "unseen": Seen.UNSEEN,
-    "open": Seen.OPEN_LATE,
-    "gone": Seen.GONE,
-    "stored": Seen.STORED,
-    "young": Seen.STORED_YOUNG,
-    "handled": of_group(0, InGroup.HANDLED),
-    "dead": of_group(0, InGroup.DEAD_LETTER),
-    "discarded": of_group(0, InGroup.DISCARDED),
-    "waiting": of_group(0, InGroup.WAITING),
+    "sent": Role.SENT,
+    "unseen": Role.UNSEEN,
+    "open": Role.OPEN_LATE,
+    "gone": Role.GONE,
+    "stored": Role.STORED,
+    "young": Role.STORED_YOUNG,
+    "handled": group_role(0, GroupRole.HANDLED),
+    "dead": group_role(0, GroupRole.DEAD_LETTER),
+    "discarded": group_role(0, GroupRole.DISCARDED),
+    "waiting": group_role(0, GroupRole.WAITING),
 }
-LANE = ExpectedLane(FIRST, LAST, is_seen=True, groups={0: "cart"})
+LANE = ExpectedLane(FIRST, LAST, is_broker_known=True, groups={0: "cart"})
 
 
 def role(rows, bucket=0):
@@ -36,7 +36,7 @@ def role(rows, bucket=0):
 def judged(seen, lane=LANE, bucket=0):
     """Return the numbers of each finding: (kind, stage) -> set."""
     found = {}
-    for one in judge(lane, bucket, {STAGES[name]: role(rows, bucket) for name, rows in seen.items() if rows}):
+    for one in compare_stages(lane, bucket, {STAGES[name]: role(rows, bucket) for name, rows in seen.items() if rows}):
         if one.kind not in (None, "duplicated"):
             found.setdefault((str(one.kind), str(one.stage)), set()).update(range(one.first, one.last + 1))
     return found
@@ -75,7 +75,7 @@ class TestTheCounts:
         }
         roles = {STAGES[name]: role(rows) for name, rows in seen.items()}
 
-        counts = {one.what: one.n for one in judge(LANE, 0, roles) if one.kind is None}
+        counts = {one.label: one.n for one in compare_stages(LANE, 0, roles) if one.kind is None}
 
         assert {what: count for what, count in counts.items() if what.endswith(" cart")} == {
             "handled by cart": 2,
@@ -95,8 +95,8 @@ class TestTheVerdict:
     @given(NUMBERS.filter(bool))
     def test_names_each_number_that_repeats_in_a_role_or_in_several(self, rows):
         half = len(rows) // 2
-        roles = {Seen.STORED: rows[:half], Seen.STORED_YOUNG: rows[half:]}
-        found = judge(LANE, 0, {which: role(some) for which, some in roles.items() if some})
+        roles = {Role.STORED: rows[:half], Role.STORED_YOUNG: rows[half:]}
+        found = compare_stages(LANE, 0, {which: role(some) for which, some in roles.items() if some})
 
         repeats = {number for one in found if one.kind == "duplicated" for number in range(one.first, one.last + 1)}
 
@@ -104,7 +104,7 @@ class TestTheVerdict:
 
     def test_holds_at_the_edges_of_a_bucket(self):
         edge = 3 * BUCKET
-        lane = ExpectedLane(1, edge, is_seen=True)
+        lane = ExpectedLane(1, edge, is_broker_known=True)
         whole = list(range(2 * BUCKET + 1, edge + 1))
 
         assert judged({"sent": whole, "stored": whole}, lane, bucket=2) == {}
@@ -114,7 +114,7 @@ class TestTheVerdict:
 
     @pytest.mark.parametrize("number", [BUCKET, BUCKET + 1])
     def test_knows_the_last_number_a_lane_gave_out(self, number):
-        found = judged({}, ExpectedLane(1, number, is_seen=True), bucket=1)
+        found = judged({}, ExpectedLane(1, number, is_broker_known=True), bucket=1)
 
         assert found == ({("lost", "outbox"): {BUCKET + 1}} if number > BUCKET else {})
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outbox.pipeline.spark import latency
 from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.measures import BACKWARDS, COUNTED, INSTANT
+from outbox.pipeline.spark.measures import ARRIVED, BACKWARDS, INSTANT
 from tests.outbox.pipeline.spark import worlds
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
 
@@ -29,10 +29,10 @@ PLACES = st.tuples(st.sampled_from(["orders", "shipments"]), st.sampled_from(["s
 
 
 def histograms(frame, names, *batches, recent=0, counted=False):
-    """Return topic, hop, group, minute, bin -> count; of `COUNTED` rows, or of others."""
+    """Return topic, hop, group, minute, bin -> count; of `ARRIVED` rows, or of others."""
     made = [pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema(names)) for rows in batches]
     found = [row for batch in latency.histograms(TOLERANCE, recent, frame, iter(made)) for row in batch.to_pylist()]
-    return {tuple(row.values())[:-1]: row["n"] for row in found if (row["bin"] == COUNTED) == counted}
+    return {tuple(row.values())[:-1]: row["n"] for row in found if (row["bin"] == ARRIVED) == counted}
 
 
 def schema(names):
@@ -107,8 +107,8 @@ class TestArrivals:
 
         minute = int(START.timestamp()) // 60
         assert found == {
-            ("orders", "handle", "cart", minute, COUNTED): 2 * len(IDS_OF_ALL_KINDS),
-            ("orders", "handle", "cart", minute + 30 * 60, COUNTED): len(IDS_OF_ALL_KINDS),
+            ("orders", "handle", "cart", minute, ARRIVED): 2 * len(IDS_OF_ALL_KINDS),
+            ("orders", "handle", "cart", minute + 30 * 60, ARRIVED): len(IDS_OF_ALL_KINDS),
         }
 
 

@@ -15,7 +15,7 @@ from outbox.pipeline.conf import AuditSettings
 from outbox.pipeline.job_config import business_of, pipeline_config
 from outbox.pipeline.models import RecordedMessage, RecordedTopic
 from outbox.pipeline.spark import HistoryError
-from outbox.pipeline.spark.archived import copies, once
+from outbox.pipeline.spark.archived import copies, drop_repeated_rows
 from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.history import FRAMES, open_history
 from outbox.pipeline.spark.lake import RECORDED
@@ -105,7 +105,7 @@ class TestAHistoryFromPostgreSQL:
             (str(outbox[10]), None, "waiting"),
             (str(outbox[11]), None, "delayed"),
         }
-        assert {(mark.topic, mark.lane, mark.first, mark.last) for mark in history.marks_list()} == {("orders", 1, 1, 10)}
+        assert {(mark.topic, mark.lane, mark.first, mark.last) for mark in history.read_marks()} == {("orders", 1, 1, 10)}
         assert [history.frames[name].count() for name in ("messages", "broker", "inbox")] == [12, 10, 9]
         assert {row.type for row in history.messages.collect()} == {"OrderPlaced"}
         report = audit(spark, config, history)
@@ -238,7 +238,7 @@ class TestCopies:
         schema = spark_schema(RECORDED)
         frame = spark.createDataFrame([tuple(row.get(name) for name in schema.names) for row in rows], schema).coalesce(1)
 
-        found = Counter(row.number for row in copies(once(frame)).collect())
+        found = Counter(row.number for row in copies(drop_repeated_rows(frame)).collect())
 
         expected = {number: many for number, (_, _, many) in enumerate(TestWhatTheRecorderWroteDown.COPIES, start=1)}
         assert found == {**expected, 7: 1, 8: 2, 9: 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from outbox.pipeline.spark.history import Recorded
+from outbox.pipeline.spark.history import RecordedTimes
 from tests.outbox.pipeline.spark.together import together
 from tests.outbox.pipeline.spark.worlds import START, World, message_id
 
@@ -25,9 +25,9 @@ def world(*topics: str) -> World:
     for topic in topics:
         made.add(9, topic=topic)
     made.recorded = {
-        "orders": Recorded(began=time_of(2), until=time_of(8)),  # with the clocks' tolerance: 3 to 7
-        "delayed": Recorded(LONG_BEFORE, until=time_of(8)),
-        "unread": Recorded(LONG_BEFORE, until=None),
+        "orders": RecordedTimes(began=time_of(2), until=time_of(8)),  # with the clocks' tolerance: 3 to 7
+        "delayed": RecordedTimes(LONG_BEFORE, until=time_of(8)),
+        "unread": RecordedTimes(LONG_BEFORE, until=None),
     }
     return made
 

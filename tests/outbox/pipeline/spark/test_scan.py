@@ -18,10 +18,10 @@ from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.keys import digest
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.scan import FEW_CODES, RowCounter, coded, distinct, read_part
+from outbox.pipeline.spark.scan import MAX_LOOKUP_TABLE, RowCounter, coded, distinct, read_part
 from tests.outbox.pipeline.spark.worlds import World, message_id
 
-CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
+CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, MAX_LOOKUP_TABLE, 1 << 60]), max_size=20)
 NEAR_CODES = st.lists(st.integers(-9, 9), max_size=20)
 
 
@@ -34,7 +34,7 @@ class TestDistinct:
         assert sorted(keys.tolist()) == sorted(set(codes))
         assert keys[rows].tolist() == codes
 
-    @pytest.mark.parametrize("last", [FEW_CODES - 1, FEW_CODES, FEW_CODES + 1])
+    @pytest.mark.parametrize("last", [MAX_LOOKUP_TABLE - 1, MAX_LOOKUP_TABLE, MAX_LOOKUP_TABLE + 1])
     def test_knows_those_at_the_end_of_its_table(self, last):
         keys, rows = distinct(np.array([last, 0, last], np.int64))
 
@@ -140,7 +140,10 @@ class TestReading:
         return (tmp_path / "file.parquet").as_uri()
 
     def test_gives_each_row_in_one_part(self, file):
-        parts = [read_part({"places": ("number",)}, "", "", frame="places", file=file, part=part) for part in range(scan.PARTS)]
+        parts = [
+            read_part({"places": ("number",)}, "", "", frame="places", file=file, part=part)
+            for part in range(scan.PARTS_PER_FILE)
+        ]
 
         numbers = [number for part in parts for batch in part for number in batch.column("number").to_pylist()]
 
@@ -149,7 +152,7 @@ class TestReading:
     def test_leaves_out_what_has_no_null_where_it_is_about_those(self, file):
         reading = partial(read_part, {"places": ("source", "number")}, "", "number", frame="places", file=file)
 
-        rows = [len(batch) for part in range(scan.PARTS) for batch in reading(part=part)]
+        rows = [len(batch) for part in range(scan.PARTS_PER_FILE) for batch in reading(part=part)]
 
         assert rows == [100]
 

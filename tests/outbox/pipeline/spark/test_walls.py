@@ -28,8 +28,8 @@ from pathlib import Path
 if {without}:
     sys.modules[{without}] = None
 import outbox.pipeline.spark.{module}
-from outbox.pipeline.spark.session import ROOT, SHIPPED
-shipped = {{path for pattern in SHIPPED for path in (ROOT / "outbox").glob(pattern)}}
+from outbox.pipeline.spark.session import ROOT, SHIPPED_FILES
+shipped = {{path for pattern in SHIPPED_FILES for path in (ROOT / "outbox").glob(pattern)}}
 loaded = {{name: Path(module.__file__) for name, module in sys.modules.items() if name.split(".")[0] == "outbox"}}
 assert not set(loaded.values()) - shipped, loaded
 """

@@ -12,7 +12,7 @@ from tests.outbox.pipeline.spark.twins import OURS, alike, judged_by_sql
 
 if TYPE_CHECKING:  # a world is made, and judged by SQL, where no Spark is
     from outbox.pipeline.spark.findings import Report
-    from outbox.pipeline.spark.history import History, Recorded
+    from outbox.pipeline.spark.history import History, RecordedTimes
 
 FRAMES = ("business", "messages", "places", "broker", "inbox", "failed_deliveries", "marks")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -42,7 +42,7 @@ class World:
     frames: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {name: [] for name in FRAMES})
     config: PipelineConfig = CONFIG
     as_of: datetime = NOW
-    recorded: dict[str, Recorded] = field(default_factory=dict)
+    recorded: dict[str, RecordedTimes] = field(default_factory=dict)
 
     def add(self, count: int, *, topic: str = "orders", lane: int = 0, first: int = 1, key: str = "k") -> World:
         """Add messages that went all the way, numbered from `first`."""

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.findings import STAGE_OF, Breach, FindingKind, clock_has_jumped
-from outbox.pipeline.spark.measures import BACKWARDS, BacklogMinute, BacklogState, backlog_states, up_to
+from outbox.pipeline.spark.measures import BACKWARDS, BacklogMinute, BacklogState, backlog_states, minutes_up_to
 from tests.outbox.pipeline.sql import standing
 from tests.outbox.pipeline.sql.frames import Check
 from tests.outbox.pipeline.sql.ids import judge_ids
@@ -52,7 +52,7 @@ def judge(check: Check, config: PipelineConfig, *, as_of: datetime, since: datet
     backlogs = [
         Backlog(group, topic, backlog_states(_to_the_end(minutes, as_of)), again.get((group, topic), []))
         for (group, topic), found in sorted(standing.read_minutes(check).items())
-        if (minutes := up_to(found, int(as_of.timestamp()) // 60))
+        if (minutes := minutes_up_to(found, int(as_of.timestamp()) // 60))
     ]
     return Answer(sorted(findings), histograms, backlogs)
 

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from outbox.pipeline.spark import LakeError
-from outbox.pipeline.spark.lake import Commit, Written, complete_since
+from outbox.pipeline.spark.lake import Commit, WrittenFrame, complete_since
 
 DAY = timedelta(days=1)
 KEPT = 7 * DAY
@@ -27,14 +27,14 @@ def archived(first, last, **rows):
 
 def commit(n, written_at, *, messages=5, inbox=5, **more):
     rows = {"messages": messages, "inbox": inbox, **more}
-    frames = {name: Written(many, "0") for name, many in rows.items()}
+    frames = {name: WrittenFrame(many, "0") for name, many in rows.items()}
     return Commit(str(day(n)), 1, "us", frames, written_at.isoformat() if written_at else "")
 
 
 def since(commits, *, born=365, there=8, also=(), **frames):
     """Ask it of a database that has the last days, and was made so many days ago."""
     days = [*(day(n) for n in range(there, -1, -1)), *(date.fromisoformat(one.day) for one in commits), *also]
-    return complete_since(commits, days, born=NOW - born * DAY, kept=KEPT, without=LIVE, **frames)
+    return complete_since(commits, days, installed_at=NOW - born * DAY, retention=KEPT, database_since=LIVE, **frames)
 
 
 class TestADatabaseAndItsLake:

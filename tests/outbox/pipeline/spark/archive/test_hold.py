@@ -8,9 +8,9 @@ import pytest
 
 from outbox import database
 from outbox.pipeline.spark import LakeError
-from outbox.pipeline.spark.archived import ALWAYS, LakeSnapshot, known_at_the_broker, snapshot_lake
+from outbox.pipeline.spark.archived import LATEST_TIME, LakeSnapshot, broker_spans, snapshot_lake
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
-from outbox.pipeline.spark.history import Recorded
+from outbox.pipeline.spark.history import RecordedTimes
 from outbox.pipeline.spark.statements import exported_snapshot
 from tests.outbox.pipeline.spark.archive.conftest import FIRST, PER_DAY, SECOND
 from tests.outbox.pipeline.spark.archive.looks import in_database, in_lake
@@ -33,29 +33,37 @@ class TestWhatIsKnownOfBrokers:
         began, _, late, until, _ = self.MOMENTS
         archived = Archived(str(lake.root), began, 7 * 86400.0, live_since)
         config = PipelineConfig(Source("x"), seen_topics=["orders", "bills", "notes"], recorded={"bills": 0.0, "notes": 0.0})
-        recorded = {"bills": Recorded(began, until), "notes": Recorded(late, None)}
-        return known_at_the_broker(config, LakeSnapshot(archived, lake, [], set(), True, None, recorded_since), recorded)
+        recorded = {"bills": RecordedTimes(began, until), "notes": RecordedTimes(late, None)}
+        return broker_spans(config, LakeSnapshot(archived, lake, [], set(), True, None, recorded_since), recorded)
 
     def test_is_all_that_was_recorded_and_in_their_own_tables_what_is_not_pruned(self, lake):
         began, _, late, until, live = self.MOMENTS
 
         known = self.known(lake, live_since=live, recorded_since=None)
 
-        assert known == {"orders": Recorded(live, ALWAYS), "bills": Recorded(began, until), "notes": Recorded(late, None)}
+        assert known == {
+            "orders": RecordedTimes(live, LATEST_TIME),
+            "bills": RecordedTimes(began, until),
+            "notes": RecordedTimes(late, None),
+        }
 
     def test_begins_where_recorded_rows_are_archived(self, lake):
         _, later, late, until, live = self.MOMENTS
 
         known = self.known(lake, live_since=live, recorded_since=later)
 
-        assert known == {"orders": Recorded(live, ALWAYS), "bills": Recorded(later, until), "notes": Recorded(late, None)}
+        assert known == {
+            "orders": RecordedTimes(live, LATEST_TIME),
+            "bills": RecordedTimes(later, until),
+            "notes": RecordedTimes(late, None),
+        }
 
     def test_is_everything_where_nothing_was_ever_pruned(self, lake):
         began, _, late, until, _ = self.MOMENTS
 
         known = self.known(lake, live_since=None, recorded_since=None)
 
-        assert known == {"bills": Recorded(began, until), "notes": Recorded(late, None)}
+        assert known == {"bills": RecordedTimes(began, until), "notes": RecordedTimes(late, None)}
 
 
 def manifest(lake):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outbox.pipeline.spark import AlreadyCommitted, LakeError
-from outbox.pipeline.spark.lake import Commit, Lake, Written
+from outbox.pipeline.spark.lake import Commit, Lake, WrittenFrame
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def commit_of(lake, attempt=1, day="2001-02-03", content=b"rows"):
     file = f"messages/{day}/a{attempt}/part-0.parquet"
     (lake.root / file).parent.mkdir(parents=True, exist_ok=True)
     (lake.root / file).write_bytes(content)
-    return Commit(day, attempt, "urn:uuid:ours", {"messages": Written(1, "7", {file: len(content)})})
+    return Commit(day, attempt, "urn:uuid:ours", {"messages": WrittenFrame(1, "7", {file: len(content)})})
 
 
 class TestACommit:
@@ -61,7 +61,7 @@ class TestACommit:
         assert [path.name for path in (lake.root / "_manifests").iterdir()] == ["2001-02-03.a1.json"]
 
     def test_of_files_that_are_not_there_is_none(self, lake):
-        commit = Commit("2001-02-03", 1, "ours", {"messages": Written(1, "7", {"messages/nothing.parquet": 4})})
+        commit = Commit("2001-02-03", 1, "ours", {"messages": WrittenFrame(1, "7", {"messages/nothing.parquet": 4})})
 
         with pytest.raises(LakeError, match=r"cannot be committed .*messages/nothing\.parquet"):
             lake.commit(commit)

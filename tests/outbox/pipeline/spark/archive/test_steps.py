@@ -227,7 +227,9 @@ class TestWhatWasWritten:
             def write(self, frame, queries, snapshot, folder, row_bytes):
                 super().write(frame, queries[:1], snapshot, folder, row_bytes)
 
-        with pytest.raises(LakeError, match=r"The files of messages in .* differ from what was read: 3 rows instead of 8"):
+        with pytest.raises(
+            LakeError, match=r"The files of messages in .* differ from the rows that were read: 3 rows instead of 8"
+        ):
             archive(writer=Losing(database_url()))
 
         assert lake.committed() == []

@@ -233,7 +233,7 @@ class TestTheAudit:
         assert [one[:4] for one in found[deleted.topic]] == [("lost", "broker", 1, 3)]
         assert found.keys() == {wrong.topic, waiting.topic, deleted.topic}
         [late] = [one for one in report.findings if one.topic == waiting.topic]
-        assert late.detail.startswith("behind a transaction in partition 0 that was begun at ")
+        assert late.detail.startswith("after an unfinished transaction in partition 0, which began at ")
         assert (report.counts[aborted.topic]["broker"], report.counts[shared.topic]["broker"]) == (3, 1)
 
 
