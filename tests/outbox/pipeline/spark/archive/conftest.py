@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import UTC, date, datetime, time, timedelta
 
 import pytest
@@ -17,8 +16,6 @@ from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.lake import Lake
 from outbox.pipeline.spark.records import archive_lock
-
-collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 
 FIRST, SECOND = date(2001, 2, 3), date(2001, 2, 4)
 BEFORE = date(2001, 2, 5)
