@@ -46,7 +46,7 @@ def at_work(watcher):
 
 class TestAKilledProcess:
     def test_takes_its_job_along(self, tmp_path):
-        told = {"DATABASE_URL": url_of(connection.settings_dict), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        told = {"DATABASE_URL": url_of(connection.settings_dict), "DJANGO_SETTINGS_MODULE": "tests.process_settings"}
         with database.connect("default") as holder, database.connect("default") as watcher, holder.transaction():
             holder.execute("LOCK TABLE outbox_archived_day")  # where the job looks for days: it can go no further
             command = [sys.executable, "-c", ARCHIVE, str(tmp_path)]
