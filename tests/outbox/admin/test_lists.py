@@ -50,10 +50,12 @@ class TestEachList:
                 assert list(page.context["cl"].result_list) == []
 
     def test_survives_wild_parameters(self, view, admin_client):
+        url = reverse(f"admin:{view}")
         for name, text in itertools.product(PARAMETERS, ["\x00", "abc", "-1", "9" * 40, "%", ""]):
-            page = admin_client.get(reverse(f"admin:{view}"), {name: text}, follow=True)
+            page = admin_client.get(url, {name: text})
 
-            assert page.status_code == 200, (name, text)
+            assert page.status_code == 200 or (page.status_code, page.url) == (302, f"{url}?e=1"), (name, text)
+        assert admin_client.get(f"{url}?e=1").status_code == 200
 
     def test_takes_no_look_up_but_its_filters(self, view, admin_client):
         answer = admin_client.get(reverse(f"admin:{view}"), {"headers__contains": "x"})
