@@ -14,9 +14,9 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.findings import risky_option
 from outbox.management import found
-from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
+from outbox.models import FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
-from outbox.testing.factories import DeferredFactory
+from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
@@ -88,14 +88,7 @@ class TestOutboxStatus:
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
-        FailedDelivery.objects.create(
-            consumer_group="cart",
-            topic="orders",
-            delivery_count=1,
-            message_id=uuid4(),
-            outcome="retry",
-            fingerprint="ValueError: boom",
-        )
+        FailedDeliveryFactory(consumer_group="cart", fingerprint="ValueError: boom")
 
         status()
 

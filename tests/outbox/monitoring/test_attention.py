@@ -14,11 +14,11 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.ids import topic_number
 from outbox.message import Message
-from outbox.models import Deferred, FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
+from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
-from outbox.testing.factories import DeferredFactory
+from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -359,9 +359,7 @@ WELL = {
     "a handler wants its message later": lambda: (a_consumer(), handled(seconds=1), deferred(seconds=4000, waiting=True)),
     "a failed message whose inbox was emptied": lambda: (
         a_consumer(),
-        FailedDelivery.objects.create(
-            consumer_group="cart", topic="parcels", message_id=uuid4(), delivery_count=1, outcome="retry"
-        ),
+        FailedDeliveryFactory(consumer_group="cart", topic="parcels"),
     ),
     "a handler is at work": lambda: at_work(59.0),
     "a handler is within its time limit": lambda: at_work(299.0, limit=300.0),

@@ -9,7 +9,7 @@ from django.db import connection as django_connection
 
 from outbox import database
 from outbox.database import partitions
-from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
+from outbox.models import Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
 from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
@@ -36,6 +36,7 @@ def ids(transactional_db):
 
 
 def fill(day):
+    from outbox.testing.factories import CheckBackFactory
     from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
 
     topic = TopicFactory(name="orders")
@@ -57,17 +58,7 @@ def fill(day):
     RecordedMessage.objects.create(message_id=ids[0], topic="orders", queue="q", pos=day.day, lane=1, number=1, recorded_at=at[0])
     FailedSend.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
     OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=at[0])
-    CheckBack.objects.create(
-        request_id=str(day),
-        asked_by="endpoint",
-        topic="orders",
-        message_id=ids[0],
-        half_id="h",
-        answer="COMMIT",
-        reason="r",
-        milliseconds=0.25,
-        answered_at=at[0],
-    )
+    CheckBackFactory(request_id=str(day), message_id=ids[0], milliseconds=0.25, answered_at=at[0])
     return [str(one) for one in ids]
 
 
