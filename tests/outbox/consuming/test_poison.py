@@ -6,20 +6,18 @@ limit, and its fellows are applied meanwhile. Real processes, which are started 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection
 
 from outbox.brokers.base import Outgoing
 from outbox.embedded import EmbeddedBroker
 from outbox.message import Header, TopicSpec, TopicType
 from outbox.models import FailedDelivery
 from project.shop.models import CartEntry
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.factories import message_id
 from tests.outbox.consuming.deliveries import errors
 from tests.waiting import wait_until
@@ -35,11 +33,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.started = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.outbox.consuming.poison.settings",
-        }
+        self.environment = environment_of("tests.outbox.consuming.poison.settings")
 
     def see_to_it(self) -> None:
         if self._process is None or self._process.poll() is not None:
