@@ -3,6 +3,7 @@ import re
 import socket
 import threading
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -17,25 +18,20 @@ from outbox.management import found
 from outbox.models import FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
 from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
+from tests.commands import exit_code
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+status = partial(exit_code, "outbox_status", "--database", "default")
+
+
 class CarelessBroker(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
         return [risky_option(f"{topic.name} may be lost.", "Take care.") for topic in topics]
-
-
-def status(*arguments):
-    """Run the command; return its exit code."""
-    try:
-        call_command("outbox_status", "--database", "default", *arguments)
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 @pytest.fixture(autouse=True)
