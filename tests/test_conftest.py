@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TEST = 'import pytest\n\n\ndef test_server():\n    pytest.skip("no server")\n'
 
 

@@ -68,7 +68,7 @@ def start(harness: Harness, request: pytest.FixtureRequest) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=settings.BASE_DIR,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_DATABASE": database},
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.process_settings", "TEST_DATABASE": database},
         )
         started.append(process)
         return process

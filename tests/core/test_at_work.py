@@ -1,13 +1,11 @@
 """What the core does, it does without the apps: a message's whole life, and everything that looks at it."""
 
-import io
 import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.apps import apps
 from django.contrib import admin
-from django.core.management import call_command
 from django.urls import reverse
 
 from outbox import Message, atomic, conf, database, publish
@@ -18,6 +16,7 @@ from outbox.monitoring.health import Health, health, readiness
 from outbox.monitoring.timeline import read_timeline
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.maintenance import prune
+from tests.commands import run
 from tests.factories import MessageRowFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -55,12 +54,8 @@ def message():
 
 def told(*arguments):
     """Run a command; return its line of JSON, and its exit code."""
-    out = io.StringIO()
-    try:
-        call_command(*arguments, "--json", stdout=out)
-    except SystemExit as end:
-        return json.loads(out.getvalue()), end.code
-    return json.loads(out.getvalue()), 0
+    printed, code = run(*arguments, "--json")
+    return json.loads(printed), code
 
 
 def relay():

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from outbox import atomic, database, models, publish
 from outbox.embedded.models import EmbeddedMessage
+from outbox.testing.factories import CheckBackFactory
 from project.demo import report
 from project.demo.brokers import Embedded
 from project.demo.kills import CELERY, CONFIRMED, DECIDED, HALF_SENT, LONG_RUNNING, UNACKED, WRITTEN, Kill
@@ -79,16 +80,7 @@ def read(kills=KILLS, broker=EMBEDDED):
 
 
 def ask_back(answer, door):
-    models.CheckBack.objects.create(
-        request_id=f"{door} {answer}",
-        asked_by=door,
-        topic="orders",
-        message_id="1",
-        half_id="1",
-        answer=answer,
-        reason="",
-        milliseconds=1,
-    )
+    CheckBackFactory(request_id=f"{door} {answer}", asked_by=door, answer=answer)
 
 
 def count_open(kills=KILLS, broker=EMBEDDED):

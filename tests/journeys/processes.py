@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
-from django.db import connection
 
-from tests.database_url import url_of
+from tests.database_url import environment_of
 
 
 class Processes:
@@ -31,13 +30,7 @@ class Processes:
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start `python -m ...` with more variables in its environment."""
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": self.settings,
-            "CELERY_FILES_DIR": str(self.folder / "celery"),
-            **variables,
-        }
+        environment = environment_of(self.settings, **{"CELERY_FILES_DIR": str(self.folder / "celery"), **variables})
         with (self.folder / f"{command[-1]}.{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 import redis
-from django.db import connection
 
 from outbox.models import MessageState, Process
 from project.servers.redis import Redis
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -38,12 +36,7 @@ print(sender.sent)
 def environment(tmp_path) -> Iterator[dict[str, str]]:
     """What a process of the shop needs: the test's database, and a Redis of its own."""
     with Redis(tmp_path) as server:
-        yield {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "project.settings",
-            "CELERY_BROKER_URL": server.url,
-        }
+        yield environment_of("project.settings", CELERY_BROKER_URL=server.url)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import pytest
-from django.db import connection
 from kombu import Connection
 
 from outbox.embedded.models import EmbeddedMessage
@@ -21,7 +19,7 @@ from outbox.publishing import draft
 from outbox.testing.clock import age_rows
 from project.celery import app
 from project.celery_files import Transport
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.factories import message_id
 from tests.outbox.pipeline.conftest import KEY
 from tests.outbox.pipeline.stories import handle, relay
@@ -37,14 +35,8 @@ ALONE = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "DATABASE_URL": url_of(connection.settings_dict),
-        "DJANGO_SETTINGS_MODULE": "tests.journeys.short_tasks",
-        "CELERY_BROKER_URL": "files://localhost",
-        "CELERY_FILES_DIR": str(tmp_path / "celery"),
-        "OUTBOX_AUDIT_KEY": KEY,
-    }
+    celery = {"CELERY_BROKER_URL": "files://localhost", "CELERY_FILES_DIR": str(tmp_path / "celery")}
+    return environment_of("tests.journeys.short_tasks", **celery, OUTBOX_AUDIT_KEY=KEY)
 
 
 @pytest.fixture

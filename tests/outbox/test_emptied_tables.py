@@ -172,7 +172,7 @@ class TestMessagesOfATopicWithoutARow:
 
 
 class TestARunningRelayAndConsumer:
-    @pytest.fixture
+    @pytest.fixture(autouse=True)
     def _running(self, relay_thread, handled) -> Iterator[None]:
         worker = Worker(register.group("kitchen"), "default")
 
@@ -187,23 +187,16 @@ class TestARunningRelayAndConsumer:
         thread.join(20)
         worker.close()
 
-    @pytest.mark.usefixtures("_running")
-    def test_go_on_after_a_flush(self, handled):
+    @pytest.mark.parametrize(
+        "empty_all",
+        [lambda operator: call_command("flush", interactive=False, verbosity=0), empty],
+        ids=["a flush", "a restore that no process was told of"],
+    )
+    def test_go_on_after(self, operator, handled, empty_all):
         publish("apples", "pears")
         wait_until(lambda: len(handled) == 2)
 
-        call_command("flush", interactive=False, verbosity=0)
-        publish("apples", "pears", "plums")
-
-        wait_until(lambda: len(handled) == 5)
-        assert sorted(handled[2:]) == [("apples", "apples"), ("pears", "pears"), ("plums", "plums")]
-
-    @pytest.mark.usefixtures("_running")
-    def test_go_on_after_a_restore_that_no_process_was_told_of(self, operator, handled):
-        publish("apples", "pears")
-        wait_until(lambda: len(handled) == 2)
-
-        empty(operator)
+        empty_all(operator)
         publish("apples", "pears", "plums")
 
         wait_until(lambda: len(handled) == 5)

@@ -80,8 +80,8 @@ class TestTheFormatterOfThePage:
         exec(block, names)  # noqa: S102
         return names["JsonFormatter"]()
 
-    def test_writes_a_line_of_json_with_the_fields(self, formatter, caplog):
-        caplog.handler.setFormatter(formatter)
+    def test_writes_a_line_of_json_with_the_fields(self, formatter, caplog, monkeypatch):
+        monkeypatch.setattr(caplog.handler, "formatter", formatter)  # the handler is the same for all tests
         logger = logging.getLogger("outbox.relay")
 
         logger.error("Message %s is dead", "7", extra=log_fields(message_id="7", topic="orders"))

@@ -6,6 +6,8 @@ from django.utils.module_loading import import_string
 
 import outbox
 
+pytestmark = pytest.mark.slow
+
 ROOM_FIRST = """
 import django
 from django.conf import settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from django.db import connection
 from kombu import Connection
 
 from outbox.models import MessageState
 from project.servers.rabbitmq import RabbitMQ
 from project.servers.redis import Redis
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.waiting import wait_until
 
 Server = Redis | RabbitMQ
@@ -45,13 +43,8 @@ class Stage:
     def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
         self.folder = folder
-        self.environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.journeys.celery_tasks.settings",
-            "CELERY_BROKER_URL": server.url,
-            "JOURNEY_RUNS": str(folder / "runs"),
-        }
+        told = {"CELERY_BROKER_URL": server.url, "JOURNEY_RUNS": str(folder / "runs")}
+        self.environment = environment_of("tests.journeys.celery_tasks.settings", **told)
 
     def publish(self, first: int, count: int = COUNT, *flags: str) -> list[str]:
         """Start a process that sends tasks; return their ids."""

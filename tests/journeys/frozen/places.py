@@ -20,14 +20,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import connection
 
 import outbox
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.models import MessageState
 from outbox.relay import hosts
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.journeys.frozen import settings as frozen
 from tests.journeys.frozen.messages import FrozenPair, FrozenParcel
 from tests.journeys.tables import rows
@@ -48,11 +47,7 @@ class Actor:
     """Starts processes that freeze themselves."""
 
     def __init__(self) -> None:
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.journeys.frozen.settings",
-        }
+        environment = environment_of("tests.journeys.frozen.settings")
         command = [sys.executable, "-m", "tests.journeys.frozen.actor"]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

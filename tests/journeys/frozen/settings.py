@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, OUTBOX
+from tests.process_settings import *  # noqa: F403
+from tests.process_settings import DATABASES, OUTBOX
 
 DATABASES = {"default": DATABASES["default"]}
 

@@ -4,7 +4,6 @@ import os
 import string
 from datetime import datetime, timedelta, timezone
 from urllib.parse import urlencode
-from uuid import uuid4
 
 import pytest
 from django.contrib import admin
@@ -12,7 +11,8 @@ from django.urls import NoReverseMatch, reverse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox.models import CheckBack, DeadMessage, FailedDelivery, Inbox, Process, State
+from outbox.models import DeadMessage, Process, State
+from outbox.testing.factories import CheckBackFactory, FailedDeliveryFactory, InboxFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory
 
 pytestmark = pytest.mark.django_db
@@ -76,8 +76,7 @@ def pages(orders):
     BatchFactory(topic=orders, message_ids=[message.id], state=State.DEAD)
     TicketFactory(topic=orders)
     dead = DeadMessage.objects.create(message_id=message.id, batch_id=1, topic="orders", reason="no")
-    shared = {"asked_by": "broker", "topic": "orders", "message_id": "m", "half_id": "", "reason": "", "milliseconds": 1}
-    CheckBack.objects.create(request_id="1", answer="COMMIT", **shared)
+    CheckBackFactory()
     return [
         *addresses_of_lists(),
         reverse("admin:outbox_messagerow_change", args=[message.id]),
@@ -126,19 +125,8 @@ class TestWithoutTimeZones:
 
     @pytest.fixture
     def with_times(self, pages, orders):
-        message = uuid4()
-        Inbox.objects.create(
-            consumer_group="cart", idempotency_key="a", message_id=message, source="", topic="orders", delivery_count=1
-        )
-        FailedDelivery.objects.create(
-            consumer_group="cart",
-            message_id=message,
-            topic="orders",
-            delivery_count=1,
-            source="",
-            outcome="retry",
-            fingerprint="no",
-        )
+        row = InboxFactory()
+        FailedDeliveryFactory(message_id=row.message_id)
         Process.objects.create(kind="relay", host="h", pid=1, broker="default")
         return [*pages, reverse("admin:outbox_messagerow_changelist") + "?since=1h", reverse("admin:outbox_overview_changelist")]
 

@@ -7,7 +7,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from outbox.models import Batch, DeadMessage, MessageState, State
+from outbox.models import Batch, DeadMessage, MessageRow, MessageState, State
 from tests.factories import BatchFactory, MessageRowFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -21,11 +21,13 @@ def dead(orders):
     """Make dead messages, each in a batch of its own, with their copies."""
 
     def dead(count=1, topic=orders, **copy):
-        rows = MessageRowFactory.create_batch(count, topic=topic)
+        rows = MessageRow.objects.bulk_create(MessageRowFactory.build_batch(count, topic=topic))
+        fields = {"topic": topic.name, "reason": "refused", "body": b"{}", "key": "k", **copy}
+        copies = []
         for row in rows:
             batch = BatchFactory(topic=topic, message_ids=[row.id], state=State.DEAD, failures=3, last_error="refused")
-            fields = {"topic": topic.name, "reason": "refused", "body": b"{}", "key": "k", **copy}
-            DeadMessage.objects.create(message_id=row.id, batch_id=batch.id, **fields)
+            copies.append(DeadMessage(message_id=row.id, batch_id=batch.id, **fields))
+        DeadMessage.objects.bulk_create(copies)
         return rows
 
     return dead
@@ -56,7 +58,8 @@ def confirm(client, page, query="", **filled):
 
 
 def states(rows):
-    return [MessageState.objects.get(id=row.id).state for row in rows]
+    states = dict(MessageState.objects.filter(id__in=[row.id for row in rows]).values_list("id", "state"))
+    return [states[row.id] for row in rows]
 
 
 class TestImpactPage:

@@ -9,9 +9,9 @@ from outbox import atomic, publish, publish_raw
 from outbox.extensions import Extension
 from outbox.ids import first_id_at
 from outbox.message import Message, message_type
-from outbox.models import CheckBack, DeadMessage, FailedDelivery, OperatorAct, State
+from outbox.models import DeadMessage, OperatorAct, State
 from outbox.monitoring import find
-from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory, InboxFactory
+from outbox.testing.factories import CheckBackFactory, DeferredFactory, FailedDeliveryFactory, InboxFactory
 from project.shop.models import Order
 from tests.factories import BatchFactory, TicketFactory, message_id
 
@@ -206,26 +206,8 @@ class TestPage:
                 "sent_at": "2026-01-01T12:00:01Z",
             }
         )
-        CheckBack.objects.create(
-            request_id="1",
-            asked_by="endpoint",
-            topic="orders",
-            message_id=str(row.id),
-            half_id="7",
-            answer="COMMIT",
-            reason="decided",
-            milliseconds=1,
-        )
-        FailedDelivery.objects.create(
-            consumer_group="cart",
-            message_id=row.id,
-            topic="orders",
-            delivery_count=1,
-            outcome="retry",
-            fingerprint="",
-            error="<KeyError>",
-            traceback="File <x>\n  raise",
-        )
+        CheckBackFactory(message_id=str(row.id))
+        FailedDeliveryFactory(message_id=row.id, error="<KeyError>", traceback="File <x>\n  raise")
 
         page = opened(admin_client, row)
 

@@ -5,7 +5,8 @@ from django.utils import timezone
 
 from outbox import database
 from outbox.catalogue.traffic import Traffic, read_traffic
-from outbox.models import FailedDelivery, Inbox
+from outbox.models import Inbox
+from outbox.testing.factories import FailedDeliveryFactory
 from tests.factories import MessageRowFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -23,9 +24,7 @@ def rows():
         Inbox.objects.create(consumer_group="cart", idempotency_key=row.id, message_id=row.id, topic="orders", handled_at=NOW)
     for row in rows[1:3]:
         for count in (1, 2):
-            FailedDelivery.objects.create(
-                consumer_group="cart", topic="orders", message_id=row.id, delivery_count=count, outcome="retry"
-            )
+            FailedDeliveryFactory(consumer_group="cart", message_id=row.id, delivery_count=count)
     return rows
 
 

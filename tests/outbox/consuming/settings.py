@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from tests.settings import *  # noqa: F403
-from tests.settings import OUTBOX
+from tests.process_settings import *  # noqa: F403
+from tests.process_settings import OUTBOX
 
 OUTBOX = {**OUTBOX, "CONSUMER": {"INVISIBLE": timedelta(seconds=1)}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from outbox.message import TopicSpec, TopicType
 from outbox.models import Duplicate, Inbox, Process
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
 from tests.waiting import wait_until
@@ -41,12 +40,7 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.outbox.consuming.settings",
-            VARIABLE: failpoints,
-        }
+        environment = environment_of("tests.outbox.consuming.settings", **{VARIABLE: failpoints})
         command = [sys.executable, "-m", "django", "outbox_consume", "--group", "cart", *arguments]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)

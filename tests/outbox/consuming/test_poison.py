@@ -6,20 +6,18 @@ limit, and its fellows are applied meanwhile. Real processes, which are started 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection
 
 from outbox.brokers.base import Outgoing
 from outbox.embedded import EmbeddedBroker
 from outbox.message import Header, TopicSpec, TopicType
 from outbox.models import FailedDelivery
 from project.shop.models import CartEntry
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.factories import message_id
 from tests.outbox.consuming.deliveries import errors
 from tests.waiting import wait_until
@@ -35,11 +33,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.started = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": "tests.outbox.consuming.poison.settings",
-        }
+        self.environment = environment_of("tests.outbox.consuming.poison.settings")
 
     def see_to_it(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -78,30 +72,34 @@ def applied() -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("do", "reason"),
+    "reasons",
     [
-        ("kill", "begun 5 times, never ended"),
-        ("stuck", "begun 5 times, never ended"),
-        ("exit", "SystemExit: 5"),
-        ("cancel", "CancelledError"),
-        ("unspeakable", "Unspeakable: (its __str__ raised ValueError)"),
-        ("loop", "TimeLimitExceeded"),
+        {"kill": "begun 5 times, never ended"},
+        {"stuck": "begun 5 times, never ended"},
+        {
+            "cancel": "CancelledError",
+            "exit": "SystemExit: 5",
+            "loop": "TimeLimitExceeded",
+            "unspeakable": "Unspeakable: (its __str__ raised ValueError)",
+        },
     ],
+    ids=", ".join,
 )
-def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, supervisor, do, reason):
+def test_becomes_a_dead_letter_and_its_fellows_are_applied_meanwhile(embedded, supervisor, monkeypatch, reasons):
+    monkeypatch.setitem(supervisor.environment, "GIVE_UP_SECONDS", "1" if "stuck" in reasons else "")
     fellows = [order(f"A{number:02}") for number in range(FELLOWS)]
-    embedded.send([order("poison", do), *fellows])
+    embedded.send([*(order("poison", do) for do in reasons), *fellows])
 
     def is_settled() -> bool:
         supervisor.see_to_it()
-        return bool(errors("poisoned")) and len(applied()) == FELLOWS
+        return len(errors("poisoned")) == len(reasons) and len(applied()) == FELLOWS
 
     wait_until(is_settled, 280)
 
-    [error] = errors("poisoned")
-    assert error.startswith(reason)
+    for error, reason in zip(sorted(errors("poisoned")), reasons.values(), strict=True):
+        assert error.startswith(reason)
     assert applied() == [f"A{number:02}" for number in range(FELLOWS)]
-    if do == "kill":
+    if "kill" in reasons:
         assert supervisor.started == 6, "five that were killed, and one that gave it up"
 
 

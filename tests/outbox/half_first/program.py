@@ -12,7 +12,7 @@ import django
 from django.conf import settings
 
 if __name__ == "__main__":
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.process_settings"
     settings.DATABASES["default"]["NAME"] = sys.argv[1]
     settings.OUTBOX = json.loads(sys.argv[2])
     django.setup()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from outbox import atomic, database, publish_raw
 from outbox.failpoints import VARIABLE
-from tests.database_url import url_of
+from tests.database_url import environment_of
 
 Start = Callable[..., subprocess.Popen[str]]
 TOPIC = "orders"
@@ -58,12 +56,7 @@ def start(own: database.Connection) -> Iterator[Start]:
 
     def start(*arguments: str, failpoints: str = "", settings: str = SETTINGS) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "django", "outbox_relay", "--database", "default", "--json", *arguments]
-        environment = {
-            **os.environ,
-            "DATABASE_URL": url_of(connection.settings_dict),
-            "DJANGO_SETTINGS_MODULE": settings,
-            VARIABLE: failpoints,
-        }
+        environment = environment_of(settings, **{VARIABLE: failpoints})
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         return process

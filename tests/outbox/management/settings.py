@@ -1,6 +1,6 @@
 """The settings of relays that are processes: the test's own database, since nobody makes another for them."""
 
-from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES
+from tests.process_settings import *  # noqa: F403
+from tests.process_settings import DATABASES
 
 del DATABASES["other"]

@@ -2,14 +2,14 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from uuid import uuid4
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connections
 
 from outbox.models import CheckBack, State
+from tests.commands import run
 from tests.factories import BatchFactory, DelayedFactory, TicketFactory, TopicFactory, stored
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -22,12 +22,8 @@ def topic():
 
 def ask(message_id):
     """Return the printed JSON and the exit code."""
-    printed = StringIO()
-    try:
-        call_command("outbox_check_back", str(message_id), "--json", stdout=printed)
-    except SystemExit as end:
-        return json.loads(printed.getvalue()), end.code
-    return json.loads(printed.getvalue()), 0
+    printed, code = run("outbox_check_back", message_id, "--json")
+    return json.loads(printed), code
 
 
 class TestOutboxCheckBack:
@@ -107,11 +103,10 @@ class TestOutboxCheckBack:
 
     def test_prints_words_for_people(self, topic):
         batch = BatchFactory(topic=topic, state=State.SENT, half_ids=["h"])
-        printed = StringIO()
 
-        call_command("outbox_check_back", str(batch.message_ids[0]), stdout=printed)
+        printed, _ = run("outbox_check_back", batch.message_ids[0])
 
-        lines = printed.getvalue().splitlines()
+        lines = printed.splitlines()
         assert lines[0] == f"COMMIT: Batch {batch.id} was decided with this half message."
         assert lines[1] == f"message {batch.message_ids[0]} of topic orders-of-the-test, sent"
         assert lines[2].startswith("half message h, token urn:uuid:")

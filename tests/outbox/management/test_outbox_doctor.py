@@ -8,6 +8,7 @@ from django.core.checks import INFO
 from django.core.management import call_command
 
 from outbox.findings import Finding
+from tests.commands import exit_code
 
 command = import_module("outbox.management.commands.outbox_doctor")
 
@@ -22,11 +23,7 @@ def examined(monkeypatch):
 
     def examined(*findings, arguments=()):
         monkeypatch.setattr(command, "check", lambda: iter(findings))
-        try:
-            call_command("outbox_doctor", *arguments)
-        except SystemExit as end:
-            return end.code
-        return 0
+        return exit_code("outbox_doctor", *arguments)
 
     return examined
 

@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from io import StringIO
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from outbox import conf, consumer
 from outbox.brokers.base import Outgoing
@@ -19,7 +20,10 @@ from outbox.embedded.models import EmbeddedOffset
 from outbox.management.commands import outbox_forget
 from outbox.models import Deferred, Gap, Process
 from outbox.testing.factories import DeferredFactory
+from tests.commands import run
 from tests.factories import message_id
+
+forget = partial(run, "outbox_forget")
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -45,15 +49,6 @@ def mail():
         broker.send([Outgoing(str(message_id()), topic, b"{}") for topic in topics])
     DeferredFactory(consumer_group="mail", topic="orders", dead=True)
     Gap.objects.create(consumer_group="mail", source="s", topic="orders", lane=1, first_number=1, last_number=2)
-
-
-def forget(*arguments):
-    out = StringIO()
-    try:
-        call_command("outbox_forget", *arguments, stdout=out)
-    except SystemExit as error:
-        return out.getvalue(), error.code
-    return out.getvalue(), 0
 
 
 def waiting():

@@ -1,12 +1,16 @@
 import json
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from outbox.management.acts import actor
 from outbox.models import Topic
+from tests.commands import exit_code
 from tests.factories import TopicFactory
+
+pause = partial(exit_code, "outbox_pause", "--database", "default")
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -14,15 +18,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def _topic(db):
     TopicFactory(name="orders", broker="default", type="transaction")
-
-
-def pause(*arguments):
-    """Run the command on one database; return its exit code."""
-    try:
-        call_command("outbox_pause", "--database", "default", *arguments)
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 def orders():

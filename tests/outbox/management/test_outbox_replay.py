@@ -1,9 +1,10 @@
 import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connection
 
 from outbox import consumer
@@ -12,6 +13,7 @@ from outbox.consuming.deferred import HELD
 from outbox.management.acts import actor
 from outbox.models import Deferred, Gap, Inbox, MessageState, OperatorAct, State
 from outbox.testing.factories import DeferredFactory
+from tests.commands import exit_code
 from tests.factories import BatchFactory, TopicFactory, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,13 +42,7 @@ def deferred():
     DeferredFactory(consumer_group="cart", own_id="later", waiting=True, reason="stop")
 
 
-def replay(*arguments):
-    """Run the command; return its exit code."""
-    try:
-        call_command("outbox_replay", *map(str, arguments))
-    except SystemExit as end:
-        return end.code
-    return 0
+replay = partial(exit_code, "outbox_replay")
 
 
 def states(batch):

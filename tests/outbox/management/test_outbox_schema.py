@@ -5,6 +5,7 @@ from django.core.management import CommandError, call_command
 
 from outbox import atomic, message, publish, publish_many
 from outbox.message import Message
+from tests.commands import exit_code
 
 NOT_WRITTEN = "Nothing was written: mend it, or add --accept-breaks where nobody is concerned."
 LINE = "Run manage.py outbox_schema --write, and commit it."
@@ -26,11 +27,7 @@ def schema(capsys):
     """Run the command; return its exit code and the lines that it printed."""
 
     def schema(*arguments):
-        try:
-            call_command("outbox_schema", *arguments)
-        except SystemExit as end:
-            return end.code, capsys.readouterr().out.splitlines()
-        return 0, capsys.readouterr().out.splitlines()
+        return exit_code("outbox_schema", *arguments), capsys.readouterr().out.splitlines()
 
     return schema
 

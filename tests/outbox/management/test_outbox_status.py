@@ -3,6 +3,7 @@ import re
 import socket
 import threading
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -14,28 +15,23 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.errors import BrokerUnavailable
 from outbox.findings import risky_option
 from outbox.management import found
-from outbox.models import FailedDelivery, FailedSend, Process, State, Topic
+from outbox.models import FailedSend, Process, State, Topic
 from outbox.monitoring import find, groups
-from outbox.testing.factories import DeferredFactory
+from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
+from tests.commands import exit_code
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+status = partial(exit_code, "outbox_status", "--database", "default")
+
+
 class CarelessBroker(MemoryBroker):
     @classmethod
     def check_settings(cls, options, topics=()):
         return [risky_option(f"{topic.name} may be lost.", "Take care.") for topic in topics]
-
-
-def status(*arguments):
-    """Run the command; return its exit code."""
-    try:
-        call_command("outbox_status", "--database", "default", *arguments)
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +84,7 @@ class TestOutboxStatus:
         ]
 
     def test_shows_deliveries_that_failed(self, capsys):
-        FailedDelivery.objects.create(
-            consumer_group="cart",
-            topic="orders",
-            delivery_count=1,
-            message_id=uuid4(),
-            outcome="retry",
-            fingerprint="ValueError: boom",
-        )
+        FailedDeliveryFactory(consumer_group="cart", fingerprint="ValueError: boom")
 
         status()
 

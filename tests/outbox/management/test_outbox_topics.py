@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
+from functools import partial
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connections
 
 from outbox.embedded.models import EmbeddedTopic
 from outbox.ids import topic_number
+from tests.commands import run
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+topics = partial(run, "outbox_topics")
 
 EMBEDDED = "outbox.embedded.EmbeddedBroker"
 
@@ -41,15 +44,6 @@ def away():
     connections.settings["away"] = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}
     yield
     del connections.settings["away"], connections["away"]
-
-
-def topics(*arguments):
-    out = StringIO()
-    try:
-        call_command("outbox_topics", *arguments, stdout=out)
-    except SystemExit as error:
-        return out.getvalue(), error.code
-    return out.getvalue(), 0
 
 
 def states(said):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connection
 
 from outbox.models import Gap, Inbox, Process, State
 from outbox.testing.factories import (
@@ -20,7 +18,7 @@ from outbox.testing.factories import (
     TicketFactory,
     message_id,
 )
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.outbox.management.all_commands import CALLS
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,11 +46,7 @@ def _filled() -> None:
 @pytest.mark.usefixtures("_filled")
 @pytest.mark.parametrize("module", ["settings", "naive_settings"])
 def test_every_command_ends_as_it_does_with_time_zones(module):
-    environment = {
-        **os.environ,
-        "DATABASE_URL": url_of(connection.settings_dict),
-        "DJANGO_SETTINGS_MODULE": f"tests.outbox.management.{module}",
-    }
+    environment = environment_of(f"tests.outbox.management.{module}")
     program = [sys.executable, "-m", "tests.outbox.management.all_commands", *COMMANDS]
     ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
 

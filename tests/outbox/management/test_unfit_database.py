@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from docs.blocks.commands import names
 from outbox.testing.postgres import Postgres
 from tests.outbox.management.all_commands import CALLS
+
+pytestmark = pytest.mark.slow
 
 NEED_NO_DATABASE = {"outbox_checker", "outbox_record", "outbox_seek"}  # on the embedded broker there is nothing for them to do
 MAY_READ_A_REPLICA = {"outbox_audit", "outbox_topics"}
@@ -43,17 +47,16 @@ def on_a_database_that_is_away():
 
 
 @pytest.fixture(scope="module")
-def on_a_replica(tmp_path_factory):
+def on_a_replica():
     """What a server says that was migrated, and is a standby now."""
-    home = tmp_path_factory.mktemp("replica")
-    for folder in (home, *list(home.parents)[:-1]):
-        folder.chmod(folder.stat().st_mode | 0o055)  # the server does not run as root
-    with Postgres(home / "server") as server:
-        migrated = in_django(server.url, "django", "migrate", "--verbosity", "0")
-        assert migrated.returncode == 0, migrated.stderr
-    (home / "server" / "data" / "standby.signal").touch()
-    with Postgres(home / "server") as server:
-        yield run_all(server.url, set(CALLS) - MAY_READ_A_REPLICA)
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # the server does not run as root
+        with Postgres(Path(folder, "server")) as server:
+            migrated = in_django(server.url, "django", "migrate", "--verbosity", "0")
+            assert migrated.returncode == 0, migrated.stderr
+        Path(folder, "server", "data", "standby.signal").touch()
+        with Postgres(Path(folder, "server")) as server:
+            yield run_all(server.url, set(CALLS) - MAY_READ_A_REPLICA)
 
 
 def ended(found, command):

@@ -14,11 +14,11 @@ from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.ids import topic_number
 from outbox.message import Message
-from outbox.models import Deferred, FailedDelivery, FailedSend, Gap, Inbox, Process, State, Topic
+from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import read_attention
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
-from outbox.testing.factories import DeferredFactory
+from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db
@@ -70,6 +70,10 @@ def a_process(kind, *, broker="default", silent=0, age=60, **fields):
     made = Process.objects.create(kind=kind, host="h", pid=Process.objects.count() + 1, broker=broker, **fields)
     Process.objects.filter(id=made.id).update(beat_at=ago(seconds=silent), started_at=ago(seconds=age))
     return made
+
+
+def a_consumer(**fields):
+    return a_process("consumer", consumer_group="cart", **fields)
 
 
 def a_backlog(*names):
@@ -334,19 +338,52 @@ class TestWakeupsByCelery:
         assert read() == []
 
 
+def at_work(seconds, limit=None):
+    """A consumer whose handler has run for so long; what its heartbeat says of it."""
+    handling = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": limit, "seconds": seconds}
+    return a_consumer(handling=handling)
+
+
+# Groups that need nobody.
+WELL = {
+    "somebody consumes": lambda: (a_consumer(), a_backlog("a")),
+    "nothing waits": lambda: (a_consumer(silent=160), a_backlog()),
+    "the first message for long has just come": lambda: (a_consumer(), a_backlog("a"), handled(seconds=3600), sent(seconds=2)),
+    "it never handled, in its first minutes": lambda: (a_consumer(age=60), a_backlog("a", "b", "c")),
+    "a burst after an idle night": lambda: (a_consumer(), a_backlog(*map(str, range(50))), handled(seconds=5, number=10)),
+    "a failed message is about to be retried": lambda: (
+        a_consumer(),
+        handled(seconds=1),
+        deferred(seconds=40, failures=1, waiting=True),
+    ),
+    "a handler wants its message later": lambda: (a_consumer(), handled(seconds=1), deferred(seconds=4000, waiting=True)),
+    "a failed message whose inbox was emptied": lambda: (
+        a_consumer(),
+        FailedDeliveryFactory(consumer_group="cart", topic="parcels"),
+    ),
+    "a handler is at work": lambda: at_work(59.0),
+    "a handler is within its time limit": lambda: at_work(299.0, limit=300.0),
+    "messages wait for a handler within its time limit": lambda: (
+        at_work(400.0, limit=600.0),
+        a_backlog("a", "b", "c"),
+        handled(seconds=400),
+    ),
+}
+
+
 class TestGroups:
     @pytest.fixture(autouse=True)
     def _relay(self, relay, cart):
         pass
 
-    def test_need_none_while_somebody_consumes(self, read):
-        a_process("consumer", consumer_group="cart")
-        a_backlog("a")
+    @pytest.mark.parametrize("given", WELL.values(), ids=WELL)
+    def test_need_none(self, read, given):
+        given()
 
         assert read() == []
 
     def test_name_one_whose_consumer_is_frozen_and_what_waits(self, read):
-        a_process("consumer", consumer_group="cart", silent=160)
+        a_consumer(silent=160)
         a_backlog("a", "b")
 
         [one] = read()
@@ -358,7 +395,7 @@ class TestGroups:
         )
 
     def test_name_a_topic_that_the_broker_does_not_serve_as_configured(self, read):
-        a_process("consumer", consumer_group="cart", refusals={"parcels": "Its queues have another x-max-length."})
+        a_consumer(refusals={"parcels": "Its queues have another x-max-length."})
 
         [one] = read()
 
@@ -371,24 +408,10 @@ class TestGroups:
         app = celery.Celery("project", set_as_current=False)
         app.conf.beat_schedule = beat_schedule()  # without the group, which is in this project's code
         monkeypatch.setattr(celery, "current_app", app)
-        a_process("consumer", consumer_group="cart", note="celery", silent=silent)
+        a_consumer(note="celery", silent=silent)
         a_backlog("a")
 
         assert [one.id for one in read()] == ["outbox.no_consumer"] * (silent > 8)
-
-    def test_need_none_of_failed_messages_whose_inbox_was_emptied(self, read):
-        a_process("consumer", consumer_group="cart")
-        FailedDelivery.objects.create(
-            consumer_group="cart", topic="parcels", message_id=uuid4(), delivery_count=1, outcome="retry"
-        )
-
-        assert read() == []
-
-    def test_need_none_while_nothing_waits(self, read):
-        a_process("consumer", consumer_group="cart", silent=160)
-        a_backlog()
-
-        assert read() == []
 
     def test_name_one_that_never_received_what_was_sent(self, read):
         sent(seconds=5)
@@ -400,7 +423,7 @@ class TestGroups:
         ]
 
     def test_name_one_whose_handler_hangs(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         a_backlog("a")
         handled(seconds=200)
         sent(seconds=100)
@@ -414,7 +437,7 @@ class TestGroups:
         letters = {"letters": {"TYPE": "normal"}}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], **letters}}
         consumer(topic="letters", group="cart")(lambda message, context: None)
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         a_backlog("a")
         handled(seconds=200)
         sent(seconds=100)
@@ -422,38 +445,16 @@ class TestGroups:
 
         assert [one.id for one in read()] == ["outbox.group_stuck"]
 
-    def test_need_none_when_the_first_message_since_long_has_just_come(self, read):
-        a_process("consumer", consumer_group="cart")
-        a_backlog("a")
-        handled(seconds=3600)
-        sent(seconds=2)
-
-        assert read() == []
-
     def test_need_none_for_what_the_broker_is_to_deliver_later(self, read, settings):
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {"TYPE": "delay"}}}
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         a_backlog("a")
         sent(seconds=100)
 
         assert read() == []
 
-    def test_need_none_while_a_failed_message_is_about_to_be_retried(self, read):
-        a_process("consumer", consumer_group="cart")
-        handled(seconds=1)
-        deferred(seconds=40, failures=1, waiting=True)
-
-        assert read() == []
-
-    def test_need_none_for_a_message_that_its_handler_wants_later(self, read):
-        a_process("consumer", consumer_group="cart")
-        handled(seconds=1)
-        deferred(seconds=4000, waiting=True)
-
-        assert read() == []
-
     def test_name_a_message_that_keeps_failing_while_others_are_handled(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         handled(seconds=1, number=100)
         deferred(seconds=100, failures=2, waiting=True, fingerprint="ValueError in shop.add_points: boom")
 
@@ -463,7 +464,7 @@ class TestGroups:
         assert one.msg == "1 message of topic 'parcels' failed and waits for a retry; the first one was deferred 100 s ago."
 
     def test_name_one_that_does_not_come_to_deferred_messages(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         deferred(seconds=300)
 
         [one] = read()
@@ -482,7 +483,7 @@ class TestGroups:
         assert one.msg == "No consumer is running (none sends heartbeats), and 1 message waits."
 
     def test_name_deferred_messages_that_no_live_process_has_a_handler_for(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         deferred(seconds=300, no_code_since=ago(seconds=200))
 
         [one] = read()
@@ -508,7 +509,7 @@ class TestGroups:
     )
     def test_name_more_deferred_messages_than_half_of_the_limit(self, number, told, read, settings):
         settings.OUTBOX["CONSUMER"] = {"MOST_DEFERRED": 4}
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         for _ in range(number):
             deferred(seconds=1)
         deferred(seconds=1, held=True)
@@ -517,7 +518,7 @@ class TestGroups:
         assert [one.msg for one in read() if one.id == "outbox.most_deferred"] == told
 
     def test_name_what_the_server_gave_up_and_no_consumer_has_fetched(self, read, monkeypatch):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         monkeypatch.setattr(MemoryBroker, "backlog", lambda broker, group: Backlog({}, {"parcels": 3}))
 
         [one] = read()
@@ -526,7 +527,7 @@ class TestGroups:
         assert one.msg == "The broker's server gave up 3 messages of topic 'parcels', and no consumer has fetched them."
 
     def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         a_backlog("a", "b", "c")
         handled(seconds=400)
 
@@ -535,15 +536,8 @@ class TestGroups:
         assert one.id == "outbox.group_stuck"
         assert one.msg == "3 messages of topic 'parcels' wait, and 1 consumer handled none for 7 min."
 
-    def test_need_none_in_the_first_minutes_of_a_group_that_never_handled(self, read):
-        a_process("consumer", consumer_group="cart", age=60)
-        a_backlog("a", "b", "c")
-
-        assert read() == []
-
     def test_name_a_message_whose_handler_hangs_while_others_are_handled(self, read):
-        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": None}
-        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 61.0})
+        at_work(61.0)
         handled(seconds=1, number=100)
 
         [one] = read()
@@ -551,31 +545,15 @@ class TestGroups:
         assert one.id == "outbox.group_stuck"
         assert one.msg == "shop.add_points has been handling message m-1 of topic 'parcels' for 61 s."
 
-    @pytest.mark.parametrize(("seconds", "limit"), [(59.0, None), (299.0, 300.0)])
-    def test_need_none_while_a_handler_may_still_be_at_work(self, read, seconds, limit):
-        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points"}
-        a_process("consumer", consumer_group="cart", handling={**about, "seconds": seconds, "limit_seconds": limit})
-
-        assert read() == []
-
-    def test_need_none_about_what_waits_for_a_handler_within_its_time_limit(self, read):
-        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": 600.0}
-        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
-        a_backlog("a", "b", "c")
-        handled(seconds=400)
-
-        assert read() == []
-
     def test_name_a_hanging_handler_once_with_those_that_wait_behind_it(self, read):
-        about = {"topic": "parcels", "message_id": "m-1", "handler": "shop.add_points", "limit_seconds": None}
-        a_process("consumer", consumer_group="cart", handling={**about, "seconds": 400.0})
+        at_work(400.0)
         a_backlog("a", "b", "c")
         handled(seconds=400)
 
         assert [one.id for one in read()] == ["outbox.group_stuck"]
 
     def test_name_a_queue_that_was_deleted_with_what_waited_in_it(self, read):
-        a_process("consumer", consumer_group="cart", subscriptions=["parcels\x1fattention.parcel\x1f*"])
+        a_consumer(subscriptions=["parcels\x1fattention.parcel\x1f*"])
         handled(seconds=40)
 
         [one] = read()
@@ -621,7 +599,7 @@ class TestGroups:
         monkeypatch.setattr(register, "registered", {})
         subscriptions = ["parcels\x1fattention.parcel\x1f*"]
         a_process("consumer", broker="another", consumer_group="cart", silent=silent, subscriptions=subscriptions)
-        a_process("consumer", consumer_group="cart", silent=silent, subscriptions=subscriptions)
+        a_consumer(silent=silent, subscriptions=subscriptions)
 
         assert [one.id for one in read()] == kinds
 
@@ -630,8 +608,8 @@ class TestGroups:
         monkeypatch.setattr(register, "registered", {})
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
         consumer(topic="letters", group="cart")(lambda message, context: None)
-        a_process("consumer", consumer_group="cart", silent=60, subscriptions=["parcels\x1fattention.parcel\x1f*"])
-        a_process("consumer", consumer_group="cart", age=30, subscriptions=["letters\x1ftopic letters\x1f*"])
+        a_consumer(silent=60, subscriptions=["parcels\x1fattention.parcel\x1f*"])
+        a_consumer(age=30, subscriptions=["letters\x1ftopic letters\x1f*"])
 
         assert [one.id for one in read()] == ["outbox.no_handler"]
 
@@ -640,14 +618,14 @@ class TestGroups:
         monkeypatch.setattr(register, "registered", {})
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"parcels": {}, "letters": {}}}
         consumer(topic="letters", group="cart")(lambda message, context: None)
-        a_process("consumer", consumer_group="cart", subscriptions=["letters\x1ftopic letters\x1f*"])
+        a_consumer(subscriptions=["letters\x1ftopic letters\x1f*"])
 
         assert [(one.id, one.obj) for one in read()] == [("outbox.no_handler", "group 'cart'")]
 
     def test_name_each_group_of_a_process_that_fails(self, read):
         consumer(Parcel, group="points")(lambda message, context: None)
         error = {"consumer": "permission denied for table outbox_inbox"}
-        a_process("consumer", consumer_group="cart", errors=error)
+        a_consumer(errors=error)
         a_process("consumer", consumer_group="points", errors=error)
         Process.objects.update(pid=1)
 
@@ -658,10 +636,10 @@ class TestGroups:
 
     def test_name_one_whose_settings_lead_to_another_server(self, read, relay):
         Process.objects.update(server="KafkaBroker with SERVERS one")
-        same = a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS one")
-        a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS two")
-        a_process("consumer", consumer_group="cart", server="KafkaBroker with SERVERS three", silent=20)
-        a_process("consumer", consumer_group="cart")
+        same = a_consumer(server="KafkaBroker with SERVERS one")
+        a_consumer(server="KafkaBroker with SERVERS two")
+        a_consumer(server="KafkaBroker with SERVERS three", silent=20)
+        a_consumer()
 
         [differing] = [finding for finding in read() if finding.id == "outbox.servers_differ"]
 
@@ -670,7 +648,7 @@ class TestGroups:
         assert differing.msg.endswith("the relay h:1 sends to KafkaBroker with SERVERS one.")
 
     def test_name_a_consumer_that_fails_unless_its_broker_is_away(self, read, monkeypatch):
-        a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
+        a_consumer(errors={"consumer": "permission denied for table outbox_inbox"})
 
         [one] = read()
         monkeypatch.setattr(MemoryBroker, "backlog", nobody_answers)
@@ -684,7 +662,7 @@ class TestGroups:
         assert [one.id for one in away] == ["outbox.broker_away"]
 
     def test_need_none_about_its_backlog_while_its_consumers_fail(self, read):
-        a_process("consumer", consumer_group="cart", errors={"consumer": "permission denied for table outbox_inbox"})
+        a_consumer(errors={"consumer": "permission denied for table outbox_inbox"})
         a_backlog(*map(str, range(50)))
         handled(seconds=250, number=5)
         handled(seconds=200, number=5)
@@ -693,7 +671,7 @@ class TestGroups:
         assert [one.id for one in read()] == ["outbox.process_fails"]
 
     def test_name_one_that_is_slow(self, read):
-        a_process("consumer", consumer_group="cart")
+        a_consumer()
         a_backlog(*map(str, range(50)))
         handled(seconds=250, number=5)
         handled(seconds=1, number=5)
@@ -702,13 +680,6 @@ class TestGroups:
 
         assert one.id == "outbox.group_slow"
         assert one.msg.startswith("50 messages wait; at 2 a minute, as in the last minutes, that takes 2")
-
-    def test_need_none_in_a_burst_after_an_idle_night(self, read):
-        a_process("consumer", consumer_group="cart")
-        a_backlog(*map(str, range(50)))
-        handled(seconds=5, number=10)
-
-        assert read() == []
 
     def test_name_one_without_a_consumer_though_its_broker_cannot_tell(self, read, monkeypatch):
         def refuse(broker, group):

@@ -7,9 +7,9 @@ from outbox import database
 from outbox.batches.operators import replay_messages
 from outbox.embedded.models import EmbeddedHalf, EmbeddedMessage, EmbeddedTopic, HalfState
 from outbox.ids import topic_number
-from outbox.models import CheckBack, DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
+from outbox.models import DeadMessage, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.monitoring.timeline import Severity, read_timeline
-from outbox.testing.factories import DeferredFactory
+from outbox.testing.factories import CheckBackFactory, DeferredFactory, FailedDeliveryFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory
 
 pytestmark = pytest.mark.django_db
@@ -130,17 +130,16 @@ class TestReadTimeline:
         )
 
     def test_tells_what_was_asked_and_answered(self, message):
-        shared = {"asked_by": "endpoint", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
-        CheckBack.objects.create(request_id="1", answer="UNKNOWN", reason="being sent", answered_at=at(1), **shared)
-        CheckBack.objects.create(request_id="2", asked=2, answer="COMMIT", reason="decided", answered_at=at(2), **shared)
+        about = {"asked_by": "endpoint", "message_id": str(message.id), "half_id": "77"}
+        CheckBackFactory(**about, answer="UNKNOWN", answered_at=at(1))
+        CheckBackFactory(**about, asked=2, answer="COMMIT", reason="decided", answered_at=at(2))
 
         assert moments(message)[1:] == [("Check-back: UNKNOWN", "endpoint"), ("Check-back: COMMIT", "endpoint")]
         assert only(message, "Check-back: COMMIT").text == "check-back 2 about half message 77: decided"
 
     def test_tells_what_the_broker_was_sent_instead(self, message):
-        shared = {"asked_by": "broker", "topic": "told", "message_id": str(message.id), "half_id": "77", "milliseconds": 1}
-        CheckBack.objects.create(request_id="1", answer="COMMIT", sent_answer="ROLLBACK", answered_at=at(1), **shared)
-        CheckBack.objects.create(request_id="2", answer="UNKNOWN", sent_answer="COMMIT", answered_at=at(2), **shared)
+        CheckBackFactory(message_id=str(message.id), answer="COMMIT", sent_answer="ROLLBACK", answered_at=at(1))
+        CheckBackFactory(message_id=str(message.id), answer="UNKNOWN", sent_answer="COMMIT", answered_at=at(2))
 
         assert moments(message)[1:] == [
             ("Check-back: COMMIT, sent as ROLLBACK: already visible", "broker"),
@@ -157,25 +156,8 @@ class TestReadTimeline:
 
     def test_tells_what_each_group_did(self, message):
         shared = {"message_id": message.id, "topic": "told"}
-        FailedDelivery.objects.create(
-            consumer_group="cart",
-            delivery_count=1,
-            outcome="retry",
-            error="KeyError: 1",
-            traceback="File ...",
-            failed_at=at(1),
-            fingerprint="",
-            **shared,
-        )
-        FailedDelivery.objects.create(
-            consumer_group="points",
-            delivery_count=1,
-            outcome="dead letter",
-            error="Reject",
-            failed_at=at(2),
-            fingerprint="",
-            **shared,
-        )
+        FailedDeliveryFactory(**shared, consumer_group="cart", error="KeyError: 1", traceback="File ...", failed_at=at(1))
+        FailedDeliveryFactory(**shared, consumer_group="points", error="Reject", dead_letter=True, failed_at=at(2))
         Inbox.objects.create(consumer_group="cart", idempotency_key="1", delivery_count=2, handled_at=at(3), **shared)
         Duplicate.objects.create(consumer_group="cart", delivery_count=3, dropped_at=at(4), **shared)
 
@@ -262,17 +244,7 @@ class TestReadTimeline:
 
     def test_tells_of_a_half_that_was_asked_about_and_rolled_back(self, message):
         a_half(message, id=77, state=HalfState.ROLLED_BACK, ended_at=at(4), asked=1)
-        CheckBack.objects.create(
-            request_id="1",
-            asked_by="broker",
-            topic="told",
-            message_id=str(message.id),
-            half_id="77",
-            answer="ROLLBACK",
-            reason="released",
-            milliseconds=1,
-            answered_at=at(3),
-        )
+        CheckBackFactory(message_id=str(message.id), half_id="77", answer="ROLLBACK", reason="released", answered_at=at(3))
 
         assert [what for what, _ in moments(message)[1:]] == [
             "Half message stored",
@@ -282,17 +254,7 @@ class TestReadTimeline:
 
     def test_keeps_to_the_newest_of_a_thousand_failures(self, message):
         FailedDelivery.objects.bulk_create(
-            FailedDelivery(
-                consumer_group="cart",
-                message_id=message.id,
-                topic="told",
-                delivery_count=delivery_count,
-                outcome="retry",
-                fingerprint="",
-                error="",
-                failed_at=at(delivery_count),
-            )
-            for delivery_count in range(1000)
+            FailedDeliveryFactory.build(message_id=message.id, delivery_count=count, failed_at=at(count)) for count in range(1000)
         )
 
         told = read_timeline("default", message.id).entries[1:]

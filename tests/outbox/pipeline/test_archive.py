@@ -1,12 +1,10 @@
 """The archiving job as a process, which does not get as far as Spark here; and what the archive holds back from the prune."""
 
-import os
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from django.db import connection
 
 from outbox import database
 from outbox.database import partitions
@@ -14,7 +12,7 @@ from outbox.models import Duplicate, Gap
 from outbox.pipeline.archive import HOLD
 from outbox.pipeline.models import ArchivedDay, RecordedMessage
 from outbox.relay.maintenance import prune
-from tests.database_url import url_of
+from tests.database_url import environment_of
 from tests.factories import message_id
 from tests.waiting import wait_until
 
@@ -46,11 +44,10 @@ def at_work(watcher):
 
 class TestAKilledProcess:
     def test_takes_its_job_along(self, tmp_path):
-        told = {"DATABASE_URL": url_of(connection.settings_dict), "DJANGO_SETTINGS_MODULE": "tests.settings"}
         with database.connect("default") as holder, database.connect("default") as watcher, holder.transaction():
             holder.execute("LOCK TABLE outbox_archived_day")  # where the job looks for days: it can go no further
             command = [sys.executable, "-c", ARCHIVE, str(tmp_path)]
-            with subprocess.Popen(command, env={**os.environ, **told}, stdin=subprocess.PIPE) as process:
+            with subprocess.Popen(command, env=environment_of("tests.process_settings"), stdin=subprocess.PIPE) as process:
                 wait_until(lambda: at_work(watcher) == [True], seconds=30)
 
                 process.kill()

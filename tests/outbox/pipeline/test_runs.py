@@ -180,7 +180,7 @@ class TestAKilledProcess:
     @pytest.fixture
     def process(self, ended, folder):
         url = url_of({**connection.settings_dict, "PASSWORD": PASSWORD})
-        told = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "TMPDIR": str(folder)}
+        told = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.process_settings", "TMPDIR": str(folder)}
         does = {"OUTBOX_TEST_JOB": "waits", "OUTBOX_TEST_FILE": str(ended)}
         environment = {**os.environ, **told, **does}
         pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}  # we hold its input: a job that inherits it would live on

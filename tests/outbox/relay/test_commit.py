@@ -50,22 +50,14 @@ class TestCommitAndConclude:
 
         assert (stored(batch).state, stored(batch).open) == (State.PREPARED, [2])
 
-    def test_leaves_all_open_when_the_broker_raises(self, committer, broker, make_topic, monkeypatch):
+    @pytest.mark.parametrize(
+        "end",
+        [lambda *_, **options: 1 / 0, lambda *_, **options: [SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)]],
+        ids=["the broker raises", "one outcome for two"],
+    )
+    def test_leaves_all_open_when_the_outcomes_are_not_known(self, committer, broker, make_topic, monkeypatch, end):
         batch = self.decide(committer, broker, make_topic)
-
-        def fail(*args, **options):
-            raise RuntimeError("not foreseen")
-
-        monkeypatch.setattr(broker, "end", fail)
-        ends = committer.commit_halves([batch])
-
-        assert list(ends[0].unanswered) == [1, 2]
-        assert committer.conclude(ends) == set()
-        assert (stored(batch).state, stored(batch).open) == (State.PREPARED, None)  # NULL: all are open
-
-    def test_leaves_all_open_when_the_outcomes_do_not_fit(self, committer, broker, make_topic, monkeypatch):
-        batch = self.decide(committer, broker, make_topic)
-        monkeypatch.setattr(broker, "end", lambda *args, **options: [SendResult(SendStatus.ACCEPTED, ended=Ended.COMMITTED)])
+        monkeypatch.setattr(broker, "end", end)
 
         ends = committer.commit_halves([batch])
 

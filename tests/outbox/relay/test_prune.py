@@ -12,10 +12,8 @@ from outbox.errors import ConfigurationError
 from outbox.extensions import Extension, RetentionHold
 from outbox.models import (
     Batch,
-    CheckBack,
     DeadMessage,
     Duplicate,
-    FailedDelivery,
     FailedSend,
     Gap,
     IdempotencyKey,
@@ -26,6 +24,7 @@ from outbox.models import (
     Topic,
 )
 from outbox.relay.maintenance import Pruned, prune
+from outbox.testing.factories import CheckBackFactory, FailedDeliveryFactory, InboxFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -257,20 +256,10 @@ class TestBooks:
     def write_books(self, moment):
         key = moment.isoformat()
         about = {"consumer_group": "g", "message_id": message_id(), "topic": "t"}
-        Inbox.objects.create(**about, idempotency_key=key, handled_at=moment)
-        FailedDelivery.objects.create(**about, delivery_count=1, outcome="retry", fingerprint="f", error="e", failed_at=moment)
+        InboxFactory(**about, idempotency_key=key, handled_at=moment)
+        FailedDeliveryFactory(**about, failed_at=moment)
         Duplicate.objects.create(**about, delivery_count=2, dropped_at=moment)
-        CheckBack.objects.create(
-            request_id=key,
-            asked_by="endpoint",
-            topic="t",
-            message_id="m",
-            half_id="h",
-            answer="COMMIT",
-            reason="r",
-            milliseconds=1,
-            answered_at=moment,
-        )
+        CheckBackFactory(request_id=key, answered_at=moment)
         FailedSend.objects.create(batch_id=1, attempt=1, message_ids=[], verdict="unsure", reason="r", failed_at=moment)
         OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=moment)
         Gap.objects.create(

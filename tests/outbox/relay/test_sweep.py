@@ -158,14 +158,19 @@ class TestSweepOfForgottenHalves:
 
         self.forget = lambda: monkeypatch.setattr(broker, "end", answer)
 
-    def test_sends_again_at_once_what_surely_never_was_visible(self, relay, broker, prepare):
+    @pytest.mark.parametrize(
+        ("standing", "count", "state"),
+        [(HalfStatus.GONE, "returned", State.RELEASED), (HalfStatus.UNPROVEN, "dead", State.DEAD)],
+        ids=["sends again at once what surely never was visible", "gives up what nobody can tell of"],
+    )
+    def test_ends_what_is_not_visible(self, relay, broker, prepare, standing, count, state):
         batch = prepare(1, ago=timedelta(minutes=1))
-        broker.fail("look_up_halves", HalfStatus.GONE)
+        broker.fail("look_up_halves", standing)
         self.forget()
 
-        assert relay.sweep().returned == 1
+        assert getattr(relay.sweep(), count) == 1
 
-        assert stored(batch).state == State.RELEASED
+        assert stored(batch).state == state
 
     def test_marks_what_is_visible(self, relay, broker, prepare):
         batch = prepare(1)
@@ -184,15 +189,6 @@ class TestSweepOfForgottenHalves:
         relay.sweep()
 
         assert stored(batch).state == State.PREPARED
-
-    def test_gives_up_what_nobody_can_tell_of(self, relay, broker, prepare):
-        batch = prepare(1)
-        broker.fail("look_up_halves", HalfStatus.UNPROVEN)
-        self.forget()
-
-        assert relay.sweep().dead == 1
-
-        assert stored(batch).state == State.DEAD
 
     def test_asks_about_nothing_that_was_answered(self, relay, broker, prepare, monkeypatch):
         prepare(1)

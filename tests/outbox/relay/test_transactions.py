@@ -57,6 +57,20 @@ def relay_beside(connect_broker, make_relay) -> Callable[..., Relay]:
     return make
 
 
+@pytest.fixture
+def topic(relay: Relay, make_topic: Callable[..., Any]) -> Any:
+    """A topic of a relay that has opened its lane."""
+    topic = make_topic("normal")
+    relay.step()
+    return topic
+
+
+@pytest.fixture
+def tickets(topic: Any) -> list[Any]:
+    """Two messages that wait."""
+    return TicketFactory.create_batch(2, topic=topic)
+
+
 def shown(broker: MemoryBroker, topic: Any) -> list[str]:
     return [message.message_id for message in broker.visible(topic.name)]
 
@@ -102,9 +116,7 @@ class TestRound:
         assert set(Batch.objects.values_list("state", "tx_lane", "tx_attempt")) == {(State.SENT, 1, 1)}
         assert all(f"[{batch.id},1]" in (marker_of(broker) or "") for batch in Batch.objects.all())
 
-    def test_claims_few_new_messages_alike(self, relay, broker, make_topic):
-        topic = make_topic("normal")
-        relay.step()
+    def test_claims_few_new_messages_alike(self, relay, broker, topic):
         ticket = TicketFactory(topic=topic)
 
         relay.step(frozenset([topic.id]))
@@ -202,10 +214,7 @@ class TestRound:
 
 class TestLostAnswer:
     @pytest.mark.parametrize("is_committed", [True, False])
-    def test_is_settled_by_the_marker(self, relay, broker, make_topic, is_committed):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_is_settled_by_the_marker(self, relay, broker, topic, tickets, is_committed):
         broker.fail("send_transaction", "unsure", stored=is_committed)
 
         relay.step()
@@ -217,10 +226,7 @@ class TestLostAnswer:
         batch = stored(in_doubt)
         assert (batch.state, batch.attempt, batch.failures) == (State.SENT, 1 if is_committed else 2, 0)
 
-    def test_is_not_sent_before_the_lane_was_fenced(self, relay, broker, make_topic):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_is_not_sent_before_the_lane_was_fenced(self, relay, broker, topic, tickets):
         broker.fail("send_transaction", "unsure", late=True)
 
         relay.step()
@@ -232,10 +238,7 @@ class TestLostAnswer:
 
 
 class TestError:
-    def test_before_the_mark_is_settled_before_the_next_transaction(self, relay, broker, make_topic, monkeypatch):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_before_the_mark_is_settled_before_the_next_transaction(self, relay, broker, topic, tickets, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("outbox.relay.transactions.mark_committed", lambda *args: 1 / 0)
             relay.step()
@@ -261,10 +264,7 @@ DEATHS = {
 class TestDeath:
     @pytest.mark.parametrize("lane", [LANE, OTHER], ids=["same-lane", "other-lane"])
     @pytest.mark.parametrize("place", DEATHS)
-    def test_leaves_one_copy(self, relay, relay_beside, broker, make_topic, monkeypatch, place, lane):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_leaves_one_copy(self, relay, relay_beside, broker, topic, tickets, monkeypatch, place, lane):
         die(relay, monkeypatch, place)
         visible = len(shown(broker, topic))
         end_leases()
@@ -278,11 +278,8 @@ class TestDeath:
     @pytest.mark.parametrize("place", ["relay.after_claim", "relay.before_fence", "relay.after_fence", "relay.after_adopt"])
     @pytest.mark.parametrize("is_committed", [True, False])
     def test_of_one_that_resolves_leaves_one_copy(
-        self, relay, relay_beside, broker, make_topic, monkeypatch, place, is_committed
+        self, relay, relay_beside, broker, topic, tickets, monkeypatch, place, is_committed
     ):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
         die(relay, monkeypatch, "relay.after_transaction" if is_committed else "relay.before_transaction")
         end_leases()
         second = relay_beside(lane=OTHER)
@@ -298,10 +295,7 @@ class TestDeath:
         assert Batch.objects.get().state == State.SENT
 
     @pytest.mark.parametrize("place", ["relay.after_open", "relay.after_settle"])
-    def test_while_it_settles_leaves_one_copy(self, relay, relay_beside, broker, make_topic, monkeypatch, place):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_while_it_settles_leaves_one_copy(self, relay, relay_beside, broker, topic, tickets, monkeypatch, place):
         die(relay, monkeypatch, "relay.after_transaction")
         die(relay_beside(), monkeypatch, place)
 
@@ -309,11 +303,8 @@ class TestDeath:
 
         assert shown(broker, topic) == ids(tickets)
 
-    def test_of_its_lane_only_in_the_database_leaves_one_copy(self, relay, relay_beside, broker, make_topic, monkeypatch):
+    def test_of_its_lane_only_in_the_database_leaves_one_copy(self, relay, relay_beside, broker, topic, tickets, monkeypatch):
         """The relay lives on while another has its lane: its commit comes too late, or its mark does."""
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
         send = broker.send_transaction
 
         def send_late(*args):
@@ -328,11 +319,8 @@ class TestDeath:
 
         assert shown(broker, topic) == ids(tickets)
 
-    def test_after_the_claim_of_its_lane_is_seen_in_the_marker(self, relay, relay_beside, broker, make_topic, monkeypatch):
+    def test_after_the_claim_of_its_lane_is_seen_in_the_marker(self, relay, relay_beside, broker, topic, tickets, monkeypatch):
         """A relay that claims a batch of another lane reads the marker afterwards: the batch may have been sent just before."""
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
         die(relay, monkeypatch, "relay.before_transaction")
         end_leases()
         other = relay_beside(lane=OTHER)
@@ -352,11 +340,8 @@ class TestDeath:
         assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
 
-    def test_of_its_lane_after_the_claim_leaves_one_copy(self, relay, relay_beside, broker, make_topic, monkeypatch):
+    def test_of_its_lane_after_the_claim_leaves_one_copy(self, relay, relay_beside, broker, topic, tickets, monkeypatch):
         """What was claimed before a lane was opened is not sent in it: another holder may have sent it in between."""
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
 
         claim = relay._claim
 
@@ -376,11 +361,9 @@ class TestDeath:
 
     @pytest.mark.parametrize("lane", [LANE, OTHER], ids=["same-lane", "other-lane"])
     def test_after_a_resend_is_not_settled_by_the_marker_of_the_first_time(
-        self, relay, relay_beside, broker, make_topic, monkeypatch, lane
+        self, relay, relay_beside, broker, topic, monkeypatch, lane
     ):
-        topic = make_topic("normal")
-        relay.step()
-        [ticket] = TicketFactory.create_batch(1, topic=topic)
+        ticket = TicketFactory(topic=topic)
         relay.drain()
         resend(database.raw("default"), [ticket.message_id], lost_before=timezone.now() + LONG)
         die(relay, monkeypatch, "relay.before_transaction")
@@ -390,10 +373,7 @@ class TestDeath:
 
         assert shown(broker, topic) == ids([ticket, ticket])
 
-    def test_that_was_only_assumed_cannot_commit_after_another_lane_took_over(self, relay, relay_beside, broker, make_topic):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
+    def test_that_was_only_assumed_cannot_commit_after_another_lane_took_over(self, relay, relay_beside, broker, topic, tickets):
         broker.fail("send_transaction", "unsure", late=True)
         relay.step()
         end_leases()
@@ -404,11 +384,8 @@ class TestDeath:
         assert shown(broker, topic) == ids(tickets)
 
     def test_of_the_one_before_is_not_resolved_by_a_relay_that_lost_the_batch(
-        self, relay, relay_beside, broker, make_topic, monkeypatch
+        self, relay, relay_beside, broker, topic, tickets, monkeypatch
     ):
-        topic = make_topic("normal")
-        relay.step()
-        tickets = TicketFactory.create_batch(2, topic=topic)
         die(relay, monkeypatch, "relay.before_transaction")
         end_leases()
         late = relay_beside(lane=OTHER)
@@ -432,10 +409,7 @@ class TestDeath:
 
 
 class TestLostMarker:
-    def test_leaves_what_is_in_doubt_to_an_operator(self, relay, relay_beside, broker, make_topic, monkeypatch, caplog):
-        topic = make_topic("normal")
-        relay.step()
-        TicketFactory.create_batch(2, topic=topic)
+    def test_leaves_what_is_in_doubt_to_an_operator(self, relay, relay_beside, broker, topic, tickets, monkeypatch, caplog):
         die(relay, monkeypatch, "relay.after_transaction")
         lose_marker(broker)
         later = TicketFactory(topic=topic)
@@ -448,10 +422,7 @@ class TestLostMarker:
         assert "Replay sends it, perhaps a second time" in caplog.text
         assert shown(broker, topic)[2:] == ids([later])
 
-    def test_of_another_lane_leaves_its_batch_to_an_operator(self, relay, relay_beside, broker, make_topic, monkeypatch):
-        topic = make_topic("normal")
-        relay.step()
-        TicketFactory.create_batch(2, topic=topic)
+    def test_of_another_lane_leaves_its_batch_to_an_operator(self, relay, relay_beside, broker, topic, tickets, monkeypatch):
         die(relay, monkeypatch, "relay.after_transaction")
         lose_marker(broker)
         end_leases()

@@ -11,6 +11,8 @@ import pytest
 
 from tests.quotes import is_quoted, python_blocks
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 SHOP_TESTS = ["tests/shop/test_orders.py", "tests/shop/test_orders_unittest.py"]
 PAGE = (ROOT / "docs/how-to/test.md").read_text()

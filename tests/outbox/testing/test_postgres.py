@@ -39,11 +39,22 @@ def is_running(pid: int) -> bool:
 
 
 class TestPostgres:
-    def test_answers_at_its_url(self):
-        with Postgres() as server:
-            answer = ask(server.url, "SELECT current_user || ' in ' || current_database()")
+    @pytest.fixture(scope="class")
+    def server(self):
+        with Postgres(max_connections=23) as server:
+            yield server
 
-        assert answer == "postgres in postgres"
+    def test_answers_at_its_url(self, server):
+        assert ask(server.url, "SELECT current_user || ' in ' || current_database()") == "postgres in postgres"
+
+    def test_takes_as_many_connections_as_it_was_told(self, server):
+        assert ask(server.url, "SHOW max_connections") == "23"
+
+    def test_leaves_the_disk_out_unless_durable(self, server, folder):
+        with Postgres(folder / "home", durable=True) as other:
+            durable = ask(other.url, "SHOW fsync")
+
+        assert (ask(server.url, "SHOW fsync"), durable) == ("off", "on")
 
     def test_has_a_url_that_dj_database_url_reads(self, folder):
         server = Postgres(folder / "Home")
@@ -109,20 +120,6 @@ class TestPostgres:
             answer = ask(server.url, "SELECT 1")
 
         assert answer == "1"
-
-    def test_leaves_the_disk_out_unless_durable(self, folder):
-        with Postgres(folder / "home") as server:
-            fast = ask(server.url, "SHOW fsync")
-        with Postgres(folder / "home", durable=True) as server:
-            durable = ask(server.url, "SHOW fsync")
-
-        assert (fast, durable) == ("off", "on")
-
-    def test_takes_as_many_connections_as_it_was_told(self):
-        with Postgres(max_connections=23) as server:
-            answer = ask(server.url, "SHOW max_connections")
-
-        assert answer == "23"
 
     def test_outlives_the_thread_that_started_it(self):
         server = Postgres()

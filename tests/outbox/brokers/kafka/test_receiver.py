@@ -63,6 +63,16 @@ def open_member(clock: Clock) -> Iterator[Open]:
 
 
 @pytest.fixture
+def topic() -> str:
+    return create_topic()
+
+
+@pytest.fixture
+def mine(open_member: Open, topic: str) -> KafkaBroker:
+    return open_member(topic)
+
+
+@pytest.fixture
 def group() -> str:
     return f"group-{uuid.uuid4().hex[:8]}"
 
@@ -90,10 +100,8 @@ def bodies(deliveries: list[Delivery]) -> list[bytes]:
 
 
 class TestMessagesOfOthers:
-    def test_without_id_are_identified_by_their_place_for_good(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_without_id_are_identified_by_their_place_for_good(self, topic, mine, group):
         produce(topic, b"a", timestamp=1_700_000_000_123)
-        mine = open_member(topic)
         [first] = receive(mine, group)
 
         mine.release([first])
@@ -102,7 +110,7 @@ class TestMessagesOfOthers:
         assert first.message_id == again.message_id == f"{topic}/0/0@1700000000123"
         assert (first.queue, first.pos) == ("0", 0)
 
-    def test_are_read_whatever_they_have(self, open_member: Open, group: str):
+    def test_are_read_whatever_they_have(self, open_member, group):
         topic = create_topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})
         headers = [("n", None), ("b", b"\xfe"), ("ce_type", b"OrderPaid")]
         produce(topic, None, key=b"\xff\x00", headers=headers, timestamp=1_700_000_000_123_456)
@@ -112,9 +120,7 @@ class TestMessagesOfOthers:
         assert (tombstone.body, tombstone.key, tombstone.stored_at) == (b"", "\\xff\x00", None)
         assert tombstone.headers == {"n": "", "b": "\\xfe", "ce-type": "OrderPaid"}
 
-    def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_with_headers_that_cannot_be_read_have_no_id_and_leave_others_alone(self, topic, mine, group):
         mine.send([message(topic) for _ in range(100)])
         mine.ack(receive(mine, group, count=100))  # the interpreter has specialized its calls by now
         produce_with_header(topic, b"b\xffd")
@@ -131,9 +137,7 @@ class TestMessagesOfOthers:
 
 
 class TestOffsets:
-    def test_stay_behind_what_is_not_settled(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_stay_behind_what_is_not_settled(self, open_member, topic, mine, group):
         mine.send([message(topic, b"%d" % n) for n in range(5)])
         found = receive(mine, group, count=5)
 
@@ -142,9 +146,7 @@ class TestOffsets:
 
         assert bodies(receive(open_member(topic), group, count=5)) == [b"0", b"1", b"2", b"3", b"4"]
 
-    def test_are_committed_before_a_member_leaves(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_are_committed_before_a_member_leaves(self, open_member, topic, mine, group):
         mine.send([message(topic, b"%d" % n) for n in range(5)])
         found = receive(mine, group, count=5)
 
@@ -154,18 +156,14 @@ class TestOffsets:
         again = receive(open_member(topic), group, count=2)
         assert [(one.body, one.delivery_count) for one in again] == [(b"3", 2), (b"4", 2)]
 
-    def test_are_those_behind_the_ends_of_transactions_when_nothing_is_left(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_are_those_behind_the_ends_of_transactions_when_nothing_is_left(self, topic, mine, group):
         mine.open_lane(new_source(), 0)
         mine.send_transaction(0, [message(topic, b"a")], "[]")
         mine.ack(receive(mine, group))
 
         wait_until(lambda: once(mine, group) == [] and mine.backlog(group).waiting == {topic: 0}, SECONDS)
 
-    def test_leave_a_message_that_nobody_was_handed_its_first_delivery(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_leave_a_message_that_nobody_was_handed_its_first_delivery(self, open_member, topic, mine, group):
         mine.send([message(topic, b"a"), message(topic, b"b")])
         receive(mine, group, limit=1)
 
@@ -175,7 +173,7 @@ class TestOffsets:
 
 
 class TestHand:
-    def test_is_of_all_partitions_and_no_longer_than_the_limit(self, open_member: Open, group: str):
+    def test_is_of_all_partitions_and_no_longer_than_the_limit(self, open_member, group):
         topic = create_topic(partitions=4)
         mine = open_member(topic, kind=TopicType.FIFO)
         mine.send([message(topic, key=str(n)) for n in range(100)])
@@ -190,8 +188,7 @@ class TestHand:
         assert len({one.message_id for one in seen}) == 100
         assert len({one.queue for one in seen[:60]}) > 1
 
-    def test_of_an_ordered_partition_is_the_next_one_when_all_of_it_has_ended(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_of_an_ordered_partition_is_the_next_one_when_all_of_it_has_ended(self, open_member, topic, group):
         mine = open_member(topic, kind=TopicType.FIFO)
         mine.send([message(topic, b"%d" % n, key="ab"[n % 2]) for n in range(1500)])
         hand = receive(mine, group, count=32, limit=32)
@@ -206,9 +203,7 @@ class TestHand:
         assert open_records <= 64
         assert bodies(receive(mine, group, count=32, limit=32)) == [b"%d" % n for n in range(32, 64)]
 
-    def test_goes_on_behind_what_is_held_of_a_topic_without_order_up_to_its_limit(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_goes_on_behind_what_is_held_of_a_topic_without_order_up_to_its_limit(self, topic, mine, group):
         mine.send([message(topic, b"%d" % n) for n in range(100)])
         first, *rest = receive(mine, group, count=32, limit=32)
 
@@ -219,8 +214,7 @@ class TestHand:
         assert behind == []
         assert len(receive(mine, group, count=32, limit=32)) == 32
 
-    def test_that_was_released_begins_again_at_its_first_message_that_is_not_acknowledged(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_that_was_released_begins_again_at_its_first_message_that_is_not_acknowledged(self, open_member, topic, group):
         mine = open_member(topic, kind=TopicType.FIFO)
         mine.send([message(topic, b"%d" % n, key="a") for n in range(6)])
         hand = receive(mine, group, count=4, limit=4)
@@ -232,7 +226,7 @@ class TestHand:
         assert [(one.body, one.delivery_count) for one in again] == [(b"2", 2), (b"3", 2), (b"4", 1), (b"5", 1)]
         assert mine.ack(hand[2:]) == [False, False]
 
-    def test_is_of_the_topics_that_are_asked_for(self, open_member: Open, group: str):
+    def test_is_of_the_topics_that_are_asked_for(self, open_member, group):
         paused, other = create_topic(), create_topic()
         mine = open_member(paused, other)
         mine.send([message(topic, b"%d" % n) for topic in (paused, other) for n in range(200)])
@@ -253,17 +247,13 @@ class TestHand:
 class TestInUse:
     """The metadata of a committed offset says which records may have been handed out."""
 
-    def test_is_committed_before_the_first_record_is_handed_out(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_is_committed_before_the_first_record_is_handed_out(self, topic, mine, group):
         mine.send([message(topic) for _ in range(10)])
         wait_until(lambda: once(mine, group, limit=4), SECONDS)
 
         assert noted(topic, group) == (0, 4)
 
-    def test_ends_where_commits_fail(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_ends_where_commits_fail(self, topic, mine, group, monkeypatch):
         mine.send([message(topic, b"%d" % n) for n in range(10)])
         hand = receive(mine, group, count=4, limit=4)
         monkeypatch.setattr(GroupMember, "_commit", lambda self, partitions: set())
@@ -275,8 +265,7 @@ class TestInUse:
         assert behind == []
         assert bodies(receive(mine, group, count=4, limit=4)) == [b"4", b"5", b"6", b"7"]
 
-    def test_of_a_killed_member_is_what_its_successor_takes_for_redelivered(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_of_a_killed_member_is_what_its_successor_takes_for_redelivered(self, open_member, topic, group):
         killed = open_member(topic)
         killed.send([message(topic) for _ in range(10)])
         killed.ack(receive(killed, group, count=4, limit=4)[:1])
@@ -286,8 +275,7 @@ class TestInUse:
 
         assert [one.delivery_count for one in again] == [2, 2, 2, 2, 1, 1, 1, 1, 1]
 
-    def test_that_was_inherited_outlasts_a_member_that_did_not_come_so_far(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_that_was_inherited_outlasts_a_member_that_did_not_come_so_far(self, open_member, topic, group):
         killed = open_member(topic)
         killed.send([message(topic) for _ in range(10)])
         receive(killed, group, count=4, limit=4)
@@ -300,9 +288,7 @@ class TestInUse:
         again = receive(open_member(topic), group, count=9, limit=9)
         assert [one.delivery_count for one in again] == [2, 2, 2, 1, 1, 1, 1, 1, 1]
 
-    def test_is_over_when_a_member_leaves_with_nothing_open(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_is_over_when_a_member_leaves_with_nothing_open(self, topic, mine, group):
         mine.send([message(topic) for _ in range(4)])
         mine.ack(receive(mine, group, count=4, limit=4))
 
@@ -310,9 +296,8 @@ class TestInUse:
 
         assert noted(topic, group) == (4, 0)
 
-    def test_is_over_when_a_partition_is_idle(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+    def test_is_over_when_a_partition_is_idle(self, open_member, topic, group, monkeypatch):
         monkeypatch.setattr(receiver, "IDLE_SECONDS", 0.5)
-        topic = create_topic()
         killed = open_member(topic)
         killed.send([message(topic)])
         killed.ack(receive(killed, group, limit=4))
@@ -359,7 +344,7 @@ def forget(broker: KafkaBroker, group: str) -> None:
 
 class TestRebalance:
     @pytest.mark.parametrize("client", [SESSION, KIP_848], ids=["classic", "kip-848"])
-    def test_neither_doubles_nor_skips_a_message(self, open_member: Open, group: str, client: dict[str, Any]):
+    def test_neither_doubles_nor_skips_a_message(self, open_member, group, client):
         topic = create_topic(partitions=4)
         sender = open_member(topic)
         seen: list[str] = []
@@ -391,11 +376,8 @@ class TestRebalance:
         assert set(seen) == set(sent)
         assert len(seen) <= len(sent) + len(late)
 
-    def test_takes_a_delivery_away_from_a_member_that_does_not_call(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_takes_a_delivery_away_from_a_member_that_does_not_call(self, open_member, topic, group, monkeypatch):
         monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
-        topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
         held = receive(slow, group)
@@ -405,12 +387,9 @@ class TestRebalance:
         assert [(one.body, one.delivery_count) for one in other] == [(b"a", 2)]
         assert slow.ack(held) == [False]
 
-    def test_leaves_a_delivery_that_is_renewed_with_its_member(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_leaves_a_delivery_that_is_renewed_with_its_member(self, open_member, topic, group, monkeypatch):
         monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
         monkeypatch.setattr(receiver, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
-        topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
         held = receive(slow, group)
@@ -423,8 +402,7 @@ class TestRebalance:
         assert slow.ack(held) == [True]
         assert once(slow, group) == []
 
-    def test_finds_the_partitions_that_a_topic_gets_later(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
-        topic = create_topic()
+    def test_finds_the_partitions_that_a_topic_gets_later(self, open_member, topic, group, monkeypatch):
         mine = open_member(topic, START="latest", CLIENT={**SESSION, "topic.metadata.refresh.interval.ms": 500})
         once(mine, group)
         admin = AdminClient({"bootstrap.servers": server().address, **QUIET})
@@ -437,8 +415,7 @@ class TestRebalance:
 
 
 class TestOwner:
-    def test_cannot_be_taken_over_while_the_group_has_members(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_cannot_be_taken_over_while_the_group_has_members(self, open_member, topic, group):
         mine, theirs = open_member(topic), open_member(topic)
         mine.set_owner(group, "urn:uuid:1", "shop")
         mine.send([message(topic, b"a")])
@@ -447,9 +424,7 @@ class TestOwner:
         with pytest.raises(BrokerUnavailable, match="still has members"):
             theirs.set_owner(group, "urn:uuid:2", "depot", take_over=True)
 
-    def test_is_nobody_where_another_program_has_committed_offsets(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_is_nobody_where_another_program_has_committed_offsets(self, open_member, topic, mine, group):
         mine.send([message(topic, b"a")])
         mine.ack(receive(mine, group))
 
@@ -462,7 +437,7 @@ class TestOwner:
 
 
 class TestStart:
-    def test_at_the_end_holds_for_a_topic_that_is_new_to_a_group_with_members(self, open_member: Open, group: str):
+    def test_at_the_end_holds_for_a_topic_that_is_new_to_a_group_with_members(self, open_member, group):
         old, new = create_topic(), create_topic()
         veteran = open_member(old)
         veteran.send([message(old, b"0")])
@@ -483,8 +458,7 @@ class TestStart:
         done.set()
         calls.join(SECONDS)
 
-    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, open_member: Open, group: str):
-        topic = create_topic()
+    def test_at_the_end_is_not_for_a_group_whose_offsets_were_deleted(self, open_member, topic, group):
         produce(topic, b"meanwhile")
         mine = open_member(topic, START="latest")
         mine.set_owner(group, "urn:uuid:1", "shop", known_topics=[topic])
@@ -493,9 +467,7 @@ class TestStart:
 
 
 class TestTopics:
-    def test_that_are_missing_are_named_and_leave_others_alone(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_that_are_missing_are_named_and_leave_others_alone(self, open_member, group, monkeypatch):
         monkeypatch.setattr(receiver, "REFUSED_SECONDS", 0.5)
         there, missing = create_topic(), f"missing-{uuid.uuid4().hex[:8]}"
         mine = open_member(there, missing)
@@ -509,9 +481,7 @@ class TestTopics:
         assert bodies(receive(mine, group)) == [b"b"]
         assert mine.refusals == {}
 
-    def test_that_are_deleted_and_created_again_are_read_from_their_start(self, open_member: Open, group: str):
-        topic = create_topic()
-        mine = open_member(topic)
+    def test_that_are_deleted_and_created_again_are_read_from_their_start(self, topic, mine, group):
         mine.send([message(topic, b"old") for _ in range(5)])
         mine.ack(receive(mine, group, count=5))
 
@@ -527,10 +497,9 @@ class TestTopics:
 
     @pytest.mark.parametrize("is_restarted", [False, True], ids=["live", "restarted"])
     def test_that_have_more_records_than_before_are_read_from_their_start(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, caplog, is_restarted: bool
+        self, open_member, topic, group, monkeypatch, caplog, is_restarted
     ):
         monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.5)
-        topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"old") for _ in range(5)])
         mine.ack(receive(mine, group, count=5))
@@ -551,12 +520,8 @@ class TestTopics:
         assert found == {b"%d" % number for number in range(10)}
         assert f"Topic {topic!r} was deleted and created again" in caplog.text
 
-    def test_with_a_transaction_that_stays_open_are_named(
-        self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
-    ):
+    def test_with_a_transaction_that_stays_open_are_named(self, topic, mine, group, monkeypatch, clock):
         monkeypatch.setattr(receiver, "TOPICS_SECONDS", 0.2)
-        topic = create_topic()
-        mine = open_member(topic)
         theirs = Producer({"bootstrap.servers": server().address, "transactional.id": uuid.uuid4().hex, **QUIET})
         theirs.init_transactions(SECONDS)
         theirs.begin_transaction()
@@ -587,9 +552,8 @@ def _is_created(topic: str) -> bool:
 
 
 class TestOutage:
-    def test_of_the_broker_is_said_and_over_when_it_is_back(self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch):
+    def test_of_the_broker_is_said_and_over_when_it_is_back(self, open_member, topic, group, monkeypatch):
         monkeypatch.setattr(receiver, "UNANSWERED_SECONDS", 0.5)
-        topic = create_topic()
         mine = open_member(topic)
         mine.send([message(topic, b"a")])
         mine.ack(receive(mine, group))

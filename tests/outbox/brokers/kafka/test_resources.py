@@ -24,6 +24,7 @@ from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec, TopicType
 from outbox.relay.rounds import Relay
 from project.servers.kafka import Kafka
+from tests.commands import run as run_command
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.kafka_node import JARS, server
 from tests.outbox.brokers.kafka import cluster, secured
@@ -208,12 +209,8 @@ def run(settings: Any, no_consumers: None) -> Callable[..., tuple[dict[str, Any]
         }
         for topic in topics.values():
             consumer(topic=topic, group="cart")(lambda message, context: None)
-        out = StringIO()
-        try:
-            call_command("outbox_topics", "--json", *arguments, stdout=out)
-        except SystemExit as end:
-            return {one["broker"]: one for one in json.loads(out.getvalue())["brokers"]}, int(str(end.code))
-        return {one["broker"]: one for one in json.loads(out.getvalue())["brokers"]}, 0
+        printed, code = run_command("outbox_topics", "--json", *arguments)
+        return {one["broker"]: one for one in json.loads(printed)["brokers"]}, code
 
     return run
 

@@ -10,7 +10,11 @@ import threading
 from datetime import timedelta
 
 from outbox import RetryLater, RetryPolicy, consumer
+from outbox.consuming import lease_thread
 from project.shop.models import CartEntry
+
+if seconds := os.environ.get("GIVE_UP_SECONDS"):
+    lease_thread.GIVE_UP_SECONDS = float(seconds)
 
 
 class Unspeakable(Exception):

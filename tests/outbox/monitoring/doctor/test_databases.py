@@ -59,18 +59,8 @@ class TestDatabases:
 
         assert found == [("warning", "It has no tables of the outbox.")]
 
-    def test_are_named_when_a_migration_is_missing(self, concerns):
-        partitions.make_days("other")
-        ((_, last),) = MigrationLoader(None).graph.leaf_nodes("outbox")
-        move = "UPDATE django_migrations SET app = '{}' WHERE app = '{}' AND name = '" + last + "'"
-
-        with changed(move.format("not yet", "outbox"), move.format("outbox", "not yet")):
-            found = concerns()
-
-        assert found == [("error", f"migrations are missing: {last}")]
-
-    @pytest.mark.parametrize("app", ["outbox_embedded", "outbox_pipeline"])
-    def test_are_named_when_a_migration_of_an_app_is_missing(self, concerns, app):
+    @pytest.mark.parametrize("app", ["outbox", "outbox_embedded", "outbox_pipeline"])
+    def test_are_named_when_a_migration_is_missing(self, concerns, app):
         partitions.make_days("other")
         ((_, last),) = MigrationLoader(None).graph.leaf_nodes(app)
         move = "UPDATE django_migrations SET app = '{}' WHERE app = '{}' AND name = '" + last + "'"

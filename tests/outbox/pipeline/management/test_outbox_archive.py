@@ -2,29 +2,23 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from io import StringIO
+from functools import partial
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from outbox import database
 from outbox.database.locks import Lock
+from tests.commands import run
+
+told = partial(run, "outbox_archive", "--database", "default")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # the job has what Spark's extra installs
 
 
-def told(*arguments):
-    out = StringIO()
-    try:
-        call_command("outbox_archive", "--database", "default", *arguments, stdout=out)
-    except SystemExit as end:
-        return end.code, out.getvalue()
-    return 0, out.getvalue()
-
-
 class TestTheCommand:
     def test_says_which_days_are_kept_and_why(self, held):
-        code, text = told()
+        text, code = told()
 
         assert code == 1
         assert text.splitlines() == [
@@ -34,7 +28,7 @@ class TestTheCommand:
         ]
 
     def test_says_the_same_as_json(self, held):
-        code, text = told("--json")
+        text, code = told("--json")
 
         assert code == 1
         report = json.loads(text)["default"]
@@ -44,7 +38,7 @@ class TestTheCommand:
         archive = {"PATH": str(with_archive), "AFTER": timedelta(days=365 * 100)}
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": archive}}
 
-        assert told() == (0, "Database 'default'\n  nothing is due\n")
+        assert told() == ("Database 'default'\n  nothing is due\n", 0)
 
     def test_ends_with_2_while_another_archiver_is_at_work(self, ids, with_archive):
         with database.connect("default") as other:

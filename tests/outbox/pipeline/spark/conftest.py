@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 POM = HERE / "kafka_source_pom.xml"
 JARS = Path(settings.BASE_DIR) / "var/kafka/source"
 
-collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py", "*/test_*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["*"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

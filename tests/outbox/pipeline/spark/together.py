@@ -65,7 +65,9 @@ def audit_together(spark: Any, worlds: Sequence[World]) -> list[Report]:
             whole.frames[name] += marked
     whole.set(groups=[AuditedGroup(name, topics, is_from_start) for (name, is_from_start), topics in groups.items()])
     report = whole.audit(spark)
-    return [_report_of(report, f".{nth}") for nth in range(len(worlds))]
+    marks = tuple(f".{nth}" for nth in range(len(worlds)))
+    assert [finding for finding in report.findings if not finding.topic.endswith(marks)] == []
+    return [_report_of(report, mark) for mark in marks]
 
 
 def _report_of(whole: Report, mark: str) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import UTC, date, datetime, time, timedelta
 
 import pytest
@@ -10,15 +9,13 @@ from django.db import connection as django_connection
 
 from outbox import database
 from outbox.database import partitions
-from outbox.models import CheckBack, Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
+from outbox.models import Duplicate, FailedDelivery, FailedSend, Inbox, OperatorAct, State
 from outbox.pipeline.job_config import database_source
 from outbox.pipeline.models import RecordedMessage
 from outbox.pipeline.spark.archiver import ArchiveConfig, Archiver
 from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.lake import Lake
 from outbox.pipeline.spark.records import archive_lock
-
-collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
 
 FIRST, SECOND = date(2001, 2, 3), date(2001, 2, 4)
 BEFORE = date(2001, 2, 5)
@@ -39,6 +36,7 @@ def ids(transactional_db):
 
 
 def fill(day):
+    from outbox.testing.factories import CheckBackFactory
     from tests.factories import BatchFactory, MessageRowFactory, TopicFactory, message_id
 
     topic = TopicFactory(name="orders")
@@ -60,17 +58,7 @@ def fill(day):
     RecordedMessage.objects.create(message_id=ids[0], topic="orders", queue="q", pos=day.day, lane=1, number=1, recorded_at=at[0])
     FailedSend.objects.create(batch_id=1, attempt=1, message_ids=ids[:2], verdict="unsure", reason="r", failed_at=at[0])
     OperatorAct.objects.create(**about, act="replayed", reason="r", acted_by="ada", acted_at=at[0])
-    CheckBack.objects.create(
-        request_id=str(day),
-        asked_by="endpoint",
-        topic="orders",
-        message_id=ids[0],
-        half_id="h",
-        answer="COMMIT",
-        reason="r",
-        milliseconds=0.25,
-        answered_at=at[0],
-    )
+    CheckBackFactory(request_id=str(day), message_id=ids[0], milliseconds=0.25, answered_at=at[0])
     return [str(one) for one in ids]
 
 
