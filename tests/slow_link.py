@@ -9,6 +9,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from outbox.errors import BrokerUnavailable
+from outbox.models import Batch, State
+from outbox.relay.rounds import Relay
+
 HOST = "127.0.0.1"
 CHUNK = 16_384
 
@@ -69,3 +73,10 @@ class SlowLink:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def drains(relay: Relay) -> bool:
+    """Return whether all is sent."""
+    with suppress(BrokerUnavailable):
+        relay.drain()
+    return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}

@@ -155,6 +155,20 @@ def prepare(broker: MemoryBroker, make_topic: Topics, make_relay: Callable[..., 
 
 
 @pytest.fixture
+def ends(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, timedelta | None]]:
+    """The calls of the broker's `end`: of how many halves each was, and within which time."""
+    calls: list[tuple[int, timedelta | None]] = []
+    end = broker.end
+
+    def listen(halves: Any, resolution: Any, *, within: timedelta | None = None) -> Any:
+        calls.append((len(halves), within))
+        return end(halves, resolution, within=within)
+
+    monkeypatch.setattr(broker, "end", listen)
+    return calls
+
+
+@pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make a sweep take one batch at once, and stop after a number of them."""
 

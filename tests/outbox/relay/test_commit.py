@@ -187,19 +187,6 @@ class TestTheWindow:
         return make_broker(EndSemantics.STATELESS, window=self.WINDOW)
 
     @pytest.fixture
-    def within(self, broker, monkeypatch):
-        """The rest of the window at each call of `end`, in order."""
-        given = []
-        end = broker.end
-
-        def listen(halves, resolution, *, within=None):
-            given.append(within)
-            return end(halves, resolution, within=within)
-
-        monkeypatch.setattr(broker, "end", listen)
-        return given
-
-    @pytest.fixture
     def committer(self, make_committer, broker, clock):
         return make_committer(broker, clock=clock)
 
@@ -208,29 +195,29 @@ class TestTheWindow:
         (mine,) = send_halves(broker, make_claimed(topic=make_topic("transaction"), size=2))
         return committer.decide(mine)
 
-    def test_gives_the_broker_what_is_left_of_it(self, committer, decision, within, clock):
+    def test_gives_the_broker_what_is_left_of_it(self, committer, decision, ends, clock):
         began = clock.now
         clock.now += 0.5
 
         committer.conclude(committer.commit([decision], since=began))
 
-        assert within == [timedelta(seconds=1.5)]
+        assert ends == [(2, timedelta(seconds=1.5))]
         assert stored(decision).state == State.SENT
 
-    def test_sends_no_end_when_it_is_over(self, committer, decision, within, clock):
+    def test_sends_no_end_when_it_is_over(self, committer, decision, ends, clock):
         began = clock.now
         clock.now += 2
 
         assert committer.commit([decision], since=began) == []
-        assert within == []
+        assert ends == []
         assert stored(decision).state == State.PREPARED
 
-    def test_sends_no_end_for_a_decision_found_written(self, committer, decision, within, clock):
+    def test_sends_no_end_for_a_decision_found_written(self, committer, decision, ends, clock):
         """The process that wrote it may have committed."""
         found = replace(decision, is_fresh=False)
 
         assert committer.commit([found], since=clock.now) == []
-        assert within == []
+        assert ends == []
 
     def test_has_no_end_where_a_second_end_does_no_harm(self, make_committer, make_broker, clock):
         committer = make_committer(make_broker(window=self.WINDOW), clock=clock)

@@ -123,24 +123,19 @@ class TestSweepOfOtherEnds:
         (source,) = database.raw("default").execute("SELECT id FROM outbox_source").fetchone()
         assert [(half.place, half.source, half.decided_at) for half in asked] == [("0", source, batch.decided_at)]
 
-    def test_renews_the_window_when_the_look_up_took_long(self, relay, broker, prepare, monkeypatch, clock):
+    def test_renews_the_window_when_the_look_up_took_long(self, relay, broker, prepare, monkeypatch, clock, ends):
         batch = prepare(1)
-        given = []
-        look_up, end = broker.look_up_halves, broker.end
+        ends.clear()
+        look_up = broker.look_up_halves
 
         def look_up_slowly(halves):
             clock.now += 60
             return look_up(halves)
 
-        def listen(halves, resolution, *, within=None):
-            given.append(within)
-            return end(halves, resolution, within=within)
-
         monkeypatch.setattr(broker, "look_up_halves", look_up_slowly)
-        monkeypatch.setattr(broker, "end", listen)
         relay.sweep()
 
-        assert given == [timedelta(seconds=2)]
+        assert ends == [(1, timedelta(seconds=2))]
         assert stored(batch).state == State.SENT
 
     def test_ends_nothing_that_another_sweeper_took_over_meanwhile(self, relay, broker, prepare, monkeypatch):

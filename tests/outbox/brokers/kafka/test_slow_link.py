@@ -5,20 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from outbox import database
-from outbox.errors import BrokerUnavailable
-from outbox.models import Batch, State
 from outbox.relay.rounds import Relay
 from project.servers.kafka import Kafka
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
 from tests.kafka_node import JARS
 from tests.outbox.brokers.kafka.cluster import create_topic, open_broker, read
-from tests.slow_link import SlowLink
+from tests.slow_link import SlowLink, drains
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.django_db, pytest.mark.timeout(150)]
@@ -35,13 +32,6 @@ def link() -> Iterator[SlowLink]:
         link.target = node.address
         yield link
     shutil.rmtree(home, ignore_errors=True)
-
-
-def drains(relay: Relay) -> bool:
-    """Return whether all is sent."""
-    with suppress(BrokerUnavailable):
-        relay.drain()
-    return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
 
 
 class TestRound:

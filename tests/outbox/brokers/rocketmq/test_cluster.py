@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.brokers.base import HalfRef, SendStatus
 from outbox.message import COMMIT, Half, Resolution, TopicType
 from project.servers.rocketmq import FAST_CHECKS, RocketMQ
 from project.servers.rocketmq_proxy import ClusterProxy
 from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
 from tests.outbox.brokers.rocketmq.log import copies
+from tests.outbox.brokers.rocketmq.standing import accepted
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -62,10 +62,3 @@ class TestKilledProxy:
         wait_until(lambda: copies(half.topic, half.message_id), PATIENCE)
         assert [copies(one.topic, one.message_id) for one in (before, meanwhile)] == [1, 1]
         assert asked.count(before.half_id) == asked.count(meanwhile.half_id) == 0
-
-
-def accepted(acts: Acts) -> HalfRef | None:
-    """Send a half message; return it when it is stored."""
-    [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    half = HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
-    return half if outcome.status is SendStatus.ACCEPTED else None

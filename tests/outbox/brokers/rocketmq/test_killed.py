@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import conf, database
-from outbox.brokers.base import HalfRef, SendStatus
+from outbox.brokers.base import SendStatus
 from outbox.check_backs.loop import Checker
 from outbox.message import COMMIT, TopicType
 from outbox.models import Batch, CheckBack, DeadMessage, State, Topic
@@ -19,6 +19,7 @@ from tests.contracts.acts import Acts
 from tests.contracts.rocketmq import RocketMQHarness
 from tests.factories import TicketFactory
 from tests.outbox.brokers.rocketmq.log import copies, seen
+from tests.outbox.brokers.rocketmq.standing import accepted
 from tests.waiting import wait_until
 
 HALF = TopicType.TRANSACTION
@@ -80,10 +81,3 @@ class TestKilledServer:
         assert set(Batch.objects.values_list("failures", flat=True)) == {0}
         assert not DeadMessage.objects.exists()
         figure("copies of 25 messages after the kill", sum(copies(topic.name, one) for one in everything))
-
-
-def accepted(acts: Acts) -> HalfRef | None:
-    """Send a half message; return it when it is stored."""
-    [outcome] = acts.broker.send_halves([message := acts.message(HALF)])
-    half = HalfRef(message.topic, outcome.half_id, message.message_id, outcome.place)
-    return half if outcome.status is SendStatus.ACCEPTED else None

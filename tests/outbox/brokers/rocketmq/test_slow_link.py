@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
 from outbox import database
 from outbox.brokers.base import TopicSpec
 from outbox.brokers.rocketmq import RocketMQBroker
-from outbox.errors import BrokerUnavailable
 from outbox.message import TopicType
-from outbox.models import Batch, State
 from outbox.relay.rounds import Relay
 from project.servers.remoting import read_all
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory
-from tests.slow_link import SlowLink
+from tests.slow_link import SlowLink, drains
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.rocketmq, pytest.mark.django_db, pytest.mark.timeout(150)]
@@ -48,13 +45,6 @@ def broker(server, link, kind, monkeypatch) -> Iterator[RocketMQBroker]:
     monkeypatch.setattr(broker._client, "stub", lambda endpoint: stub(proxy))  # a proxy leads its clients to its own port
     yield broker
     broker.close()
-
-
-def drains(relay: Relay) -> bool:
-    """Return whether all is sent."""
-    with suppress(BrokerUnavailable):
-        relay.drain()
-    return set(Batch.objects.values_list("state", flat=True)) == {State.SENT}
 
 
 class TestRound:
