@@ -34,15 +34,15 @@ from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
+from outbox.brokers.rocketmq.dead_letters import DeadLetterReader
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.given_up import GivenUpReader
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
 from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
-from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
-from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import RocketMQReceiver
+from outbox.brokers.rocketmq.remoting_half_sender import RemotingHalfSender
+from outbox.brokers.rocketmq.remoting_sender import RemotingSender, wrong_type
 from outbox.brokers.rocketmq.sender import SEND_SECONDS, ProxySender, RocketMQSender
 from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
@@ -95,15 +95,19 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self._client = RocketMQClient(self._settings, now, self.topics)
-        proxies = ProxySender(self._client, clock, now)
-        ports = PortSender(self._client, clock, now)
-        self._sender = RocketMQSender(proxies, ports, clock)
+        proxy_sender = ProxySender(self._client, clock, now)
+        remoting_sender = RemotingSender(self._client, clock, now)
+        self._sender = RocketMQSender(proxy_sender, remoting_sender, clock)
         self._half_lookup = HalfLookup(self._client)
-        self.confirms_ends = not self._settings.unconfirmed_ends  # a broker's own port has answered, and not a proxy
-        self._halves = PortHalfSender(ports, self._half_lookup, clock) if self.confirms_ends else ProxyHalfSender(proxies, clock)
+        self.confirms_ends = not self._settings.unconfirmed_ends  # only a broker's answer confirms an end; a proxy's does not
+        self._halves = (
+            RemotingHalfSender(remoting_sender, self._half_lookup, clock)
+            if self.confirms_ends
+            else ProxyHalfSender(proxy_sender, clock)
+        )
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
-        self._given_up = GivenUpReader(self._client, clock)
+        self._dead_letters = DeadLetterReader(self._client, clock)
         self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
@@ -143,7 +147,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """Return topics and groups, on each broker that is known. Raises BrokerCannotTell if OPTIONS name no brokers' ports."""
-        self._require_ports("Listing topics and groups")
+        self._require_remoting("Listing topics and groups")
         return self._client.run(resources.list_resources(self._client, list(self.topics.values()), readers))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -210,20 +214,20 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         if given_up := [delivery for delivery in deliveries if delivery.given_up]:
-            self._given_up.ack(given_up)
+            self._dead_letters.ack(given_up)
         answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.given_up]))
         return [bool(delivery.given_up) or next(answers) for delivery in deliveries]
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """Receive messages that the server gave up, if OPTIONS name the brokers' own ports."""
-        if not (self._client.ports.are_known and self._owners.may_receive(group)):
+        if not (self._client.remoting.is_configured and self._owners.may_receive(group)):
             return []
         server_groups = {group_name(group, known_topic(self.topics, topic)) for topic in topics}
-        return self._given_up.receive(group, server_groups, topics, limit)
+        return self._dead_letters.receive(group, server_groups, topics, limit)
 
     def backlog(self, group: str) -> Backlog:
         """Count the messages that can be delivered now, and read those that the server gave up. Raises as `list_resources`."""
-        self._require_ports("backlog()")
+        self._require_remoting("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
         read = {
             server_group: self._client.run(lookup.topics_read_by(self._client, server_group))
@@ -234,7 +238,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             for name, server_group in server_groups.items()
             if name in read[server_group]
         }
-        return Backlog(waiting, self._given_up.count(set(server_groups.values()), self.topics))
+        return Backlog(waiting, self._dead_letters.count(set(server_groups.values()), self.topics))
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """Refuse, and name the command that deletes a group with all its topics."""
@@ -246,7 +250,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
 
     def find(self, message_id: str) -> list[StoredCopy]:
         """Return the stored copies of a message, found by key."""
-        if not self._client.ports.are_known:
+        if not self._client.remoting.is_configured:
             return []
         return self._client.run(lookup.find(self._client, self.topics, message_id))
 
@@ -267,8 +271,8 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             except UNANSWERED as error:
                 yield away(f"The name servers do not tell the owner of group {group!r}: {error}.", "Correct NAME_SERVERS.")
 
-    def _require_ports(self, what: str) -> None:
-        if not self._client.ports.are_known:
+    def _require_remoting(self, what: str) -> None:
+        if not self._client.remoting.is_configured:
             raise BrokerCannotTell(
                 f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to connect to the brokers\' own ports (10911).'
             )

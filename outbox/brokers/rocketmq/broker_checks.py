@@ -56,13 +56,13 @@ def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) ->
 
 async def problems_of_brokers(client: RocketMQClient, topics: Sequence[TopicSpec]) -> list[Finding]:
     """Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups."""
-    if client.options.unconfirmed_ends or not client.ports.are_known:
+    if client.options.unconfirmed_ends or not client.remoting.is_configured:
         return []
     problems: list[Finding] = []
     served: dict[str, list[TopicSpec]] = {}  # host:port -> the topics that are there
     for topic in topics:
         try:
-            addresses = await client.ports.addresses(topic.name)
+            addresses = await client.remoting.addresses(topic.name)
         except ConnectionError as error:
             return [away(str(error), "Correct NAME_SERVERS, or allow connections to the port.")]
         for address in addresses.values():
@@ -74,16 +74,16 @@ async def problems_of_brokers(client: RocketMQClient, topics: Sequence[TopicSpec
 
 async def _problems_of(client: RocketMQClient, address: str, topics: Sequence[TopicSpec]) -> list[Finding]:
     try:
-        config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
+        config = (await client.remoting.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())
         asked_at = time.time()
-        runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
+        runtime = (await client.remoting.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
         clock = _clock(json.loads(runtime.body)["table"])
         problems = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
         problems += problems_of_retention(address, settings, topics)
         two_phase = [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
         for request, need in _needed(two_phase[-1]) if two_phase else ():
-            problems += _problem_of_a_right(address, need, await client.ports.ask(address, request))
+            problems += _problem_of_a_right(address, need, await client.remoting.ask(address, request))
         problems += await problems_of_groups(client, address, topics)
     except (ConnectionError, RemotingError) as error:
         hint = (

@@ -28,9 +28,9 @@ from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
-from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.statuses import NO_BROKERS
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
@@ -75,7 +75,7 @@ class RocketMQClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self.routes = Routes(self._ask_for_route)
-        self.ports = Ports(options)
+        self.remoting = RemotingClient(options)
         self._stubs: dict[str, tuple[Any, Any]] = {}  # target -> channel, stub
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -121,8 +121,8 @@ class RocketMQClient:
         """
         addresses: dict[str, str] = dict(self.options.broker_addresses)
         for topic in self.topics:
-            addresses |= await self.ports.addresses(topic)
-        if not addresses and not await self.ports.has_brokers():
+            addresses |= await self.remoting.addresses(topic)
+        if not addresses and not await self.remoting.has_brokers():
             raise NotConnected("No name server knows a broker.")
         return [addresses[name] for name in sorted(addresses)]
 
@@ -202,7 +202,7 @@ class RocketMQClient:
 
         A proxy that is asked while its broker starts caches for 20 s that there is no such topic.
         """
-        if not await self.ports.has_brokers():
+        if not await self.remoting.has_brokers():
             raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message=NO_BROKERS))
         request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.access_point.proto)
         return Queue.all_of(await self.call(self.access_point, "QueryRoute", request))
@@ -266,7 +266,7 @@ class RocketMQClient:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        self.ports.close()
+        self.remoting.close()
         for channel, _ in self._stubs.values():
             await channel.close()
         self._stubs.clear()

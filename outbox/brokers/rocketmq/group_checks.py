@@ -34,14 +34,14 @@ async def problems_of_groups(client: RocketMQClient, broker: str, topics: Sequen
     """
     topic_of: dict[str, str] = {}  # group -> one of its topics
     for topic in topics:
-        answer = await client.ports.ask(broker, Request(requests.GROUPS_OF_TOPIC, {"topic": topic.name}))
+        answer = await client.remoting.ask(broker, Request(requests.GROUPS_OF_TOPIC, {"topic": topic.name}))
         if answer.code == requests.NO_PERMISSION:
             return [_unknown(broker, f"Get on Topic:{topic.name}")]
         if answer.code not in NOT_FOUND_CODES:
             topic_of |= dict.fromkeys(json.loads(answer.checked().body)["groupList"], topic.name)
     problems: list[Finding] = []
     for group, name in sorted(topic_of.items()):
-        answer = await client.ports.ask(broker, Request(requests.GET_GROUP_CONFIG, {"group": group}))
+        answer = await client.remoting.ask(broker, Request(requests.GET_GROUP_CONFIG, {"group": group}))
         if answer.code == requests.NO_PERMISSION:
             problems.append(_unknown(broker, f"Get on Group:{group}"))
         elif answer.code not in NOT_FOUND_CODES:

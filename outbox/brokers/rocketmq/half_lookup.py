@@ -56,7 +56,7 @@ class HalfLookup:
     def __init__(self, client: RocketMQClient, settle_seconds: float = SETTLE_SECONDS, max_read: int = MAX_READ) -> None:
         self._client = client
         self._settle_seconds = settle_seconds
-        self._reader = QueueReader(client.ports, max_read)
+        self._reader = QueueReader(client.remoting, max_read)
         self.found: dict[str, HalfPlace] = {}  # half id -> place of half messages that were looked up
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
@@ -68,7 +68,7 @@ class HalfLookup:
         known = self.found.pop(half.half_id, None)
         if known is not None:
             return known
-        for name, address in (await self._client.ports.addresses(half.topic)).items():
+        for name, address in (await self._client.remoting.addresses(half.topic)).items():
             for stored in await self._find(address, HALVES, half.half_id):
                 return HalfPlace.of_stored(name, stored)
         return None
@@ -76,7 +76,7 @@ class HalfLookup:
     async def is_visible(self, topic: str, half_id: str) -> bool:
         """Return whether the message of a half message is found in the index. Raises ConnectionError, RemotingError."""
         trouble = None
-        for address in (await self._client.ports.addresses(topic)).values():
+        for address in (await self._client.remoting.addresses(topic)).values():
             try:
                 if await self._find(address, topic, half_id):
                     return True
@@ -106,7 +106,7 @@ class HalfLookup:
             for address in brokers.values():
                 if await self._find(address, half.topic, half.half_id):
                     return HalfStatus.VISIBLE
-                is_settled = is_settled and self._client.ports.answering_for(address) >= self._settle_seconds
+                is_settled = is_settled and self._client.remoting.answering_for(address) >= self._settle_seconds
             if not is_settled:
                 return HalfStatus.UNKNOWN
             for name, address in brokers.items():
@@ -126,7 +126,7 @@ class HalfLookup:
             halves = [half for half in halves if half.half_id not in unread]
             half_statuses: dict[str, HalfStatus] = {}
             read: dict[str, int] = dict.fromkeys((half.half_id for half in halves), 0)
-            addresses = await self._client.ports.addresses(topic)
+            addresses = await self._client.remoting.addresses(topic)
             for name, address in addresses.items():
                 there = {half.half_id: _since(half, hidden) for half in halves if _may_be_on(name, half, hidden)}
                 if not there:
@@ -153,7 +153,7 @@ class HalfLookup:
         Also return the ids for which that queue has not been read to its end.
         """
         unread: set[str] = set()
-        addresses = await self._client.ports.addresses(topic)
+        addresses = await self._client.remoting.addresses(topic)
         viewed = await self._client.pipelined(halves, partial(self._view, addresses))
         hidden = {half.half_id: view for half, view in zip(halves, viewed, strict=True) if view is not None}
         for name, address in addresses.items():
@@ -175,7 +175,7 @@ class HalfLookup:
             return None
         if place.broker not in addresses:
             raise NotConnected(f"broker {place.broker} no longer serves the topic")
-        stored = await self._client.ports.view(addresses[place.broker], place.log_offset, half.half_id)
+        stored = await self._client.remoting.view(addresses[place.broker], place.log_offset, half.half_id)
         return None if stored is None else (place.broker, stored.stored_at)
 
     async def _status_if_absent(self, half: HalfRef, addresses: Mapping[str, str]) -> HalfStatus:
@@ -183,7 +183,7 @@ class HalfLookup:
         place = HalfPlace.read(half.place)
         if place is None or half.decided_at is None:  # a broker unknown to this process may have it
             return HalfStatus.UNPROVEN
-        answer = await self._client.ports.ask(addresses[place.broker], Request(requests.GET_RUNTIME_INFO))
+        answer = await self._client.remoting.ask(addresses[place.broker], Request(requests.GET_RUNTIME_INFO))
         oldest = int(json.loads(answer.checked().body)["table"]["earliestMessageTimeStamp"]) / 1000  # 0: the broker has none
         return HalfStatus.GONE if 0 < oldest <= half.decided_at.timestamp() else HalfStatus.UNPROVEN
 
@@ -196,7 +196,7 @@ class HalfLookup:
 
     async def _brokers_of(self, half: HalfRef) -> dict[str, str] | None:
         """Return the brokers that may have a half message: its own, or all of its topic. None: its own is not available."""
-        addresses = await self._client.ports.addresses(half.topic)
+        addresses = await self._client.remoting.addresses(half.topic)
         place = HalfPlace.read(half.place)
         if place is None:
             return addresses or None
@@ -205,7 +205,7 @@ class HalfLookup:
     async def _find(self, address: str, topic: str, half_id: str) -> list[StoredMessage]:
         return [
             message
-            for message in await self._client.ports.find(address, topic, half_id)
+            for message in await self._client.remoting.find(address, topic, half_id)
             if message.properties.get("UNIQ_KEY") == half_id
         ]
 

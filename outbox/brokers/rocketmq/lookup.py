@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import HALF_MARK
-from outbox.brokers.rocketmq.given_up import RETRY_PREFIX
+from outbox.brokers.rocketmq.dead_letters import RETRY_PREFIX
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
@@ -43,7 +43,7 @@ async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
     """Return the topics that one of the server's groups has an offset for."""
 
     async def ask(broker: str) -> list[str]:
-        answer = await client.ports.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
+        answer = await client.remoting.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
         return [] if answer.code in NOT_FOUND_CODES else list(json.loads(answer.checked().body)["topicList"])
 
     return set(await client.ask_brokers(ask))
@@ -57,7 +57,7 @@ async def backlog(client: RocketMQClient, group: str, topic: str) -> int:
 async def _lag(client: RocketMQClient, group: str, topic: str) -> int:
     async def ask(broker: str) -> list[int]:
         request = Request(requests.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic})
-        answer = await client.ports.ask(broker, request)
+        answer = await client.remoting.ask(broker, request)
         if answer.code in NOT_FOUND_CODES:
             return []
         return [int(end) - int(at) for end, at in OFFSETS.findall(answer.checked().body)]
@@ -70,7 +70,7 @@ NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_S
 
 
 async def _query(client: RocketMQClient, topic: str, key: str) -> list[StoredMessage]:
-    return await client.ask_brokers(lambda broker: client.ports.find(broker, topic, key))
+    return await client.ask_brokers(lambda broker: client.remoting.find(broker, topic, key))
 
 
 def _half_id(stored: StoredMessage) -> str:

@@ -61,7 +61,12 @@ class RocketMQOwners(GroupOwners):
             self._client.run(self._require(group))
 
     def take_over(self, group: str) -> None:
-        """Note on all name servers that a group is ours. Raises as `Ports.ask`, and RemotingError, if one does not store it."""
+        """
+        Record on all name servers that this outbox owns a group.
+
+        Raises:
+            NotConnected, NoAnswer, RemotingError: a name server has not stored it.
+        """
         self._client.run(self._write(group, self._client.options.name_servers))
         self._ask_again_at.pop(group, None)
 
@@ -83,19 +88,19 @@ class RocketMQOwners(GroupOwners):
         return lacking
 
     async def _write(self, group: str, servers: Iterable[str]) -> None:
-        """Note that a group is ours. Raises as `Ports.ask`, and RemotingError."""
+        """Note that a group is ours. Raises as `RemotingClient.ask`, and RemotingError."""
         owner = self._of[group]
         request = Request(requests.PUT_KV_CONFIG, {**self._entry(group), "value": f"{owner.source} {owner.project}"})
         for server in servers:
-            (await self._client.ports.ask(server, request)).checked()
+            (await self._client.remoting.ask(server, request)).checked()
 
     async def _ask(self, request: Request) -> dict[str, RemotingAnswer]:
-        """Ask all name servers; return the answers of those that are there. Raises as `Ports.ask` if none is."""
+        """Ask all name servers; return the answers of those that are there. Raises as `RemotingClient.ask` if none is."""
         answers: dict[str, RemotingAnswer] = {}
         failure: Exception | None = None
         for server in self._client.options.name_servers:
             try:
-                answers[server] = await self._client.ports.ask(server, request)
+                answers[server] = await self._client.remoting.ask(server, request)
             except (NotConnected, NoAnswer) as error:
                 failure = error
         if failure is not None and not answers:

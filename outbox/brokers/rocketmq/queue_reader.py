@@ -11,8 +11,8 @@ from collections.abc import Collection
 from datetime import datetime
 
 from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.frames import StoredMessage
-from outbox.brokers.rocketmq.remoting.ports import Ports
 
 MAX_READ = 50_000  # messages in one call: about a second
 
@@ -23,8 +23,8 @@ Offsets = dict[int, tuple[int, int]]  # queue -> the next offset to read, and th
 class QueueReader:
     """Reads topics, in several calls if necessary. In the thread of one loop only."""
 
-    def __init__(self, ports: Ports, max_messages: int) -> None:
-        self._ports = ports
+    def __init__(self, remoting: RemotingClient, max_messages: int) -> None:
+        self._remoting = remoting
         self._max_messages = max_messages
         # Broker, topic -> the ids of half messages that a scan searches for, how far it is, and the messages that have them.
         self._scans: dict[tuple[str, str], tuple[frozenset[str], Offsets, dict[str, StoredMessage]]] = {}
@@ -50,7 +50,7 @@ class QueueReader:
         (searched, offsets, there), left = self._scans[key], self._max_messages
         for queue, (offset, end) in list(offsets.items()):
             while offset < end and left > 0:
-                stored, next_offset = requests.pulled(await self._ports.ask(address, requests.pull(topic, queue, offset)))
+                stored, next_offset = requests.pulled(await self._remoting.ask(address, requests.pull(topic, queue, offset)))
                 for message in stored:
                     if (half_id := message.properties.get("UNIQ_KEY", "")) in searched:
                         there.setdefault(half_id, message)
@@ -66,7 +66,7 @@ class QueueReader:
         milliseconds = max(0, int(since.timestamp() * 1000))
         messages = {}
         for queue in range(queues):
-            first = await self._ports.ask(address, requests.offset_at(topic, queue, milliseconds))
-            last = await self._ports.ask(address, requests.end_of(topic, queue))
+            first = await self._remoting.ask(address, requests.offset_at(topic, queue, milliseconds))
+            last = await self._remoting.ask(address, requests.end_of(topic, queue))
             messages[queue] = int(first.checked().fields["offset"]), int(last.checked().fields["offset"])
         return messages

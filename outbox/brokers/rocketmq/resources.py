@@ -53,7 +53,7 @@ async def list_resources(client: RocketMQClient, topics: Collection[TopicSpec], 
     groups = sorted({group_name(group, topic) for topic in topics for group in {*topic.groups, *readers}})
     needed = [*map(_topic, topics), *map(_group, groups)]
     try:
-        brokers = sorted((await client.ports.masters()).values())
+        brokers = sorted((await client.remoting.masters()).values())
         return [await _look_up(client, broker, resource) for broker in brokers for resource in needed]
     except (ConnectionError, RemotingError) as error:
         raise BrokerUnavailable(f"RocketMQ's own ports cannot be asked for topics and groups: {error}") from error
@@ -105,7 +105,7 @@ async def _look_up(client: RocketMQClient, broker: str, needed: RocketMQResource
     """Return a resource as a broker (host:port) has it. Raises ConnectionError and RemotingError."""
     create = partial(_create, client, broker, needed)
     resource = partial(ServerResource, needed.kind, needed.name, needed.wanted, create, place=broker)
-    answer = await client.ports.ask(broker, needed.find)
+    answer = await client.remoting.ask(broker, needed.find)
     if answer.code == requests.NO_PERMISSION:
         trouble = f"The broker refuses: {answer.text}. Grant ACCESS_KEY Get on {needed.acl_name} (ACL 2.0), or correct the keys."
         return resource(is_there=None, trouble=trouble)
@@ -117,8 +117,8 @@ async def _look_up(client: RocketMQClient, broker: str, needed: RocketMQResource
 def _create(client: RocketMQClient, broker: str, needed: RocketMQResource) -> None:
     """Create a resource on a broker. A request to create one that is there would change it, so the broker is asked again."""
     try:
-        if client.run(client.ports.ask(broker, needed.find)).code in MISSING:
-            _require_done(broker, needed, client.run(client.ports.ask(broker, needed.update)))
+        if client.run(client.remoting.ask(broker, needed.find)).code in MISSING:
+            _require_done(broker, needed, client.run(client.remoting.ask(broker, needed.update)))
     except ConnectionError as error:
         raise BrokerUnavailable(f"RocketMQ's broker {broker} does not answer: {error}") from error
 

@@ -18,7 +18,7 @@ from outbox.brokers.rocketmq.codec import to_proto
 from outbox.brokers.rocketmq.endpoints import Endpoint
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
-from outbox.brokers.rocketmq.port_sender import PortSender
+from outbox.brokers.rocketmq.remoting_sender import RemotingSender
 from outbox.brokers.rocketmq.statuses import FLOW_CONTROLLED, is_flow_control, status_before_send, status_of
 from outbox.brokers.rocketmq.stubs import Code, service
 from outbox.logs import get_logger
@@ -54,7 +54,7 @@ class ProxySender:
             endpoint = await self._endpoint(topic, message)
             if self._proxies.backoff_seconds(endpoint.target):
                 return endpoint, SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
-            request = service.SendMessageRequest(messages=[self._seal(message, topic, wire_id)])
+            request = service.SendMessageRequest(messages=[self._to_proto(message, topic, wire_id)])
         except Exception as error:  # every error is a result
             return None, status_before_send(error)
         started = self._clock()
@@ -68,7 +68,7 @@ class ProxySender:
         self._proxies.note_answer(endpoint.target, self._clock() - started)
         return endpoint, entry
 
-    def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Any:
+    def _to_proto(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Any:
         above = self.client.options.compress_above_bytes
         resource = self.client.resource(topic.name)
         return to_proto(message, topic.type, wire_id, resource, now=self._now(), compress_above=above)
@@ -106,10 +106,12 @@ class RocketMQSender:
         clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, proxies: ProxySender, ports: PortSender, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = proxies.client
-        self._proxies = proxies
-        self._ports = ports
+    def __init__(
+        self, proxy_sender: ProxySender, remoting_sender: RemotingSender, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = proxy_sender.client
+        self._proxy_sender = proxy_sender
+        self._remoting_sender = remoting_sender
         self._clock = clock
 
     def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
@@ -131,7 +133,7 @@ class RocketMQSender:
         return outcomes
 
     async def _send(self, message: Outgoing, topic: TopicSpec) -> SendResult:
-        is_direct = topic.type is TopicType.NORMAL and self._client.ports.are_known
-        send: Callable[..., Awaitable[tuple[Any, Any]]] = self._ports.send if is_direct else self._proxies.send
+        is_direct = topic.type is TopicType.NORMAL and self._client.remoting.is_configured
+        send: Callable[..., Awaitable[tuple[Any, Any]]] = self._remoting_sender.send if is_direct else self._proxy_sender.send
         _, sent = await send(message, topic, message.message_id)
         return sent if isinstance(sent, SendResult) else ACCEPTED

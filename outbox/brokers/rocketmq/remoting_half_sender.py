@@ -14,10 +14,10 @@ from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
 from outbox.brokers.rocketmq.places import HalfPlace
-from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
+from outbox.brokers.rocketmq.remoting_sender import RemotingSender
 from outbox.brokers.rocketmq.statuses import status_of_end
 from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
@@ -27,7 +27,7 @@ KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.
 NOT_FOUND = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
 
 
-class PortHalfSender(HalfSender):
+class RemotingHalfSender(HalfSender):
     """
     Sends and ends half messages at the brokers' own ports.
 
@@ -35,7 +35,7 @@ class PortHalfSender(HalfSender):
         clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, sender: PortSender, half_lookup: HalfLookup, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sender: RemotingSender, half_lookup: HalfLookup, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
         self._half_lookup = half_lookup
@@ -61,17 +61,17 @@ class PortHalfSender(HalfSender):
             return NOT_FOUND
         try:
             request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
-            address = (await self._client.ports.addresses(half.topic)).get(place.broker)
+            address = (await self._client.remoting.addresses(half.topic)).get(place.broker)
             if address is None:
                 reason = f"Broker {place.broker} does not serve topic {half.topic} at present."
                 return SendResult(SendStatus.UNAVAILABLE, reason=reason)
             if self._clock() < deadline:
-                await self._client.ports.connect(address)  # before the deadline is compared, since connecting takes time
+                await self._client.remoting.connect(address)  # before the deadline is compared, since connecting takes time
             if self._clock() >= deadline:
                 return TOO_LATE
-            answer = await self._client.ports.ask(address, request)
+            answer = await self._client.remoting.ask(address, request)
         except NotConnected as error:
-            self._client.ports.invalidate(half.topic)
+            self._client.remoting.invalidate(half.topic)
             return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")
         except NoAnswer as error:
             return SendResult(SendStatus.UNSURE, reason=f"The end was not answered: {error}")

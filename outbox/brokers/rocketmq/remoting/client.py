@@ -32,7 +32,7 @@ IDLE_SECONDS = 30.0  # a broker without a request for longer than this may have 
 _answering: dict[str, tuple[float, float]] = {}
 
 
-class Ports:
+class RemotingClient:
     """
     Sends requests to brokers and name servers. In the thread of one loop only.
 
@@ -54,7 +54,7 @@ class Ports:
         self._tls: ssl.SSLContext | None = None
 
     @property
-    def are_known(self) -> bool:
+    def is_configured(self) -> bool:
         """Whether OPTIONS name brokers or name servers."""
         return bool(self._options.name_servers or self._options.broker_addresses)
 

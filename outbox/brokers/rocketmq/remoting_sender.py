@@ -21,7 +21,7 @@ from outbox.message import TopicSpec
 logger = get_logger(__name__)
 
 
-class PortSender:
+class RemotingSender:
     """
     Sends messages, one per call. In the client's loop only.
 
@@ -46,7 +46,7 @@ class PortSender:
             return "", self._failed("", topic, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
         except Exception as error:  # every error is a result
             outcome = status_before_send(error)
-            if outcome.status is SendStatus.MISCONFIGURED and not await self.client.ports.has_brokers():
+            if outcome.status is SendStatus.MISCONFIGURED and not await self.client.remoting.has_brokers():
                 outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"No broker is available: {outcome.reason}")
             return "", outcome
         if name == "":
@@ -55,7 +55,7 @@ class PortSender:
             return name, SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
         started = self._clock()
         try:
-            answer = await self.client.ports.ask(address, self._seal(message, topic, wire_id))
+            answer = await self.client.remoting.ask(address, self._to_request(message, topic, wire_id))
         except NotConnected as error:
             return name, self._failed(name, topic, SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {error}"))
         except NoAnswer as error:
@@ -67,7 +67,7 @@ class PortSender:
         self._brokers.note_answer(name, self._clock() - started)
         return name, answer
 
-    def _seal(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Request:
+    def _to_request(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Request:
         now, above = self._now(), self.client.options.compress_above_bytes
         properties, body, flag = to_remoting(message, topic.type, wire_id, now=now, compress_above=above)
         born = born_at(topic.type, now)
@@ -78,7 +78,7 @@ class PortSender:
         queues = await self.client.routes.of(topic.name)
         if wrong := wrong_type(topic, queues):
             return "", wrong
-        addresses = await self.client.ports.addresses(topic.name)
+        addresses = await self.client.remoting.addresses(topic.name)
         names = sorted({queue.broker for queue in queues if queue.is_writable and queue.broker in addresses})
         if not names:
             there = ", ".join(sorted({queue.broker for queue in queues}))
@@ -100,7 +100,7 @@ class PortSender:
     def _failed(self, name: str, topic: TopicSpec, outcome: SendResult) -> SendResult:
         if outcome.status is not SendStatus.REFUSED:
             self.client.routes.invalidate(topic.name)
-            self.client.ports.invalidate(topic.name)
+            self.client.remoting.invalidate(topic.name)
             if name and outcome.status is not SendStatus.MISCONFIGURED:
                 self._brokers.note_failure(name)
         return outcome

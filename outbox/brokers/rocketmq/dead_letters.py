@@ -24,13 +24,13 @@ logger = get_logger(__name__)
 
 AGAIN_SECONDS = 60.0  # after a broker's port has not answered
 
-GIVEN_UP_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
+DLQ_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
 
 NO_OFFSET_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP}
 NOTHING_CODES = {requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP, requests.NO_PERMISSION}  # no topic: nothing was ever given up
 
 
-class GivenUpQueue(NamedTuple):
+class DeadLetterQueue(NamedTuple):
     """The only queue of `%DLQ%<group>` on a broker (host:port)."""
 
     broker: str
@@ -38,10 +38,10 @@ class GivenUpQueue(NamedTuple):
 
     @property
     def topic(self) -> str:
-        return GIVEN_UP_PREFIX + self.server_group
+        return DLQ_PREFIX + self.server_group
 
 
-class GivenUpReader:
+class DeadLetterReader:
     """
     Reads what the server gave up, through one client.
 
@@ -53,8 +53,8 @@ class GivenUpReader:
         self._client = client
         self._clock = clock
         self._again_at = float("-inf")
-        self._first: dict[GivenUpQueue, int] = {}  # the offset of the first message that is not acknowledged
-        self._acked: dict[GivenUpQueue, set[int]] = {}  # the offsets of acknowledged messages from there on
+        self._first: dict[DeadLetterQueue, int] = {}  # the offset of the first message that is not acknowledged
+        self._acked: dict[DeadLetterQueue, set[int]] = {}  # the offsets of acknowledged messages from there on
 
     def receive(self, group: str, server_groups: Collection[str], topics: Collection[str], limit: int) -> list[Delivery]:
         """
@@ -94,17 +94,17 @@ class GivenUpReader:
 
     async def _read_all(
         self, server_groups: Collection[str], topics: Collection[str], limit: int | None
-    ) -> list[tuple[GivenUpQueue, StoredMessage]]:
-        messages: list[tuple[GivenUpQueue, StoredMessage]] = []
+    ) -> list[tuple[DeadLetterQueue, StoredMessage]]:
+        messages: list[tuple[DeadLetterQueue, StoredMessage]] = []
         for broker in await self._client.brokers():
-            for queue in [GivenUpQueue(broker, server_group) for server_group in sorted(server_groups)]:
+            for queue in [DeadLetterQueue(broker, server_group) for server_group in sorted(server_groups)]:
                 offset = await self._read_offset(queue)
                 while offset is not None and (limit is None or len(messages) < limit):
                     pulled, offset = await self._pull(queue, offset)
                     messages += [(queue, stored) for stored in pulled if _original_topic(queue, stored) in topics]
         return messages[:limit]
 
-    async def _read_offset(self, queue: GivenUpQueue) -> int | None:
+    async def _read_offset(self, queue: DeadLetterQueue) -> int | None:
         """Return the group's offset in a queue. None: the broker denies it."""
         self._first.pop(queue, None)
         answer = await self._ask(queue, requests.offset_of(queue.server_group, queue.topic))
@@ -112,7 +112,7 @@ class GivenUpReader:
             return None
         return 0 if answer.code in NO_OFFSET_CODES else int(answer.checked().fields["offset"])
 
-    async def _pull(self, queue: GivenUpQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
+    async def _pull(self, queue: DeadLetterQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
         """Return the messages at an offset that are not acknowledged, and the next offset; None at the end of the queue."""
         answer = await self._ask(queue, requests.pull(queue.topic, 0, offset, group=queue.server_group))
         if answer.code in NOTHING_CODES:
@@ -126,9 +126,9 @@ class GivenUpReader:
             next_offset if next_offset > offset else None,
         )
 
-    async def _ask(self, queue: GivenUpQueue, request: Request) -> RemotingAnswer:
+    async def _ask(self, queue: DeadLetterQueue, request: Request) -> RemotingAnswer:
         """Ask about a queue. Without a right consumers go on, and the log names it."""
-        answer = await self._client.ports.ask(queue.broker, request)
+        answer = await self._client.remoting.ask(queue.broker, request)
         if answer.code == requests.NO_PERMISSION:
             logger.warning(
                 "What broker %s gave up is not read: grant ACCESS_KEY Get and Sub on Topic:%s and Group:%s (ACL 2.0).",
@@ -139,10 +139,10 @@ class GivenUpReader:
         return answer
 
     async def _ack(self, deliveries: Sequence[Delivery]) -> None:
-        queues: set[GivenUpQueue] = set()
+        queues: set[DeadLetterQueue] = set()
         for delivery in deliveries:
             broker, server_group, offset = delivery.receipt.split(" ")
-            queues.add(queue := GivenUpQueue(broker, server_group))
+            queues.add(queue := DeadLetterQueue(broker, server_group))
             self._acked.setdefault(queue, set()).add(int(offset))
         for queue in queues & self._first.keys():
             first = self._first[queue]
@@ -150,11 +150,11 @@ class GivenUpReader:
                 first += 1
             if first > self._first[queue]:
                 request = requests.move_offset(queue.server_group, queue.topic, first)
-                (await self._client.ports.ask(queue.broker, request)).checked()
+                (await self._client.remoting.ask(queue.broker, request)).checked()
                 self._first[queue] = first
 
 
-def _original_topic(queue: GivenUpQueue, stored: StoredMessage) -> str:
+def _original_topic(queue: DeadLetterQueue, stored: StoredMessage) -> str:
     """Return the topic of a message before it was given up. RETRY_TOPIC may name the retry topic, `%RETRY%<group>_<topic>`."""
     return stored.properties.get("RETRY_TOPIC", stored.topic).removeprefix(f"{RETRY_PREFIX}{queue.server_group}_")
 
