@@ -70,7 +70,7 @@ class TestReceiveGivenUp:
         assert given_up == [[], []]
         assert caplog.text.count("What RocketMQ gave up of group 'group' is not read") == 1
         assert [delivery.body for delivery in acts.receive(broker=broker, count=1)] == [b"a"]
-        with pytest.raises(BrokerUnavailable, match="own port does not answer"):
+        with pytest.raises(BrokerUnavailable, match="does not answer at its remoting port"):
             broker.backlog("group")
 
     @pytest.mark.parametrize("code", [requests.QUERY_CONSUMER_OFFSET, requests.PULL_MESSAGE])
