@@ -64,7 +64,7 @@ class RemotingSender:
             return name, status_of(error)
         if answer.code:
             return name, self._refused(name, topic, answer)
-        self._brokers.note_answer(name, self._clock() - started)
+        self._brokers.record_answer(name, self._clock() - started)
         return name, answer
 
     def _to_request(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Request:
@@ -93,7 +93,7 @@ class RemotingSender:
     def _refused(self, name: str, topic: TopicSpec, answer: RemotingAnswer) -> SendResult:
         if answer.code not in FLOW_CONTROL_CODES:
             return self._failed(name, topic, status_of_send(answer))
-        if seconds := self._brokers.note_flow_control(name):
+        if seconds := self._brokers.record_flow_control(name):
             logger.warning("Broker %s applies flow control; sending nothing for %.1f s: %s", name, seconds, answer.text)
         return SendResult(SendStatus.UNAVAILABLE, reason=FLOW_CONTROLLED)
 
@@ -102,7 +102,7 @@ class RemotingSender:
             self.client.routes.invalidate(topic.name)
             self.client.remoting.invalidate(topic.name)
             if name and outcome.status is not SendStatus.MISCONFIGURED:
-                self._brokers.note_failure(name)
+                self._brokers.record_failure(name)
         return outcome
 
 

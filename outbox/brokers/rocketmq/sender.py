@@ -65,7 +65,7 @@ class ProxySender:
                 raise StatusError(entry.status)
         except Exception as error:
             return endpoint, self._failed(endpoint, topic, error)
-        self._proxies.note_answer(endpoint.target, self._clock() - started)
+        self._proxies.record_answer(endpoint.target, self._clock() - started)
         return endpoint, entry
 
     def _to_proto(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> Any:
@@ -79,12 +79,12 @@ class ProxySender:
         if isinstance(error, StatusError) and error.code == Code.TOPIC_NOT_FOUND and self.client.routes.was_seen(topic.name):
             outcome = SendResult(SendStatus.UNAVAILABLE, reason=f"{outcome.reason} It was there: its brokers may be down.")
         if is_flow_control(error):
-            if seconds := self._proxies.note_flow_control(endpoint.target):
+            if seconds := self._proxies.record_flow_control(endpoint.target):
                 logger.warning("Proxy %s applies flow control; sending nothing for %.1f s: %s", endpoint.target, seconds, error)
         elif outcome.status is not SendStatus.REFUSED:
             self.client.routes.invalidate(topic.name)
             if outcome.status is not SendStatus.MISCONFIGURED:
-                self._proxies.note_failure(endpoint.target)
+                self._proxies.record_failure(endpoint.target)
         return outcome
 
     async def _endpoint(self, topic: TopicSpec, message: Outgoing) -> Endpoint:
