@@ -38,7 +38,7 @@ from outbox.brokers.rocketmq.dead_letters import DeadLetterReader
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
+from outbox.brokers.rocketmq.owners import NAME_SERVER_ERRORS, RocketMQOwners
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import RocketMQReceiver
 from outbox.brokers.rocketmq.remoting_half_sender import RemotingHalfSender
@@ -217,7 +217,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         try:
             if take_over:
                 self._owners.take_over(group)
-        except UNANSWERED as error:
+        except NAME_SERVER_ERRORS as error:
             raise BrokerUnavailable(
                 f"Not all name servers have stored the new owner of group {group!r}: {error}.",
                 hint="Start them, or correct NAME_SERVERS, and take the group over again. "
@@ -288,7 +288,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
                 self._owners.require(group)
             except OwnedByAnother as error:
                 yield misconfigured(*error.args)
-            except UNANSWERED as error:
+            except NAME_SERVER_ERRORS as error:
                 yield unavailable(f"The name servers did not say who owns group {group!r}: {error}.", "Correct NAME_SERVERS.")
 
     def _require_remoting(self, caller: str) -> None:

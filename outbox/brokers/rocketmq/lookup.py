@@ -1,4 +1,4 @@
-"""Look-ups for operators and tests, at the brokers' own ports: the stored copies of a message, and backlogs of groups."""
+"""Look-ups for operators and tests, over the remoting protocol: the stored copies of a message, and backlogs of groups."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
 
-DELAYED = "rmq_sys_wheel_timer"
+DELAYED = "rmq_sys_wheel_timer"  # the server's topic of delayed messages
 
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 
 async def find(client: RocketMQClient, topics: Iterable[str], message_id: str) -> list[StoredCopy]:
     """
-    Look a message up by its id, which is one of its keys, in its topics, among half messages and among delayed messages.
+    Return the stored copies of a message, looked up by its id: in topics, among half messages and among delayed messages.
 
     A half message stays in the log after its end, so it is returned only if there is no visible message.
     """
@@ -40,7 +40,7 @@ async def find(client: RocketMQClient, topics: Iterable[str], message_id: str) -
 
 
 async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
-    """Return the topics that one of the server's groups has an offset for."""
+    """Return the topics for which one of the server's groups has an offset."""
 
     async def ask(broker: str) -> list[str]:
         answer = await client.remoting.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
@@ -60,12 +60,12 @@ async def _lag(client: RocketMQClient, group: str, topic: str) -> int:
         answer = await client.remoting.ask(broker, request)
         if answer.code in NOT_FOUND_CODES:
             return []
-        return [int(end) - int(at) for end, at in OFFSETS.findall(answer.checked().body)]
+        return [int(end) - int(offset) for end, offset in OFFSETS.findall(answer.checked().body)]
 
     return sum(await client.ask_brokers(ask))
 
 
-# SYSTEM_ERROR is the answer about a topic or group without any offset.
+# The server answers SYSTEM_ERROR about a topic or group without any offset.
 NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}
 
 

@@ -158,7 +158,7 @@ class TestByReading:
         [standing] = unanswered.look_up([ref(half, place="")])
 
         assert standing is HIDDEN
-        assert unanswered.found == {"m.1": HalfPlace("broker-a", again.log_offset, again.queue_offset)}
+        assert unanswered.places == {"m.1": HalfPlace("broker-a", again.log_offset, again.queue_offset)}
 
     def test_is_gone_where_neither_is_there(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         named = ref(half)
