@@ -44,7 +44,7 @@ from outbox.brokers.rocketmq.receiver import RocketMQReceiver
 from outbox.brokers.rocketmq.remoting_half_sender import RemotingHalfSender
 from outbox.brokers.rocketmq.remoting_sender import RemotingSender, wrong_type
 from outbox.brokers.rocketmq.sender import SEND_SECONDS, ProxySender, RocketMQSender
-from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
+from outbox.brokers.rocketmq.settlement import ORDERED_SUFFIX, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.validation import known_topic, send_valid
@@ -265,7 +265,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         raise UnsupportedByBroker(
             "The outbox cannot drop the messages that wait for a group on RocketMQ; they expire with the server's log.",
             hint="To drop them at once, for all topics of the group, run "
-            f"mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}.",
+            f"mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED_SUFFIX}.",
         )
 
     def find(self, message_id: str) -> list[StoredCopy]:

@@ -15,7 +15,7 @@ from typing import Any
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request
-from outbox.brokers.rocketmq.settlement import ORDERED
+from outbox.brokers.rocketmq.settlement import ORDERED_SUFFIX
 from outbox.findings import Finding, misconfigured, weak
 from outbox.message import TopicSpec
 
@@ -59,7 +59,7 @@ def problems_of_group(broker: str, group: str, topic: str, settings: Mapping[str
         topic: one of its topics.
         settings: the group's settings by RocketMQ's names.
     """
-    is_ordered = group.endswith(ORDERED)
+    is_ordered = group.endswith(ORDERED_SUFFIX)
     command = f"mqadmin updateSubGroup -b {broker} -g {group} -r {MIN_RETRIES}{' -o true' if is_ordered else ''}"
     if (retries := int(settings["retryMaxTimes"])) < MIN_RETRIES:
         yield weak(

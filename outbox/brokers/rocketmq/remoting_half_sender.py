@@ -57,9 +57,8 @@ class RemotingHalfSender(HalfSender):
             looked_up = self._half_lookup.places.pop(half.half_id, None)
             place = looked_up or HalfPlace.read(half.place) or await self._half_lookup.place_of(half)
         except (ConnectionError, RemotingError) as error:
-            return SendResult(
-                SendStatus.UNAVAILABLE, reason=f"Not sent: the place of the half message cannot be looked up: {error}"
-            )
+            reason = f"The {resolution} was not sent, since the half message cannot be looked up: {error}"
+            return SendResult(SendStatus.UNAVAILABLE, reason=reason)
         if place is None:
             return NOT_FOUND
         try:
