@@ -1,8 +1,9 @@
 """
 The routes of topics: their queues, and the proxies that serve them. Routes are queried from the proxy in settings, and cached.
 
-A cached route stays in use while queries get no answer, since the proxies of that route may still work. It also stays in use for
-MISSING_SECONDS after a proxy first answers that there is no such topic, since this is also the answer while its brokers are down.
+A cached route stays in use while queries get no answer, since the proxies of that route may still work. It also stays in use if a
+proxy answers that there is no such topic, until the topic was last found MISSING_SECONDS ago: a proxy gives the same answer while
+the topic's brokers are down.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Settlement:
         self._topics = topics
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries. False: it has expired, or its request failed. Raises BrokerUnavailable if all requests fail."""
+        """Acknowledge deliveries. False: expired, or the request failed. Raises BrokerUnavailable if all requests fail."""
         return [answer is True for answer in self._client.run(_call_all(self.ack_one, deliveries))]
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
