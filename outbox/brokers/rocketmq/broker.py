@@ -81,7 +81,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     is_thread_safe: ClassVar[bool] = True  # all threads share one event loop with its connections
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is one day; its clock may differ from ours
+    max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is one day; its clock may differ from this one
 
     def __init__(
         self,

@@ -27,8 +27,8 @@ KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
 # Separates the message id from the random part of a half id.
 HALF_MARK = "."
 
-# What RocketMQ can carry as a property: names without capitals, since names with capitals are its own, and values without
-# control characters.
+# RocketMQ can carry a header as a property if the name has no capitals, which RocketMQ reserves for its own properties, and if
+# the value has no control characters.
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9._-]*")
 PLAIN_VALUE = re.compile(r"[^\x00-\x1f\x7f]+")
 PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # RocketMQ joins keys with spaces
