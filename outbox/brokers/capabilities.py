@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
     Backlog,
-    BrokerStatus,
     Delivery,
     EndSemantics,
     GroupPosition,
@@ -328,8 +327,13 @@ class StoredInDatabase(Lookups):
 
     @classmethod
     @abc.abstractmethod
-    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
-        """Return the state of the broker's tables for operators, over a connection to their database."""
+    def read_status(cls, database: str, connection: Connection) -> tuple[dict[str, int], list[str]]:
+        """
+        Return the state of the broker's tables for operators, over a connection to their database.
+
+        Returns:
+            Topic -> number of half messages about which the broker has stopped asking; the groups for which it keeps messages.
+        """
 
     @classmethod
     @abc.abstractmethod

@@ -199,31 +199,13 @@ class StoredCopy(msgspec.Struct, frozen=True):
     ended_at: datetime | None = None
 
 
-class StoredList(msgspec.Struct, frozen=True):
-    """
-    Messages that a consumer is still to get, in the order of a key.
+# Reads a page of messages, in the order of a key. Arguments: the key after which the page begins (None: from the beginning), the
+# maximum number of messages, and whether to return the newest messages instead, newest first. Returns each key with its message;
+# None instead of a message that is gone.
+ReadPage = Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
 
-    Args:
-        noun: the name of one of them, such as "waiting message".
-        read: returns keys with their messages, up to a limit, after a key or from the beginning (None); the newest ones of
-            them, the newest first, if the last argument is true. None instead of a message that is gone.
-    """
-
-    noun: str
-    read: Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
-
-
-class BrokerStatus(msgspec.Struct, frozen=True):
-    """
-    What a broker in a database reports to operators.
-
-    Args:
-        parked: topic -> half messages that the broker has stopped asking about.
-        groups: the consumer groups that it keeps messages for.
-    """
-
-    parked: dict[str, int] = msgspec.field(default_factory=dict)
-    groups: list[str] = msgspec.field(default_factory=list)
+# Messages that consumers have not received yet: what one of them is called, such as "waiting message", and how to read them.
+StoredList = tuple[str, ReadPage]
 
 
 class GroupPosition(msgspec.Struct, frozen=True):

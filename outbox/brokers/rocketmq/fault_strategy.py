@@ -39,7 +39,8 @@ class FaultStrategy:
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
-        return min(names, key=self._remaining_seconds)
+        now = self._clock()
+        return min(names, key=lambda name: max(self._avoided_until.get(name, 0.0) - now, self.backoff_seconds(name)))
 
     def backoff_seconds(self, name: str) -> float:
         """Return for how many more seconds nothing may be sent to a server, because it applied flow control; 0 if none."""
@@ -71,6 +72,3 @@ class FaultStrategy:
             self._avoided_until[name] = self._clock() + seconds
         else:
             self._avoided_until.pop(name, None)
-
-    def _remaining_seconds(self, name: str) -> float:
-        return max(self._avoided_until.get(name, 0.0) - self._clock(), self.backoff_seconds(name))
