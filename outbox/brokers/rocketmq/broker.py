@@ -275,7 +275,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._client.run(lookup.find(self._client, self.topics, message_id))
 
     def close(self) -> None:
-        """Hand back to the server the messages that were received and not yet returned by `receive`; close all connections."""
+        """Return messages to the server that `receive` has fetched but not returned yet, and close all connections."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -22,7 +22,7 @@ from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE
 from outbox.brokers.rocketmq.singleflight import SingleFlight
 
 MASTER = "0"
-A_BROKER = b'"brokerName"'  # part of the cluster's JSON if it has a broker; parsing would cost too much for each send
+A_BROKER = b'"brokerName"'  # the JSON of a cluster contains this if it has a broker; it is read too often to be parsed
 NUMBER_KEY = re.compile(rb"([{,])(\d+):")  # a key that is not quoted, so that the JSON is invalid
 
 REFUSE_SECONDS = 1.0  # for this time after a failed connection attempt, fail at once, since each attempt may take a full timeout
@@ -55,7 +55,7 @@ class RemotingClient:
 
     @property
     def is_configured(self) -> bool:
-        """Whether OPTIONS name brokers or name servers."""
+        """Whether OPTIONS has NAME_SERVERS or BROKER_ADDRESSES."""
         return bool(self._options.name_servers or self._options.broker_addresses)
 
     async def addresses(self, topic: str) -> dict[str, str]:
